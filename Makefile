@@ -1,0 +1,37 @@
+# `make demo` and `make test` set up all they need; see CONTRIBUTING.md.
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench format
+
+help: ## what there is to do
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml scripts/bootstrap
+	@scripts/bootstrap $(VENV)
+	@touch $@
+
+demo: $(READY) ## install what is missing, build the template, show the product at work
+	@$(BIN)/mcp-sandbox setup
+	@$(BIN)/mcp-sandbox demo
+
+test: $(READY) ## all tests, with real machines
+	@$(BIN)/mcp-sandbox setup
+	@$(BIN)/mcp-sandbox template build python-data-analysis
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## formatting, lint, types, and who may import whom
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/unit/test_import_arrows.py
+
+format: $(READY) ## put the code into shape
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(READY) ## the numbers we promise, measured here and now
+	@$(BIN)/mcp-sandbox setup
+	@$(BIN)/mcp-sandbox bench
