@@ -1,0 +1,83 @@
+"""Anonymous memory and disks: sparse, sealed, and the same content."""
+
+import mmap
+import os
+
+import pytest
+
+from vmm import memory
+
+MB = 1 << 20
+
+
+def allocated(file: int) -> int:
+    return os.fstat(file).st_blocks * 512
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    """A 16 MB file with 4 KB of data in the middle and 4 KB of zeros that are written out."""
+    file = tmp_path / "sparse"
+    with file.open("wb") as out:
+        out.truncate(16 * MB)
+        out.seek(8 * MB)
+        out.write(b"x" * 4096 + bytes(4096))
+    return file
+
+
+def test_loaded_memory_has_the_content_and_the_holes(sparse):
+    loaded = memory.load_sealed(sparse)
+    try:
+        assert os.pread(loaded, 16 * MB, 0) == sparse.read_bytes()
+        assert allocated(loaded) < MB
+    finally:
+        os.close(loaded)
+
+
+def test_sealed_memory_cannot_be_changed_but_mapped_privately(sparse):
+    loaded = memory.load_sealed(sparse)
+    try:
+        with pytest.raises(PermissionError):
+            os.pwrite(loaded, b"poison", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(loaded, 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(loaded, 4096, flags=mmap.MAP_SHARED, prot=mmap.PROT_WRITE | mmap.PROT_READ)
+        with mmap.mmap(loaded, 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_WRITE | mmap.PROT_READ) as private:
+            private[:6] = b"my own"
+        assert os.pread(loaded, 6, 0) == bytes(6)
+    finally:
+        os.close(loaded)
+
+
+def test_saving_leaves_out_pages_of_zeros(tmp_path):
+    source = memory.new_memory(4 * MB)
+    try:
+        os.pwrite(source, bytes(2 * MB), 0)
+        os.pwrite(source, b"data", 3 * MB)
+        saved = tmp_path / "saved"
+        memory.save_sparse(source, saved)
+        assert saved.read_bytes() == os.pread(source, 4 * MB, 0)
+        with saved.open("rb") as file:
+            assert allocated(file.fileno()) < 64 * 1024
+    finally:
+        os.close(source)
+
+
+def test_a_scratch_copy_has_no_name_and_the_same_content(sparse, tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    copy = memory.scratch_copy(sparse, directory)
+    try:
+        assert list(directory.iterdir()) == []
+        assert os.pread(copy, 16 * MB, 0) == sparse.read_bytes()
+        assert allocated(copy) < MB
+    finally:
+        os.close(copy)
+
+
+def test_a_missing_file_leaves_no_descriptor_behind(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        memory.load_sealed(tmp_path / "absent")
+    assert os.listdir("/proc/self/fd") == before

@@ -1,0 +1,158 @@
+"""The only spawner: what it starts ends with its block, with its owner, and before its limits it does nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from vmm.process import Confinement, ToolFailed, run_tool, spawn
+
+PLAIN = Confinement(offline=False)
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_leaving_the_block_kills_and_reaps_the_process():
+    with anyio.fail_after(10):
+        async with spawn(["sleep", "1000"], confinement=PLAIN) as process:
+            assert alive(process.pid)
+    assert not alive(process.pid)
+
+
+async def test_a_cancelled_block_leaves_no_process():
+    pid = 0
+    with anyio.move_on_after(10) as scope:
+        async with spawn(["sleep", "1000"], confinement=PLAIN) as process:
+            pid = process.pid
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert pid
+    assert not alive(pid)
+
+
+async def test_children_of_the_process_die_with_it():
+    with anyio.fail_after(10):
+        async with spawn(["sh", "-c", "sleep 1000 & echo $!; wait"], confinement=PLAIN) as process:
+            while not process.tail:
+                await anyio.sleep(0)
+            child = int(process.tail)
+            assert alive(child)
+    with anyio.fail_after(5):
+        while alive(child):  # the orphan is reaped by whoever takes orphans in
+            await anyio.sleep(0)
+
+
+async def test_a_failing_block_raises_its_own_error_not_a_group():
+    with pytest.raises(ValueError, match="mine"):
+        async with spawn(["sleep", "1000"], confinement=PLAIN):
+            raise ValueError("mine")
+
+
+async def test_nothing_runs_before_the_owner_has_put_it_under_limits(tmp_path):
+    started = tmp_path / "started"
+    seen: list[bool] = []
+    with anyio.fail_after(10):
+        async with spawn(
+            ["touch", str(started)], confinement=PLAIN, before_start=lambda pid: seen.append(started.exists())
+        ) as process:
+            assert (await process.wait()).code == 0
+    assert seen == [False]
+    assert started.exists()
+
+
+async def test_limits_that_cannot_be_set_leave_no_process():
+    pids: list[int] = []
+
+    def refuse(pid: int) -> None:
+        pids.append(pid)
+        raise PermissionError("no such limits")
+
+    with pytest.raises(PermissionError):
+        async with spawn(["sleep", "1000"], confinement=PLAIN, before_start=refuse):
+            pytest.fail("must not start")
+    assert not alive(pids[0])
+
+
+async def test_a_process_dies_when_its_owner_is_killed():
+    script = (
+        "import anyio, sys\n"
+        "from vmm.process import Confinement, spawn\n"
+        "async def main():\n"
+        "    async with spawn(['sleep', '1000'], confinement=Confinement(offline=False)) as process:\n"
+        "        print(process.pid, flush=True)\n"
+        "        await anyio.sleep_forever()\n"
+        "anyio.run(main)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        child = int(owner.stdout.readline())
+        assert alive(child)
+        owner.send_signal(signal.SIGKILL)
+    with anyio.fail_after(5):
+        while alive(child) and "sleep" in Path(f"/proc/{child}/cmdline").read_text():
+            await anyio.sleep(0)
+
+
+async def test_a_confined_process_sees_no_network_but_an_idle_loopback():
+    with anyio.fail_after(10):
+        async with spawn(["cat", "/proc/net/dev"], confinement=Confinement()) as process:
+            await process.wait()
+            interfaces = [line.split(":")[0].strip() for line in process.tail.splitlines() if ":" in line]
+    assert interfaces == ["lo"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+async def test_a_confined_process_is_a_user_without_any_rights():
+    with anyio.fail_after(10):
+        async with spawn(["cat", "/proc/self/status"], confinement=Confinement(uid=1_900_000_001)) as process:
+            await process.wait()
+            status = dict(line.split(":", 1) for line in process.tail.splitlines())
+    assert status["Uid"].split() == ["1900000001"] * 4
+    assert status["Groups"].split() == []
+    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert status["NoNewPrivs"].strip() == "1"
+
+
+async def test_the_end_of_a_process_tells_its_signal_and_last_words():
+    with anyio.fail_after(10):
+        async with spawn(["sh", "-c", "echo last words; kill -TERM $$"], confinement=PLAIN) as process:
+            end = await process.wait()
+    assert end.signal == signal.SIGTERM
+    assert str(end).startswith("signal 15")
+
+
+async def test_a_chatty_process_is_read_to_its_end_and_only_the_tail_is_kept():
+    with anyio.fail_after(20):
+        async with spawn(["sh", "-c", "yes chatter | head -c 3000000; echo; echo end"], confinement=PLAIN) as process:
+            assert (await process.wait()).code == 0
+    assert process.tail.endswith("\nend")
+    assert len(process.tail) <= 16 * 1024
+
+
+async def test_a_failed_tool_says_what_was_run_and_what_it_printed():
+    with pytest.raises(ToolFailed, match=r"sh -c 'echo went wrong >&2; exit 3'.*status 3: went wrong"):
+        await run_tool(["sh", "-c", "echo went wrong >&2; exit 3"])
+
+
+async def test_a_tool_hands_over_its_lines_whole_even_the_last_one():
+    lines: list[str] = []
+    await run_tool(["printf", "one\\ntwo\\r\\nthree"], on_line=lines.append)
+    assert lines == ["one", "two", "three"]
+
+
+async def test_a_cancelled_tool_is_gone():
+    lines: list[str] = []
+    with anyio.fail_after(10), anyio.CancelScope() as scope:
+
+        def cancel(line: str) -> None:
+            lines.append(line)
+            scope.cancel()
+
+        await run_tool(["sh", "-c", "echo $$; exec sleep 1000"], on_line=cancel)
+    assert not alive(int(lines[0]))

@@ -1,0 +1,1 @@
+"""How a machine runs: drivers behind one protocol."""

@@ -1,0 +1,94 @@
+"""The contract between machines and everyone who uses them.
+
+A driver is one module in `vmm.drivers`, imported when it is asked for by name. It exposes `create(config)`.
+"""
+
+import importlib
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from anyio.abc import ByteStream
+
+from vmm.errors import DriverUnavailable
+from vmm.types import Accel, Capabilities, Exit, GuestKernel, MachineSpec, Probe, Snapshot, Usage
+
+DRIVER_NAMES = ("qemu",)  # the ones people can choose, in the order `doctor` shows them
+
+
+@dataclass(frozen=True, slots=True)
+class DriverConfig:
+    """What a driver may know about the host it serves."""
+
+    run_dir: Path  # scratch of running machines; a driver removes what it puts there
+    cache_dir: Path  # verdicts worth keeping until the host reboots
+    kernel: GuestKernel | None = None  # lets a probe boot something real
+    accel: Accel | None = None  # None: the driver finds out
+
+
+class Machine(Protocol):
+    """One running machine. It ends with the context manager that gave it."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def connect(self) -> ByteStream:
+        """The agent channel. It can be taken once."""
+        ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def usage(self) -> Usage: ...
+
+    async def wait(self) -> Exit:
+        """Return when the machine has ended by itself or by force."""
+        ...
+
+
+class Driver(Protocol):
+    """A way to run machines."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def probe(self) -> Probe: ...
+
+    def launch(self, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...
+
+    async def aclose(self) -> None:
+        """Give back what the driver itself holds. Its machines must have ended."""
+        ...
+
+
+@runtime_checkable
+class SnapshotDriver(Driver, Protocol):
+    """A driver that can freeze a machine and start copies of it."""
+
+    async def fingerprint(self) -> str:
+        """What a snapshot depends on besides its machine: a snapshot taken under another one is stale."""
+        ...
+
+    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+        """Freeze `machine` into the empty directory `dst`. The machine is paused afterwards."""
+        ...
+
+    def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...
+
+
+def load_driver(name: str, config: DriverConfig) -> Driver:
+    """The driver called `name`, imported now."""
+    try:
+        module = importlib.import_module(f"vmm.drivers.{name.replace('-', '_')}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("vmm.drivers"):
+            raise
+        known = ", ".join(DRIVER_NAMES)
+        raise DriverUnavailable(f"there is no driver called {name!r}", fix=f"choose one of: {known}") from None
+    driver: Driver = module.create(config)
+    return driver

@@ -1,0 +1,1 @@
+"""One module a driver; `vmm.driver.load_driver` imports them by name."""

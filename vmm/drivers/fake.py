@@ -1,0 +1,113 @@
+"""Machines that are nothing but a socket pair, for tests of the logic around machines."""
+
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream, SocketStream
+
+from vmm.driver import DriverConfig, Machine
+from vmm.errors import MachineLost
+from vmm.types import Capabilities, Exit, Isolation, MachineSpec, Probe, Snapshot, Usage
+
+Guest = Callable[[ByteStream], Coroutine[Any, Any, None]]
+
+
+def create(_config: DriverConfig) -> "FakeDriver":
+    return FakeDriver()
+
+
+class FakeMachine:
+    """One end of a socket pair; whatever the test wants is at the other."""
+
+    def __init__(self, spec: MachineSpec, stream: SocketStream) -> None:
+        self.spec = spec
+        self.paused = False
+        self._stream: SocketStream | None = stream
+        self._ended = anyio.Event()
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    async def connect(self) -> ByteStream:
+        if self._stream is None:
+            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+        stream, self._stream = self._stream, None
+        return stream
+
+    async def pause(self) -> None:
+        self.paused = True
+
+    async def resume(self) -> None:
+        self.paused = False
+
+    async def usage(self) -> Usage:
+        return Usage(memory_bytes=0, private_bytes=0, cpu_s=0.0)
+
+    async def wait(self) -> Exit:
+        await self._ended.wait()
+        return Exit(code=0)
+
+    def end(self) -> None:
+        """Let the machine end by itself."""
+        self._ended.set()
+
+
+class FakeDriver:
+    """Counts what is started, so that a test can say what was left behind."""
+
+    name = "fake"
+    capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=True)
+
+    def __init__(self, guest: Guest | None = None) -> None:
+        self._guest = guest
+        self.running: list[FakeMachine] = []
+        self.launched = 0
+        self.restored = 0
+
+    async def probe(self) -> Probe:
+        return Probe(usable=True, reason="it only pretends", version="fake")
+
+    async def fingerprint(self) -> str:
+        return "fake"
+
+    @asynccontextmanager
+    async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        self.launched += 1
+        async with self._machine(spec) as machine:
+            yield machine
+
+    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+        (dst / "state").write_text(machine.id)
+        return Snapshot(driver=self.name, path=dst)
+
+    @asynccontextmanager
+    async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:  # noqa: ARG002
+        self.restored += 1
+        async with self._machine(spec) as machine:
+            yield machine
+
+    async def aclose(self) -> None:
+        assert not self.running, "machines are still running"
+
+    @asynccontextmanager
+    async def _machine(self, spec: MachineSpec) -> AsyncIterator[FakeMachine]:
+        ours, theirs = socket.socketpair()
+        stream, other = await SocketStream.from_socket(ours), await SocketStream.from_socket(theirs)
+        machine = FakeMachine(spec, stream)
+        self.running.append(machine)
+        try:
+            async with anyio.create_task_group() as tasks:
+                if self._guest is not None:
+                    tasks.start_soon(self._guest, other)
+                yield machine
+                tasks.cancel_scope.cancel()
+        finally:
+            self.running.remove(machine)
+            machine.end()
+            await stream.aclose()
+            await other.aclose()

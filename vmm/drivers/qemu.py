@@ -1,0 +1,276 @@
+"""QEMU microVMs: a kernel of their own behind KVM, or behind emulation where the host has no KVM."""
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from anyio.abc import ByteStream, SocketStream
+from qemu.qmp import QMPClient, QMPError
+
+from vmm import limits, memory, probe, tsc
+from vmm.driver import DriverConfig, Machine
+from vmm.drivers import qemu_command as command
+from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
+from vmm.process import REAP_S, Confinement, RunningProcess, run_tool, spawn
+from vmm.types import Accel, Capabilities, Exit, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
+
+MIB = 1024 * 1024
+MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
+SAVE_S = 60.0  # device state is 60 KB; the memory is not part of it
+UIDS = range(1_900_000_000, 1_999_999_999)  # belong to nobody: above all that distributions and systemd hand out
+MEMORY, STATE, DISK = "memory", "state", "disk"  # the files of a snapshot
+# No journal: the disk of a machine that crashed is thrown away. Nothing is discarded or zeroed: it is all holes.
+MAKE_FILE_SYSTEM = (
+    *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
+    *("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"),
+)
+# Memory that QEMU shares with us is left out of the device state: it is saved and mapped as a file instead.
+IGNORE_SHARED: dict[str, object] = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
+
+
+def create(config: DriverConfig) -> "QemuDriver":
+    return QemuDriver(config)
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """The anonymous files behind a machine."""
+
+    memory: int
+    disk: int
+    shared: bool  # what the guest writes reaches `memory`, so it can be saved from there
+
+
+class QemuMachine:
+    """A running QEMU process."""
+
+    def __init__(
+        self,
+        spec: MachineSpec,
+        process: RunningProcess,
+        monitor: QMPClient,
+        agent: socket.socket,
+        backing: Backing,
+    ) -> None:
+        self.spec = spec
+        self.backing = backing
+        self._process = process
+        self._monitor = monitor
+        self._agent: socket.socket | None = agent
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def connect(self) -> ByteStream:
+        if self._agent is None:
+            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+        agent, self._agent = self._agent, None
+        return await SocketStream.from_socket(agent)
+
+    async def pause(self) -> None:
+        await self.execute("stop")
+
+    async def resume(self) -> None:
+        await self.execute("cont")
+
+    async def usage(self) -> Usage:
+        return probe.usage(self.pid)
+
+    async def wait(self) -> Exit:
+        return await self._process.wait()
+
+    async def execute(self, name: str, arguments: dict[str, object] | None = None) -> Any:  # noqa: ANN401 - its answers are JSON
+        """Ask QEMU's monitor."""
+        try:
+            with anyio.fail_after(MONITOR_S):
+                return await self._monitor.execute(name, arguments)
+        except (QMPError, TimeoutError, OSError) as error:
+            raise MachineLost(f"QEMU did not do {name!r} for machine {self.id}: {error}") from error
+
+    async def send_file(self, name: str, file: int) -> None:
+        """Hand QEMU an open file under a name that monitor commands can use."""
+        self._monitor.send_fd_scm(file)
+        await self.execute("getfd", {"fdname": name})
+
+    def close(self) -> None:
+        """Close the agent channel if nobody took it."""
+        if self._agent is not None:
+            self._agent.close()
+
+
+class QemuDriver:
+    """Starts, freezes and restores QEMU microVMs."""
+
+    name = "qemu"
+    capabilities = Capabilities(isolation=Isolation.VM, snapshot=True)
+
+    def __init__(self, config: DriverConfig) -> None:
+        self._config = config
+        self._hierarchy = limits.detect()
+        self._verdict: Probe | None = None
+        self._probing = anyio.Lock()
+        self._loading = anyio.Lock()
+        self._sealed: dict[Path, int] = {}  # snapshot memory: one copy for all machines
+
+    async def probe(self) -> Probe:
+        async with self._probing:
+            if self._verdict is None:
+                self._verdict = await probe.qemu(self._config, self._hierarchy)
+            return self._verdict
+
+    async def fingerprint(self) -> str:
+        accel, version = await self._engine()
+        if accel is Accel.KVM:
+            return f"{version} {accel} {probe.cpu_model()}"
+        rate_mhz = (tsc.tsc_khz() or 0) // 1000  # the guest's clock runs at the rate it was booted with
+        return f"{version} {accel} {command.TCG_CPU} {rate_mhz}"
+
+    @asynccontextmanager
+    async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        async with AsyncExitStack() as stack:
+            ram = _owned(stack, memory.new_memory(spec.memory_mb * MIB))
+            disk = _owned(stack, memory.scratch_file(self._run_dir(), spec.disk_mb * MIB))
+            await run_tool([*MAKE_FILE_SYSTEM, f"/proc/self/fd/{disk}"], pass_fds=[disk])
+            yield await self._start(stack, spec, Backing(ram, disk, shared=True))
+
+    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+        if not isinstance(machine, QemuMachine) or not machine.backing.shared:
+            raise SnapshotFailed(f"machine {machine.id} was not booted by this driver: its memory is private")
+        # A machine that is running when its state is taken continues by itself when it is restored.
+        with (dst / STATE).open("xb") as state:
+            await machine.execute("migrate-set-capabilities", IGNORE_SHARED)
+            await machine.send_file("state", state.fileno())
+            await machine.execute("migrate", {"uri": "fd:state"})
+            await _migrated(machine)
+            os.fsync(state.fileno())
+        await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
+        await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK)
+        return Snapshot(driver=self.name, path=dst)
+
+    @asynccontextmanager
+    async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
+        ram = await self._sealed_memory(snapshot.path / MEMORY)
+        async with AsyncExitStack() as stack:
+            disk = _owned(stack, memory.scratch_copy(snapshot.path / DISK, self._run_dir()))
+            machine = await self._start(stack, spec, Backing(ram, disk, shared=False))
+            with (snapshot.path / STATE).open("rb") as state:
+                await machine.execute("migrate-set-capabilities", IGNORE_SHARED)
+                await machine.send_file("state", state.fileno())
+                await machine.execute("migrate-incoming", {"uri": "fd:state"})
+            yield machine
+
+    async def aclose(self) -> None:
+        while self._sealed:
+            os.close(self._sealed.popitem()[1])
+
+    async def _start(self, stack: AsyncExitStack, spec: MachineSpec, backing: Backing) -> QemuMachine:
+        """Start QEMU on the given files and greet its monitor."""
+        accel, _ = await self._engine()
+        ours, agent = _socket_pair(stack)
+        control, monitor = _socket_pair(stack)
+        boots = [spec.kernel.vmlinuz, spec.kernel.initramfs] if backing.shared else []
+        image, *kernel = (_owned(stack, os.open(file, os.O_RDONLY)) for file in (spec.image, *boots))
+        files = command.Descriptors(backing.memory, image, backing.disk, agent.fileno(), monitor.fileno(), *kernel)
+        binary = command.find_binary()
+        assert binary is not None  # `_engine` found one
+        argv = command.machine_argv(binary, spec, accel, files, tsc_khz=tsc.tsc_khz())
+        group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
+        process = await stack.enter_async_context(
+            spawn(
+                argv,
+                confinement=Confinement(uid=_unused_uid()),
+                before_start=group.add if group else lambda pid: None,
+                pass_fds=files.all(),
+            )
+        )
+        agent.close()
+        monitor.close()
+        client = await _greet(stack, spec, process, control)
+        machine = QemuMachine(spec, process, client, ours, backing)
+        stack.callback(machine.close)
+        return machine
+
+    async def _engine(self) -> tuple[Accel, str]:
+        verdict = await self.probe()
+        if not verdict.usable or verdict.accel is None:
+            raise DriverUnavailable(verdict.reason, fix=verdict.fix)
+        return verdict.accel, verdict.version or ""
+
+    async def _sealed_memory(self, file: Path) -> int:
+        async with self._loading:
+            if file not in self._sealed:
+                try:
+                    self._sealed[file] = await anyio.to_thread.run_sync(memory.load_sealed, file)
+                except OSError as error:
+                    raise SnapshotFailed(f"cannot load the snapshot's memory: {error}") from error
+            return self._sealed[file]
+
+    def _run_dir(self) -> Path:
+        self._config.run_dir.mkdir(parents=True, exist_ok=True)
+        return self._config.run_dir
+
+
+def _owned(stack: AsyncExitStack, file: int) -> int:
+    stack.callback(os.close, file)
+    return file
+
+
+def _socket_pair(stack: AsyncExitStack) -> tuple[socket.socket, socket.socket]:
+    """Our end and QEMU's, both closed at the end at the latest."""
+    ours, theirs = socket.socketpair()
+    stack.callback(ours.close)
+    stack.callback(theirs.close)
+    return ours, theirs
+
+
+def _unused_uid() -> int | None:
+    """A user that owns nothing on this host, another one for each machine. Only root can become one."""
+    return secrets.choice(UIDS) if os.geteuid() == 0 else None
+
+
+def _ceilings(spec: MachineSpec) -> Limits:
+    megabytes = spec.memory_mb + command.TCG_CACHE_MB + command.OVERHEAD_MB
+    return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus, pids=command.THREADS)
+
+
+async def _greet(
+    stack: AsyncExitStack, spec: MachineSpec, process: RunningProcess, control: socket.socket
+) -> QMPClient:
+    client = QMPClient(spec.id)
+    control.setblocking(False)
+    try:
+        with anyio.fail_after(MONITOR_S):
+            await client.connect(control)
+    except (QMPError, OSError, TimeoutError, EOFError) as error:
+        raise LaunchFailed(f"QEMU did not start for machine {spec.id}: {process.tail or error}") from error
+    stack.push_async_callback(_leave, client)
+    return client
+
+
+async def _leave(client: QMPClient) -> None:
+    with anyio.move_on_after(REAP_S, shield=True), suppress(QMPError, OSError, EOFError):
+        await client.disconnect()
+
+
+async def _migrated(machine: QemuMachine) -> None:
+    """Wait until the state has been written."""
+    with anyio.fail_after(SAVE_S):
+        while True:
+            status = (await machine.execute("query-migrate")).get("status")
+            if status == "completed":
+                return
+            if status in ("failed", "cancelled"):
+                raise SnapshotFailed(f"QEMU could not save machine {machine.id}")
+            await anyio.sleep(0.005)  # QEMU has an event for this too, but the state takes 20 ms to write

@@ -1,0 +1,108 @@
+"""The QEMU command line of a machine, as a function of what the machine is."""
+
+import shutil
+from dataclasses import astuple, dataclass
+
+from vmm.types import Accel, MachineSpec
+
+# Debian also has a small build for KVM only. It starts faster, but it was built without the seccomp sandbox.
+SYSTEM = "qemu-system-x86_64"
+
+# Translated code an emulated machine keeps. Less saves memory for each machine, but hot loops over much code
+# are translated again and again.
+TCG_CACHE_MB = 64
+# What QEMU itself may take beside the guest's memory: heap, stacks, page tables, device buffers.
+OVERHEAD_MB = 96
+# Threads of QEMU: one per CPU, main, RCU, and a pool for disk requests.
+THREADS = 96
+
+# x86-64-v2, the least that today's numpy wheels ask for. Emulating wider vectors gains nothing.
+CONSOLE_ARGS = "console=ttyS0 quiet reboot=t panic=-1"  # a reboot ends the machine, see -no-reboot
+# One tenant, thrown away after use: no security modules, no accounting, no zeroing of what is overwritten anyway,
+# no huge pages that a small write would copy whole. Less code to translate, and more memory shared by clones.
+LEAN_ARGS = "lsm=capability audit=0 psi=0 nowatchdog init_on_alloc=0 transparent_hugepage=never"
+EMULATED_ARGS = "mitigations=off tsc=reliable"  # an emulated CPU speculates nothing
+
+TCG_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """The open files a machine is made of: it needs no path on the host."""
+
+    memory: int
+    image: int
+    disk: int
+    agent: int
+    monitor: int
+    vmlinuz: int | None = None  # None: the machine continues from a state and boots nothing
+    initramfs: int | None = None
+
+    def all(self) -> tuple[int, ...]:
+        return tuple(file for file in astuple(self) if file is not None)
+
+
+def find_binary() -> str | None:
+    """QEMU on this host."""
+    return shutil.which(SYSTEM)
+
+
+def machine_argv(binary: str, spec: MachineSpec, accel: Accel, files: Descriptors, *, tsc_khz: int | None) -> list[str]:
+    """A machine that boots its kernel, or one that waits to be told which state to continue from."""
+    restore = files.vmlinuz is None
+    share = "off" if restore else "on"
+    return [
+        *base_argv(binary, accel),
+        *("-smp", str(spec.vcpus), "-m", f"{spec.memory_mb}M", "-M", "memory-backend=ram"),
+        "-object",
+        f"memory-backend-file,id=ram,size={spec.memory_mb}M,mem-path=/proc/self/fd/{files.memory},share={share}",
+        *("-add-fd", f"fd={files.image},set=1", "-add-fd", f"fd={files.disk},set=2"),
+        "-blockdev",
+        "driver=file,node-name=image,filename=/dev/fdset/1,read-only=on,locking=off",
+        "-blockdev",
+        "driver=file,node-name=disk,filename=/dev/fdset/2,locking=off,discard=unmap",
+        *("-device", "virtio-blk-device,drive=image"),
+        *("-device", "virtio-blk-device,drive=disk,werror=report,rerror=report"),
+        *("-chardev", f"socket,id=agent,fd={files.agent}"),
+        *("-device", "virtio-serial-device,max_ports=2"),
+        *("-device", "virtserialport,chardev=agent,name=agent"),
+        *("-chardev", f"socket,id=monitor,fd={files.monitor}", "-mon", "chardev=monitor,mode=control"),
+        *(_restore_argv() if restore else _boot_argv(files, accel, tsc_khz)),
+    ]
+
+
+def probe_argv(binary: str, accel: Accel, vmlinuz: str, initramfs: str) -> list[str]:
+    """The smallest machine there is: it boots, prints a word and ends."""
+    return [
+        *base_argv(binary, accel),
+        *("-m", "128M", "-kernel", vmlinuz, "-initrd", initramfs),
+        *("-append", f"{CONSOLE_ARGS} mcp_sandbox.probe"),
+        *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
+    ]
+
+
+def base_argv(binary: str, accel: Accel) -> list[str]:
+    """What all our machines have in common."""
+    engine = f"tcg,tb-size={TCG_CACHE_MB}" if accel is Accel.TCG else "kvm"
+    return [
+        *(binary, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
+        *("-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on"),
+        *("-accel", engine, "-cpu", TCG_CPU if accel is Accel.TCG else "host"),
+    ]
+
+
+def _boot_argv(files: Descriptors, accel: Accel, tsc_khz: int | None) -> list[str]:
+    kernel_args = f"{CONSOLE_ARGS} {LEAN_ARGS}"
+    if accel is Accel.TCG:
+        kernel_args += f" {EMULATED_ARGS}" + (f" tsc_early_khz={tsc_khz}" if tsc_khz else "")
+    return [
+        *("-kernel", f"/proc/self/fd/{files.vmlinuz}", "-initrd", f"/proc/self/fd/{files.initramfs}"),
+        *("-append", kernel_args),
+        *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
+    ]
+
+
+def _restore_argv() -> list[str]:
+    # The kernel is in the restored memory already. A clone's console goes nowhere: its guest is not trusted.
+    return ["-chardev", "null,id=console", "-serial", "chardev:console", "-incoming", "defer"]

@@ -1,0 +1,121 @@
+"""Facts about this host, each from something that really ran."""
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from vmm.driver import DriverConfig
+from vmm.drivers import qemu_command as command
+from vmm.errors import MachineLost
+from vmm.limits import Hierarchy
+from vmm.process import Confinement, ToolFailed, run_tool, spawn
+from vmm.types import Accel, GuestKernel, Probe, Usage
+
+KVM_DEADLINE_S = 15.0  # a guest that boots at all under KVM prints its word within one second
+PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # what the initramfs prints when it is asked to
+KVM_DEVICE = Path("/dev/kvm")
+INSTALL = "apt-get install qemu-system-x86"
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+async def qemu(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
+    """Can QEMU run machines here, and with which accelerator?"""
+    binary = command.find_binary()
+    if binary is None:
+        return Probe(usable=False, reason=f"{command.SYSTEM} is not installed", fix=INSTALL)
+    version = await _version(binary)
+    missing = _not_in_force(hierarchy)
+    if config.accel is Accel.TCG:
+        return Probe(True, "emulation (TCG), as asked for", None, Accel.TCG, version, missing)
+    works, reason, fix = await kvm_boots(config, binary, version)
+    if works:
+        return Probe(True, reason, None, Accel.KVM, version, missing)
+    if config.accel is Accel.KVM:
+        return Probe(False, reason, fix, None, version, missing)
+    return Probe(True, f"emulation (TCG): {reason}", fix, Accel.TCG, version, missing)
+
+
+async def kvm_boots(config: DriverConfig, binary: str, version: str) -> tuple[bool, str, str | None]:
+    """Whether a guest really boots under KVM: (verdict, reason, what would help). Kept until the host reboots."""
+    if not KVM_DEVICE.exists():
+        return False, "this host has no /dev/kvm", "use a host with hardware virtualization"
+    if not os.access(KVM_DEVICE, os.R_OK | os.W_OK):
+        return False, "/dev/kvm may not be opened by this user", "usermod -aG kvm $USER, then log in again"
+    if config.kernel is None:
+        return False, "no guest kernel yet to try KVM with", "mcp-sandbox setup"
+    cache = config.cache_dir / "kvm.json"
+    question = {
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "qemu": version,
+        "kernel": str(config.kernel.vmlinuz),
+    }
+    with suppress(OSError, ValueError):
+        known = json.loads(cache.read_text())
+        if known["question"] == question:
+            return known["works"], known["reason"], known["fix"]
+    trouble = await _boot(binary, config.kernel)
+    works = trouble is None
+    reason = f"/dev/kvm opens, but {trouble}" if trouble else "a guest booted under KVM"
+    fix = None if works else "use a host with hardware virtualization, or name a kernel made for this one's KVM"
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    scratch = cache.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps({"question": question, "works": works, "reason": reason, "fix": fix}))
+    scratch.replace(cache)
+    return works, reason, fix
+
+
+async def _boot(binary: str, kernel: GuestKernel) -> str | None:
+    """Boot a guest that prints a word and ends; None, or what went wrong."""
+    argv = command.probe_argv(binary, Accel.KVM, str(kernel.vmlinuz), str(kernel.initramfs))
+    with anyio.move_on_after(KVM_DEADLINE_S):
+        async with spawn(argv, confinement=Confinement()) as process:
+            end = await process.wait()
+            return None if PROBE_WORD in end.detail else f"the guest ended with {end}"
+    return f"no guest booted in {KVM_DEADLINE_S:.0f} s"
+
+
+async def _version(binary: str) -> str:
+    lines: list[str] = []
+    with suppress(ToolFailed):
+        await run_tool([binary, "--version"], on_line=lines.append)
+    found = re.search(r"version (\S+)(?: \(([^)]*)\))?", lines[0] if lines else "")
+    return f"QEMU {found[2] or found[1]}" if found else "QEMU of unknown version"
+
+
+def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
+    """Protections this host or this user does not give us."""
+    missing = []
+    if not hierarchy.usable:
+        missing.append(f"no host-side limits on memory, CPU and processes: {hierarchy.reason}")
+    if os.geteuid() != 0:
+        missing.append("all machines run as this user: only root can give each one a user of its own")
+    return tuple(missing)
+
+
+def cpu_model() -> str:
+    """The host CPU's name: snapshots taken under KVM only continue on the same kind."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown"
+
+
+def usage(pid: int) -> Usage:
+    """What a process takes from the host."""
+    try:
+        rollup = _kilobytes(Path(f"/proc/{pid}/smaps_rollup").read_text())
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise MachineLost("the machine's process has ended") from None
+    user, system = int(fields[11]), int(fields[12])
+    return Usage(
+        memory_bytes=rollup["Pss"] * 1024,
+        private_bytes=(rollup["Private_Dirty"] + rollup["Private_Clean"]) * 1024,
+        cpu_s=(user + system) / CLOCK_TICKS_PER_S,
+    )
+
+
+def _kilobytes(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}

@@ -1,0 +1,198 @@
+"""The only place that starts processes.
+
+A process started here belongs to its `async with`: it leads a group of its own, the kernel kills it when this
+process dies, and leaving the block kills the group and reaps it, however the block is left.
+"""
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+
+from vmm.errors import VmmError
+from vmm.types import Exit
+
+REAP_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
+TOOL_GRACE_S = 3.0  # mmdebstrap and apt remove their scratch directories when asked to end
+LAST_WORDS_S = 0.5  # what an ended process had printed is in the pipe already
+TAIL_BYTES = 16 * 1024  # the last words of a process, kept for error messages
+
+# The child waits for one line before it becomes the program. Until then its owner can put it under limits; and
+# since the death signal is armed before the wait, an owner that dies in between leaves nothing behind.
+GATE = 'read -r _ && exec "$@"'
+
+
+class ToolFailed(VmmError):
+    """A command that was run to its end reported failure."""
+
+    def __init__(self, argv: Sequence[str], exit_: Exit) -> None:
+        super().__init__(f"`{shlex.join(argv)}` ended with {exit_}")
+        self.exit = exit_
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What is taken away from a process before it becomes the program."""
+
+    uid: int | None = None  # become this user, who owns nothing; None: stay who we are
+    offline: bool = True  # a network namespace with nothing in it
+
+    def wrap(self, argv: Sequence[str]) -> list[str]:
+        """`argv` behind the tools that take the privileges away."""
+        privileges = ["setpriv", "--pdeathsig=KILL", "--no-new-privs"]
+        if self.uid is not None:
+            privileges += [
+                f"--reuid={self.uid}",
+                f"--regid={self.uid}",
+                "--clear-groups",
+                "--bounding-set=-all",
+            ]
+        namespaces = ["unshare", "--net", "--ipc"] if self.offline else []
+        if self.offline and os.geteuid() != 0:
+            namespaces += ["--user", "--map-current-user"]
+        return [*namespaces, *privileges, "sh", "-c", GATE, "sh", *argv]
+
+
+class RunningProcess:
+    """A started process, and its last words."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._tail = bytearray()
+        self._reaped = False
+        self._drained = anyio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def tail(self) -> str:
+        """The end of what the process printed."""
+        return self._tail.decode("utf-8", "replace").strip()
+
+    async def wait(self) -> Exit:
+        """Wait for the end and say how it came."""
+        code = await self._process.wait()
+        with anyio.move_on_after(LAST_WORDS_S):  # a child of its may hold the pipe open for longer
+            await self._drained.wait()
+        if code < 0:
+            return Exit(signal=-code, detail=self.tail)
+        return Exit(code=code, detail=self.tail)
+
+    async def open_gate(self) -> None:
+        """Let the process become the program."""
+        assert self._process.stdin is not None
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # it ended: `wait` tells why
+            await self._process.stdin.send(b"\n")
+
+    async def drain(self) -> None:
+        """Keep the end of what the process prints, so that it never blocks on us."""
+        assert self._process.stdout is not None
+        async for chunk in self._process.stdout:
+            self._tail += chunk
+            del self._tail[:-TAIL_BYTES]
+        self._drained.set()
+
+    async def kill(self) -> None:
+        """End the whole group, and reap the process."""
+        if self._reaped:  # the number may belong to somebody else by now
+            return
+        with anyio.move_on_after(REAP_S, shield=True):
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self._process.wait()
+            self._reaped = True
+            await self._process.aclose()
+
+
+@asynccontextmanager
+async def spawn(
+    argv: Sequence[str],
+    *,
+    confinement: Confinement,
+    before_start: Callable[[int], None] = lambda pid: None,
+    pass_fds: Sequence[int] = (),
+) -> AsyncIterator[RunningProcess]:
+    """Start `argv` confined, for as long as the block lasts. `before_start(pid)` runs before the program does."""
+    process = await anyio.open_process(
+        confinement.wrap(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=pass_fds,
+    )
+    running = RunningProcess(process)
+    draining = asyncio.create_task(running.drain())  # not a task group: that would wrap the caller's errors
+    try:
+        before_start(process.pid)
+        await running.open_gate()
+        yield running
+    finally:
+        await running.kill()
+        draining.cancel()
+
+
+async def run_tool(
+    argv: Sequence[str],
+    *,
+    on_line: Callable[[str], None] = lambda line: None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+) -> None:
+    """Run a command to its end, handing over what it prints line by line. Raises ToolFailed."""
+    process = await anyio.open_process(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=None if env is None else {**os.environ, **env},
+        cwd=cwd,
+        pass_fds=pass_fds,
+    )
+    try:
+        tail = await _read_lines(process, on_line)
+        code = await process.wait()
+    finally:
+        await _stop_tool(process)
+    if code != 0:
+        raise ToolFailed(argv, Exit(signal=-code, detail=tail) if code < 0 else Exit(code=code, detail=tail))
+
+
+async def _read_lines(process: Process, on_line: Callable[[str], None]) -> str:
+    assert process.stdout is not None
+    tail, line = bytearray(), bytearray()
+    async for chunk in process.stdout:
+        tail = (tail + chunk)[-TAIL_BYTES:]
+        *complete, rest = (line + chunk).split(b"\n")
+        for text in complete:
+            on_line(text.decode("utf-8", "replace").rstrip("\r"))
+        line = bytearray(rest[-TAIL_BYTES:])
+    if line:
+        on_line(line.decode("utf-8", "replace"))
+    return tail.decode("utf-8", "replace").strip()
+
+
+async def _stop_tool(process: Process) -> None:
+    """End a tool that is still running, and reap it either way."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with anyio.move_on_after(TOOL_GRACE_S, shield=True):
+            await process.wait()
+    with anyio.move_on_after(REAP_S, shield=True):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        await process.aclose()

@@ -1,0 +1,101 @@
+"""The nouns of this room: what a machine is made from, and what is known about it."""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+
+class Isolation(StrEnum):
+    """What stands between the code and the host, strongest first."""
+
+    VM = "vm"  # a kernel of its own behind a virtual machine monitor
+    KERNEL = "kernel"  # an application kernel between the code and the host's kernel
+    NAMESPACE = "namespace"  # the host's kernel, seen through namespaces
+
+
+class Accel(StrEnum):
+    """How a virtual machine's CPU is run."""
+
+    KVM = "kvm"
+    TCG = "tcg"  # emulation: works everywhere, 16 to 27 times slower
+
+
+@dataclass(frozen=True, slots=True)
+class GuestKernel:
+    """A Linux kernel and the first files it sees."""
+
+    vmlinuz: Path
+    initramfs: Path
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """All that a driver needs to start one machine."""
+
+    id: str
+    image: Path  # read-only root file system, shared by all machines of a template
+    kernel: GuestKernel
+    memory_mb: int
+    vcpus: int
+    disk_mb: int  # room for what the machine writes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A machine frozen on disk: any number of machines can be restored from it, all at once."""
+
+    driver: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a driver can do, read before work starts."""
+
+    isolation: Isolation
+    snapshot: bool
+    network: frozenset[str] = field(default_factory=lambda: frozenset({"none"}))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A driver's verdict on this host, from something that really ran."""
+
+    usable: bool
+    reason: str
+    fix: str | None = None  # the command or step that would improve the verdict
+    accel: Accel | None = None
+    version: str | None = None
+    limits: tuple[str, ...] = ()  # protections that are not in force here, in words for people
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a machine takes from the host."""
+
+    memory_bytes: int  # proportional set size: shared pages are divided by their users
+    private_bytes: int
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a machine's process ended."""
+
+    code: int | None = None
+    signal: int | None = None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        how = f"signal {self.signal}" if self.signal else f"status {self.code}"
+        return f"{how}: {self.detail}" if self.detail else how
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Ceilings the host puts on a whole machine, whatever runs inside."""
+
+    memory_bytes: int | None = None
+    cpus: float = math.inf
+    pids: int | None = None
