@@ -1,0 +1,1 @@
+"""What runs inside a machine, and the wire to it."""

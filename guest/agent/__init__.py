@@ -1,0 +1,1 @@
+"""What runs in a machine beside the code: does what the host asks. `python -m guest.agent [--stdio]`."""

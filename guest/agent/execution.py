@@ -1,0 +1,120 @@
+"""One run as the agent sees it: its limits, its output so far, how it ended."""
+
+# pathlib costs imports and instructions that an emulated CPU feels
+# ruff: noqa: PTH103
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from guest.agent.output import Capture
+from guest.agent.user import OUTPUTS, User
+from guest.protocol import MAX_BODY
+
+MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for
+MAX_GRACE_S = 60.0
+MAX_FILES = 64  # named by one display
+
+Send = Callable[[dict[str, Any], bytes], None]
+
+
+class Execution:
+    """Collects what one run gives and sends it to whoever asked for the run."""
+
+    def __init__(self, header: dict[str, Any], number: int, user: User, send: Send) -> None:
+        self.request = header["id"]
+        self.number = number
+        self.grace_s = min(float(header["grace_s"]), MAX_GRACE_S)
+        self.max_display_bytes = int(header["max_display_bytes"])
+        self.stopped = False
+        self._send = send
+        self._user = user
+        self._display_left = self.max_display_bytes
+        self._dropped = 0
+        self._head = min(int(header["head_bytes"]), MAX_HEAD)
+        self._tail = min(int(header["tail_bytes"]), MAX_BODY)
+        self._captures: dict[str, Capture] = {}  # made when there is something to capture
+        self._began = time.monotonic()
+
+    def _capture(self, stream: str) -> Capture:
+        def send(data: bytes, gap: int) -> None:
+            header: dict[str, Any] = {"event": "output", "stream": stream}
+            if gap:
+                header["gap"] = gap
+            self._send(header, data)
+
+        def open_spill() -> tuple[int, str]:
+            path = f"{OUTPUTS}/run-{self.number}-{stream}.txt"
+            with self._user.acting():
+                os.makedirs(OUTPUTS, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                return os.open(path, flags, 0o644), path
+
+        return Capture(self._head, self._tail, send, open_spill)
+
+    def feed(self, stream: str, data: bytes) -> None:
+        """Output of the code."""
+        capture = self._captures.get(stream)
+        if capture is None:
+            capture = self._captures[stream] = self._capture(stream)
+        capture.feed(data)
+
+    def display(self, header: dict[str, Any], body: bytes) -> None:
+        """A value the code shows."""
+        files = header.get("files")
+        names = [str(name) for name in files[:MAX_FILES]] if isinstance(files, list) else []
+        if header.get("dropped") is True or len(body) > self._display_left:
+            self._dropped += 1
+            body = b"{}"
+        if body != b"{}" or names:
+            self._display_left -= len(body)
+            self._send({"event": "display", "files": names}, body)
+
+    def ended(self, header: dict[str, Any]) -> dict[str, Any]:
+        """What the kernel says of the cell's end."""
+        status = header.get("status")
+        if status == "error":
+            error = {"name": str(header.get("name"))[:200], "message": str(header.get("message"))[:4000]}
+            return {"status": "interrupted" if self.stopped else "error", "state": "kept", "error": error}
+        if status == "exited":
+            code = header.get("exit_code")
+            return {"status": "exited", "state": "kept", "exit_code": code if type(code) is int else 1}
+        return {"status": "ok", "state": "kept", "exit_code": 0}
+
+    def died(self, status: int) -> dict[str, Any]:
+        """The end of the kernel's process, as `waitpid` tells it."""
+        if not os.WIFSIGNALED(status):
+            return {"status": "exited", "state": "lost", "exit_code": os.waitstatus_to_exitcode(status)}
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"SIG{number}"
+        return {"status": "killed", "state": "lost", "signal": name}
+
+    def finish(self, result: dict[str, Any], trace: bytes, changed: list[tuple[str, int]]) -> None:
+        """Send what is left and the result. The last thing a run does."""
+        duration = time.monotonic() - self._began
+        for capture in self._captures.values():
+            capture.finish()
+        out, err = self._captures.get("stdout"), self._captures.get("stderr")
+        spills = [capture.spilled if capture else None for capture in (out, err)]
+        for path, size in changed:
+            if path not in spills:
+                self._send({"event": "artifact", "path": path, "size": size}, b"")
+        answer: dict[str, Any] = {
+            "ok": True,
+            **result,
+            "duration_s": duration,
+            "output": {
+                "stdout_bytes": out.total if out else 0,
+                "stderr_bytes": err.total if err else 0,
+                "stdout_spill": spills[0],
+                "stderr_spill": spills[1],
+                "spill_complete": all(capture.complete for capture in self._captures.values()),
+                "displays_dropped": self._dropped,
+            },
+        }
+        self._send(answer, trace[:MAX_BODY])

@@ -1,0 +1,205 @@
+"""The agent's file requests: regular files only, in pieces, with the sandbox user's rights."""
+
+# pathlib costs imports and instructions that an emulated CPU feels
+# ruff: noqa: PTH103, PTH104, PTH106, PTH108, PTH116, PTH118, PTH120, PTH208
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from guest.agent.user import WORKSPACE, User
+from guest.errors import RequestRefused
+from guest.protocol import MAX_BODY, encode_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_UPLOADS = 16  # half-sent files at once
+MAX_ENTRIES = 5000  # in one listing; the agent does nothing else meanwhile
+LISTING_BYTES = MAX_BODY - 64 * 1024  # room for the last entry
+
+Reply = tuple[dict[str, Any], bytes]
+
+_CODES = {
+    errno.ENOENT: "not_found",
+    errno.ENOTDIR: "not_found",
+    errno.EISDIR: "is_directory",
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EFBIG: "too_large",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.EROFS: "denied",
+}
+
+
+def refusal(error: OSError, path: str) -> RequestRefused:
+    """The protocol's word for an operating system error."""
+    return RequestRefused(_CODES.get(error.errno or 0, "bad_request"), f"{path}: {error.strerror}")
+
+
+class Files:
+    """Answers read, write, list, stat and remove."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+        self._uploads: dict[int, tuple[int, str]] = {}  # upload: descriptor, temporary path
+        self.operations: dict[str, Callable[[dict[str, Any], bytes], Reply]] = {
+            "read": self._read,
+            "write": self._write,
+            "abandon": self._abandon,
+            "list": self._list,
+            "stat": self._stat,
+            "remove": self._remove,
+        }
+
+    def answer(self, op: str, args: dict[str, Any], body: bytes) -> Reply:
+        """Do what is asked, as the sandbox's user. Raises RequestRefused."""
+        try:
+            with self._user.acting():
+                return self.operations[op](args, body)
+        except OSError as error:
+            raise refusal(error, str(args.get("path", ""))) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestRefused("bad_request", f"{op}: {error!r}") from error
+
+    def _read(self, args: dict[str, Any], _body: bytes) -> Reply:
+        path, offset, limit = _path(args), int(args["offset"]), min(int(args["limit"]), MAX_BODY)
+        fd = _open_regular(path, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            parts: list[bytes] = []
+            left = limit
+            while left and (part := os.pread(fd, left, offset)):
+                parts.append(part)
+                offset += len(part)
+                left -= len(part)
+            eof = left > 0 or (0 < size <= offset)
+        finally:
+            os.close(fd)
+        return {"size": size, "eof": eof}, b"".join(parts)
+
+    def _write(self, args: dict[str, Any], body: bytes) -> Reply:
+        path, upload, mode = os.path.realpath(_path(args)), int(args["upload"]), args["mode"]
+        try:
+            if upload not in self._uploads:
+                self._uploads[upload] = self._begin(path, append=bool(args["append"]))
+                while len(self._uploads) > MAX_UPLOADS:
+                    self._forget(next(iter(self._uploads)))
+            fd, temporary = self._uploads[upload]
+            part = memoryview(body)
+            while part:
+                part = part[os.write(fd, part) :]
+            if not args["last"]:
+                return {}, b""
+            if mode is not None:
+                os.fchmod(fd, int(mode) & 0o777)
+            if temporary:
+                os.rename(temporary, path)
+            os.close(self._uploads.pop(upload)[0])
+        except BaseException:
+            self._forget(upload)
+            raise
+        return {"file": _info(path, os.lstat(path))}, b""
+
+    def _begin(self, path: str, *, append: bool) -> tuple[int, str]:
+        """Open what an upload writes to: the file itself, or a temporary one beside it."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        mode = 0o644
+        with suppress(FileNotFoundError):
+            facts = os.stat(path)
+            _require_regular(facts, path)
+            mode = stat.S_IMODE(facts.st_mode)
+        if append:
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, mode), ""
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}.part")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        os.fchmod(fd, mode)
+        return fd, temporary
+
+    def _abandon(self, args: dict[str, Any], _body: bytes) -> Reply:
+        self._forget(int(args["upload"]))
+        return {}, b""
+
+    def _forget(self, upload: int) -> None:
+        fd, temporary = self._uploads.pop(upload, (-1, ""))
+        if fd >= 0:
+            os.close(fd)
+        if temporary:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+    def _list(self, args: dict[str, Any], _body: bytes) -> Reply:
+        wanted = min(int(args["max_entries"]), MAX_ENTRIES)
+        folders, used, truncated = [_path(args)], 2, False
+        entries: list[bytes] = []
+        while folders and not truncated:
+            folder = folders.pop()
+            try:
+                names = sorted(os.listdir(folder))
+            except OSError:
+                if not entries:
+                    raise
+                continue  # a directory inside that is closed to the user, or gone
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    facts = os.lstat(path)
+                except OSError:
+                    continue  # gone meanwhile
+                raw = encode_json(_info(path, facts))
+                used += len(raw) + 1
+                if len(entries) >= wanted or used > LISTING_BYTES:
+                    truncated = True
+                    break
+                entries.append(raw)
+                if args["recursive"] and stat.S_ISDIR(facts.st_mode):
+                    folders.append(path)
+        return {"truncated": truncated}, b"[" + b",".join(entries) + b"]"
+
+    def _stat(self, args: dict[str, Any], _body: bytes) -> Reply:
+        path = _path(args)
+        return {"file": _info(path, os.lstat(path))}, b""
+
+    def _remove(self, args: dict[str, Any], _body: bytes) -> Reply:
+        path = _path(args)
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+        return {}, b""
+
+
+def _path(args: dict[str, Any]) -> str:
+    """The absolute path a request means; relative ones start in the workspace."""
+    return os.path.normpath(os.path.join(WORKSPACE, args["path"]))
+
+
+def _require_regular(facts: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(facts.st_mode):
+        raise RequestRefused("is_directory", f"{path}: is a directory")
+    if not stat.S_ISREG(facts.st_mode):
+        raise RequestRefused("not_a_file", f"{path}: is not a regular file")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file that cannot block the agent. Looked at before, so that no device is opened by mistake."""
+    _require_regular(os.stat(path), path)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _info(path: str, facts: os.stat_result) -> dict[str, Any]:
+    mode = facts.st_mode
+    kind = "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else "other"
+    if stat.S_ISLNK(mode):
+        kind = "link"
+    return {"path": path, "kind": kind, "size": facts.st_size, "mtime": facts.st_mtime}

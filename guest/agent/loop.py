@@ -1,0 +1,174 @@
+"""The agent's event loop: one thread, edge-triggered epoll, a few timers.
+
+Smaller than asyncio on purpose: on an emulated CPU every Python instruction counts twenty times, and this is on
+the path of every run. Edge-triggered, because a virtio port whose host is away reports a hang-up for as long as
+that lasts; level-triggered polling would spin on it.
+"""
+
+import errno
+import heapq
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import Any
+
+from guest.errors import ProtocolError
+from guest.protocol import Decoder, Frame, encode
+
+READ_BYTES = 64 * 1024
+EDGE = select.EPOLLIN | select.EPOLLET
+
+
+class Loop:
+    """Calls handlers when their file descriptor has news, and timers when they are due."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._soon: list[Callable[[], None]] = []
+        self._count = 0
+        self.unflushed: set[Link] = set()
+        self.stopped = False
+
+    def add(self, fd: int, handler: Callable[[int], None], events: int = EDGE) -> None:
+        """Call `handler(events)` whenever there is something new on `fd`."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, events)
+
+    def remove(self, fd: int) -> None:
+        """Forget a descriptor; call it before closing that."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Call `action` after the events at hand: how a busy handler lets the others have a turn."""
+        self._soon.append(action)
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` after a delay. It has to check for itself whether it is still wanted."""
+        self._count += 1
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, self._count, action))
+
+    def run(self) -> None:
+        """Serve until something sets `stopped`."""
+        while not self.stopped:
+            timeout = -1.0
+            if self._soon:
+                timeout = 0.0
+            elif self._timers:
+                timeout = max(0.0, self._timers[0][0] - time.monotonic())
+            for fd, events in self._epoll.poll(timeout):
+                if handler := self._handlers.get(fd):  # an earlier handler of this round may have removed it
+                    handler(events)
+            if self._soon:
+                actions, self._soon = self._soon, []
+                for action in actions:
+                    action()
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                heapq.heappop(self._timers)[2]()
+            while self.unflushed:  # what one round has to say goes out in one write
+                self.unflushed.pop().flush()
+
+
+class Link:
+    """Frames over a pair of non-blocking descriptors in the loop (they may be the same one)."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        fds: tuple[int, int],
+        on_frame: Callable[[Frame], None],
+        on_end: Callable[[], None],
+        *,
+        seeking: bool = False,
+    ) -> None:
+        self._loop = loop
+        self._in, self._out = fds
+        self._on_frame, self._on_end = on_frame, on_end
+        self._resyncs = seeking
+        self._decoder = Decoder(seeking=seeking)
+        self._unsent = bytearray()
+        self._closed = False
+        self.on_drained: Callable[[], None] | None = None
+        for fd in {*fds}:
+            os.set_blocking(fd, False)
+        both = EDGE | select.EPOLLOUT
+        if self._in == self._out:
+            loop.add(self._in, self._ready, both)
+        else:
+            loop.add(self._in, self._ready)
+            loop.add(self._out, self._writable, select.EPOLLOUT | select.EPOLLET)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the peer to read."""
+        return len(self._unsent)
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """Send a frame at the end of this round of the loop, or when the peer takes it."""
+        if not self._closed:
+            self._unsent += encode(header, body)
+            self._loop.unflushed.add(self)
+
+    def flush(self) -> None:
+        """Write what the peer takes; the loop calls again when it takes more."""
+        if self._unsent and not self._closed:
+            del self._unsent[: self._write(self._unsent)]
+
+    def close(self) -> None:
+        """Take the descriptors out of the loop and close them."""
+        if not self._closed:
+            self._closed = True
+            for fd in {self._in, self._out}:
+                self._loop.remove(fd)
+                os.close(fd)
+
+    def _write(self, data: bytearray) -> int:
+        done = 0
+        with memoryview(data) as view:
+            while done < len(view):
+                try:
+                    done += os.write(self._out, view[done:])
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENODEV):
+                        raise
+                    return len(view)  # nobody there; the reading side says so too, in its own time
+        return done
+
+    def _writable(self, _events: int) -> None:
+        if self._unsent:
+            self.flush()
+            if not self._unsent and self.on_drained:
+                self.on_drained()
+
+    def _ready(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._writable(events)
+        if events & ~select.EPOLLOUT:
+            self._read()
+
+    def _read(self) -> None:
+        while not self._closed:
+            try:
+                data = os.read(self._in, READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._on_end()
+                return
+            try:
+                frames = self._decoder.feed(data)
+            except ProtocolError:
+                if not self._resyncs:
+                    self._on_end()
+                    return
+                self._decoder.resync()
+                continue
+            for frame in frames:
+                self._on_frame(frame)

@@ -1,0 +1,160 @@
+"""What the host may ask for, and who does it. One thread and one loop; code runs in other processes."""
+
+# pathlib costs imports and instructions that an emulated CPU feels
+# ruff: noqa: PTH123
+
+import gc
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from guest.agent.files import Files
+from guest.agent.identity import Identity
+from guest.agent.loop import Link, Loop
+from guest.agent.supervisor import Supervisor
+from guest.agent.user import WORKSPACE, User
+from guest.errors import ProtocolError, RequestRefused
+from guest.protocol import PROTOCOL_VERSION, Frame
+
+AGENT_VERSION = "0.1.0"
+LANGUAGE_VERSION = platform.python_version()
+WARM_CELLS = ("1+1", "print(1)", "1/0", "del _")  # run once before the snapshot, so that their pages are touched
+
+
+class Agent:
+    """Answers the host's requests."""
+
+    def __init__(self, channel_fds: tuple[int, int], user: User, *, ends_with_host: bool) -> None:
+        self._loop = Loop()
+        self._ends_with_host = ends_with_host
+        self._user = user
+        self._channel = Link(self._loop, channel_fds, self._hear, self._host_gone, seeking=True)
+        self._kernels = Supervisor(self._loop, self._channel, user)
+        self._files = Files(user)
+        self._identity = Identity()
+        self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
+            "hello": self._hello,
+            "refresh": self._refresh,
+            "warm": self._warm,
+            "run": self._start_run,
+            "stop": self._stop,
+            "usage": self._usage,
+        }
+
+    def serve(self) -> None:
+        """Work until the host is gone."""
+        self._loop.run()
+
+    def _host_gone(self) -> None:
+        if self._ends_with_host:  # a virtio port's host may come back; a pipe's does not
+            self._loop.stopped = True
+
+    def _hear(self, frame: Frame) -> None:
+        header, body = frame
+        request, op = header.get("id"), header.get("op")
+        try:
+            if op in self._operations:
+                self._operations[op](header, body)
+            elif op in self._files.operations:
+                answer, data = self._files.answer(op, header, body)
+                self._answer(request, answer, data)
+                if op in ("write", "remove"):
+                    self._kernels.watch.forget_changes()
+            else:
+                raise RequestRefused("bad_request", f"this agent knows no {str(op)[:40]!r}")  # noqa: TRY301
+        except RequestRefused as refused:
+            self._refuse(request, refused)
+        except (KeyError, TypeError, ValueError, ProtocolError) as error:
+            self._refuse(request, RequestRefused("bad_request", f"{op}: {error!r}"[:400]))
+
+    def _answer(self, request: object, answer: dict[str, Any], body: bytes = b"") -> None:
+        self._channel.send({"id": request, "ok": True, **answer}, body)
+
+    def _refuse(self, request: object, refused: RequestRefused) -> None:
+        error = {"code": refused.code, "message": refused.message[:4000]}
+        self._channel.send({"id": request, "ok": False, "error": error})
+
+    # ------------------------------------------------------------ requests
+
+    def _hello(self, header: dict[str, Any], _body: bytes) -> None:
+        answer = {
+            "version": PROTOCOL_VERSION,
+            "nonce": header["nonce"],
+            "agent": AGENT_VERSION,
+            "language": "python",
+            "language_version": LANGUAGE_VERSION,
+        }
+        self._answer(header["id"], answer)
+
+    def _refresh(self, header: dict[str, Any], body: bytes) -> None:
+        """Become unique. The kernel's entropy first: everything else draws on it."""
+        request, hostname, machine_id = header["id"], str(header["hostname"]), str(header["machine_id"])
+        answer: dict[str, Any] = {"entropy_credited": self._identity.credit_entropy(body)}
+
+        def done() -> None:
+            self._answer(request, {**answer, "time_ns": time.time_ns()})
+
+        answer["clock_settable"] = self._identity.set_clock(int(header["time_ns"]))
+        answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
+        self._kernels.reseed(done)
+
+    def _warm(self, header: dict[str, Any], body: bytes) -> None:
+        request = header["id"]
+
+        def warmed(error: str | None) -> None:
+            if error is not None:
+                self._refuse(request, RequestRefused("bad_request", f"the warm-up code failed:\n{error}"))
+                return
+            self._user.make_places()
+            os.sync()  # nothing is left to be written to disk behind the first caller's back
+            self._exercise(list(WARM_CELLS), lambda: self._warm_done(request))
+
+        self._kernels.warm(body.decode("utf-8"), warmed)
+
+    def _exercise(self, cells: list[str], done: Callable[[], None]) -> None:
+        """Run cells one after the other, for nothing but having run them."""
+        if not cells:
+            done()
+            return
+
+        def send(header: dict[str, Any], _body: bytes) -> None:
+            if "ok" in header:
+                self._loop.soon(lambda: self._exercise(cells[1:], done))
+
+        limits = {"id": 0, "grace_s": 1, "head_bytes": 1024, "tail_bytes": 1024, "max_display_bytes": 1024}
+        self._kernels.run(limits, cells[0].encode(), send, counted=False)
+
+    def _warm_done(self, request: int) -> None:
+        """Touch what a refresh touches, too."""
+        self._identity.set_name(socket.gethostname(), "0" * 32)
+        self._identity.credit_entropy(os.urandom(32))
+        gc.collect()
+        gc.freeze()
+        self._kernels.reseed(lambda: self._answer(request, {}))
+
+    def _start_run(self, header: dict[str, Any], body: bytes) -> None:
+        request = header["id"]
+
+        def send(event: dict[str, Any], data: bytes) -> None:
+            self._channel.send({"id": request, **event}, data)
+
+        self._kernels.run(header, body, send)
+
+    def _stop(self, header: dict[str, Any], _body: bytes) -> None:
+        self._kernels.stop(int(header["run"]))
+        self._answer(header["id"], {})
+
+    def _usage(self, header: dict[str, Any], _body: bytes) -> None:
+        with open("/proc/meminfo") as file:
+            memory = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in file)}
+        disk = os.statvfs(WORKSPACE)
+        answer = {
+            "memory_total": memory["MemTotal"],
+            "memory_available": memory["MemAvailable"],
+            "disk_total": disk.f_blocks * disk.f_frsize,
+            "disk_free": disk.f_bavail * disk.f_frsize,
+        }
+        self._answer(header["id"], answer)

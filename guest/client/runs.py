@@ -1,0 +1,160 @@
+"""One run as the host sees it: events as they come, a way to stop it, and never more bytes than agreed."""
+
+import codecs
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import get_args
+
+import anyio
+
+from guest.client import parsing
+from guest.client.messages import Event, Finished, Output, RunCode, Stream
+from guest.errors import AgentGone, GuestError, ProtocolError
+from guest.protocol import MAX_BODY, MAX_HEADER, Frame, decode_json
+
+QUEUE_ENTRY_BYTES = 512  # what an unread event costs besides its text
+QUEUE_SLACK_BYTES = 8 * 1024 * 1024  # unread events beyond the output itself: artifacts, many short prints
+MERGE_BELOW_CHARS = 16 * 1024  # unread output shorter than this takes in what follows it
+
+
+class _Text:
+    """Decodes one stream's bytes; no character is ever split between two events."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def decode(self, data: bytes, *, after_gap: bool) -> str:
+        if not after_gap:
+            return self._decoder.decode(data)
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        cut = 0  # the first bytes after a gap may be the end of a character whose start is gone
+        while cut < min(3, len(data)) and data[cut] & 0xC0 == 0x80:
+            cut += 1
+        return rest + self._decoder.decode(data[cut:])
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class Run:
+    """An async iterator of the events of one run; the last one is `Finished`.
+
+    Events wait here until they are read, so a slow reader never holds up other requests on the stream. What a
+    machine can make the host keep is bounded: output and displays by what the request allows, the rest by a
+    fixed slack. An agent that sends more than that breaks the protocol.
+    """
+
+    def __init__(self, request: RunCode, stop: Callable[[], Awaitable[None]]) -> None:
+        self.request = request
+        self.finished: Finished | None = None
+        self._send_stop = stop
+        self._events: deque[Event] = deque()
+        self._news = anyio.Event()
+        self._failure: GuestError | None = None
+        self._texts: dict[str, _Text] = {name: _Text() for name in get_args(Stream)}
+        self._output_left = 2 * (request.head_bytes + request.tail_bytes) + 2
+        self._display_left = request.max_display_bytes
+        self._queue_left = self._output_left + self._display_left + MAX_BODY + MAX_HEADER + QUEUE_SLACK_BYTES
+
+    async def stop(self) -> None:
+        """Interrupt the code, and kill its process if it still runs after the grace period.
+
+        Returns when the agent has taken the order; the run ends with `Finished` as always.
+        """
+        if self.finished is None:
+            await self._send_stop()
+
+    def __aiter__(self) -> "Run":
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self.finished is not None:
+                raise StopAsyncIteration
+            if self._failure is not None:
+                raise self._failure
+            self._news = anyio.Event()
+            await self._news.wait()
+        event = self._events.popleft()
+        self._queue_left += _cost(event)
+        return event
+
+    async def wait_finished(self) -> Finished:
+        """Drop what is unread and return how the run ended."""
+        async for _ in self:
+            pass
+        if self.finished is None:
+            raise self._failure or AgentGone("the run ended without a result")
+        return self.finished
+
+    def fail(self, error: GuestError) -> None:
+        """End the run: no more events will come."""
+        self._failure = error
+        self._news.set()
+
+    def take(self, frame: Frame) -> bool:
+        """Take in a frame; True when it was the last. Raises ProtocolError when it is not allowed."""
+        header, body = frame
+        if "ok" in header:
+            for stream in get_args(Stream):
+                if rest := self._texts[stream].end():
+                    self._put(Output(stream, rest))
+            if parsing.flag(header, "ok"):
+                self._put(parsing.parse_finished(header, body))
+            else:
+                self.fail(parsing.parse_refusal(header))
+            return True
+        kind = header.get("event")
+        if kind == "output":
+            self._take_output(header, body)
+        elif kind == "display":
+            self._display_left -= len(body)
+            if self._display_left < 0:
+                raise ProtocolError("the agent sent more displays than the run allows")
+            self._put(parsing.parse_display(header, decode_json(body)))
+        elif kind == "artifact":
+            self._put(parsing.parse_artifact(header))
+        else:
+            raise ProtocolError(f"the agent sent an unknown event: {str(kind)[:60]!r}")
+        return False
+
+    def _take_output(self, header: dict[str, object], body: bytes) -> None:
+        stream: Stream = parsing.choice(header, "stream", Stream)
+        gap = parsing.whole(header, "gap") if "gap" in header else 0
+        self._output_left -= max(1, len(body))
+        if self._output_left < 0:
+            raise ProtocolError("the agent sent more output than the run allows")
+        text = self._texts[stream].decode(body, after_gap=gap > 0)
+        if text or gap:
+            self._put(Output(stream, text, gap))
+
+    def _put(self, event: Event) -> None:
+        last = self._events[-1] if self._events else None
+        if (
+            isinstance(event, Output)
+            and isinstance(last, Output)
+            and last.stream == event.stream
+            and not event.gap_bytes
+            and len(last.text) < MERGE_BELOW_CHARS
+        ):
+            self._queue_left += _cost(last)
+            event = Output(event.stream, last.text + event.text, last.gap_bytes)
+            self._events[-1] = event
+        else:
+            self._events.append(event)
+        self._queue_left -= _cost(event)
+        if self._queue_left < 0:
+            raise ProtocolError("the agent sent more events than the host keeps unread")
+        if isinstance(event, Finished):
+            self.finished = event
+        self._news.set()
+
+
+def _cost(event: Event) -> int:
+    """Roughly the memory an unread event takes, in bytes."""
+    if isinstance(event, Output):
+        return QUEUE_ENTRY_BYTES + len(event.text)
+    if isinstance(event, Finished):
+        return 0
+    return QUEUE_ENTRY_BYTES

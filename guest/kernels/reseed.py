@@ -1,0 +1,55 @@
+"""Gives every generator of random values in this process a new start: a clone must not repeat its siblings."""
+
+import os
+import random
+import sys
+from typing import Any
+
+MT19937_BYTES = 624 * 4  # the key of numpy's global generator, at the start of its state
+
+
+class Generators:
+    """The generators of a kernel. Call `seed` in the new process, `reseed` in every clone of it."""
+
+    def __init__(self) -> None:
+        self.used = False  # whether code that may have drawn from them has run
+        self._numpy_key: Any = None
+
+    def seed(self) -> None:
+        """Seed all that are loaded from the operating system; what is not loaded seeds itself later."""
+        if numpy_random := sys.modules.get("numpy.random"):
+            numpy_random.seed()
+            self._numpy_key = numpy_key(numpy_random)
+        self._seed_others()
+
+    def reseed(self) -> None:
+        """The same again. On an emulated CPU numpy's own seeding takes a third of a restore, so a generator nobody
+        has drawn from gets a random key right where it keeps it."""
+        if self.used or self._numpy_key is None:
+            self.seed()
+            return
+        self._numpy_key[:] = os.urandom(MT19937_BYTES)
+        self._seed_others()
+
+    def _seed_others(self) -> None:
+        random.seed()
+        modules: dict[str, Any] = sys.modules
+        if ssl := modules.get("ssl"):
+            ssl.RAND_add(os.urandom(32), 32.0)
+        if tempfile := modules.get("tempfile"):
+            tempfile._name_sequence = None  # noqa: SLF001 - there is no other way
+        if uuid := modules.get("uuid"):
+            uuid._node = uuid._last_timestamp = None  # noqa: SLF001 - the same
+        if process := modules.get("multiprocessing.process"):
+            process.current_process().authkey = os.urandom(32)
+
+
+def numpy_key(numpy_random: Any) -> memoryview | None:  # noqa: ANN401 - a module that may not be there
+    """The key of numpy's global generator as writable memory, through the address numpy publishes for C code."""
+    generator = numpy_random.get_bit_generator()
+    if type(generator).__name__ != "MT19937":
+        return None
+    import ctypes
+
+    key = (ctypes.c_ubyte * MT19937_BYTES).from_address(generator.ctypes.state_address)
+    return memoryview(key).cast("B")

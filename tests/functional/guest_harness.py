@@ -1,0 +1,141 @@
+"""Starts the agent natively for tests, in namespaces of its own: it can neither change nor outlive this host."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from anyio.abc import SocketStream
+
+from guest.client import AgentClient
+from guest.client.messages import Display, Event, Finished, Output, RunCode
+
+REPO = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 60.0  # a loaded test machine needs some seconds to import pandas
+TMP_MB = 200
+
+# As root, code runs as uid 1000 as in a real machine; otherwise there is but one uid to map.
+SEPARATE_USER = os.geteuid() == 0
+
+# Waits until the ids are mapped, then gets the capabilities that belong to uid 0 by a second exec.
+MAP_SCRIPT = """
+echo >/proc/self/fd/"$UP"
+read -r _ </proc/self/fd/"$GO"
+exec unshare --mount --pid --fork --kill-child --uts sh -c "$ROOT_SCRIPT" sh "$@"
+"""
+
+# A root of tmpfs with the system and this repository bound read-only. The user namespace keeps the clock and the
+# kernel's entropy out of reach, the PID namespace ends everything in it with its first process.
+ROOT_SCRIPT = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 tmpfs /mnt
+cd /mnt
+mkdir -p dev proc tmp etc run/mcp-sandbox workspace
+ln -s /run/mcp-sandbox/hostname /run/mcp-sandbox/machine-id etc/
+for link in bin sbin lib lib64; do [ -e /$link ] && cp -d /$link $link; done
+for folder in /usr "$@"; do
+    mkdir -p "./$folder"
+    mount --rbind "$folder" "./$folder"
+    mount -o remount,bind,ro "./$folder"
+done
+for device in null zero full random urandom; do
+    touch dev/$device
+    mount --bind /dev/$device dev/$device
+done
+mkdir dev/shm
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t tmpfs -o mode=1777,size=${TMP_MB}m tmpfs tmp
+mount -t tmpfs -o size=${TMP_MB}m tmpfs workspace
+mount -t proc proc proc
+echo root:x:0:0::/root:/bin/sh > etc/passwd
+echo sandbox:x:1000:1000::/workspace:/bin/sh >> etc/passwd
+exec chroot . /usr/bin/env -i PATH=/usr/bin:/bin PYTHONPATH="$REPO" \
+    "$PYTHON" -B -m guest.agent --stdio --user "$AGENT_USER"
+"""
+
+
+def _folders() -> list[str]:
+    """Where the tests' Python and this repository live, besides /usr."""
+    every = {str(Path(path).resolve()) for path in (sys.prefix, sys.base_prefix, REPO)}
+    return [path for path in sorted(every) if not path.startswith("/usr")]
+
+
+@contextmanager
+def _agent_process(channel: socket.socket) -> Iterator[None]:
+    """An agent on its stdin and stdout. It and all it started are gone after the block."""
+    up_read, up_write = os.pipe()
+    go_read, go_write = os.pipe()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "REPO": str(REPO),
+        "PYTHON": sys.executable,
+        "TMP_MB": str(TMP_MB),
+        "AGENT_USER": "1000:1000" if SEPARATE_USER else "none",
+        "ROOT_SCRIPT": ROOT_SCRIPT,
+        "UP": str(up_write),
+        "GO": str(go_read),
+    }
+    command = ["unshare", "--user", "sh", "-c", MAP_SCRIPT, "sh", *_folders()]
+    fd = channel.fileno()
+    process = subprocess.Popen(command, env=environment, stdin=fd, stdout=fd, pass_fds=(up_write, go_read))
+    for theirs in (channel.detach(), up_write, go_read):
+        os.close(theirs)
+    try:
+        with open(up_read, "rb") as up, open(go_write, "wb") as go:  # noqa: PTH123 - descriptors
+            assert up.read(1), "this system does not allow user namespaces"
+            _map_ids(process.pid)
+            go.write(b"\n")
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _map_ids(pid: int) -> None:
+    proc = Path(f"/proc/{pid}")
+    if SEPARATE_USER:
+        (proc / "uid_map").write_text("0 0 1\n1000 1000 1\n")
+        (proc / "gid_map").write_text("0 0 1\n1000 1000 1\n")
+    else:
+        (proc / "uid_map").write_text(f"0 {os.geteuid()} 1\n")
+        (proc / "setgroups").write_text("deny")
+        (proc / "gid_map").write_text(f"0 {os.getegid()} 1\n")
+
+
+@asynccontextmanager
+async def agent_client(warm_up: str | None = "") -> AsyncIterator[AgentClient]:
+    """A client of a running agent, its kernel ready unless `warm_up` is None."""
+    ours, theirs = socket.socketpair()
+    with _agent_process(theirs):
+        stream = await SocketStream.from_socket(ours)
+        async with AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client:
+            if warm_up is not None:
+                await client.warm(warm_up, START_TIMEOUT_S)
+            yield client
+
+
+class Result:
+    """The events of one finished run, folded."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.events = events
+        last = events[-1]
+        assert isinstance(last, Finished)
+        self.finished = last
+        self.stdout = self._text("stdout")
+        self.stderr = self._text("stderr")
+        self.displays = [event for event in events if isinstance(event, Display)]
+        self.shown = [display.data.get("text/plain", "") for display in self.displays]
+
+    def _text(self, stream: str) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Output) and event.stream == stream)
+
+
+async def run(client: AgentClient, code: str, **limits: float) -> Result:
+    """Run code to its end."""
+    async with client.run(RunCode(code, **limits)) as events:  # type: ignore[arg-type]
+        return Result([event async for event in events])

@@ -1,0 +1,187 @@
+"""File requests through a real agent."""
+
+import os
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from guest.client import AgentClient
+from guest.client.messages import FileInfo, RunCode
+from guest.errors import RequestRefused
+from tests.functional.guest_harness import SEPARATE_USER, agent_client, run
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def machine(anyio_backend: str) -> AsyncIterator[AgentClient]:
+    async with agent_client() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+async def limit() -> AsyncIterator[None]:
+    with anyio.fail_after(LIMIT_S):
+        yield
+
+
+async def refused(call) -> str:
+    with pytest.raises(RequestRefused) as caught:
+        await call
+    return caught.value.code
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"hello\n", bytes(range(256)), b"MCSB" * 100, os.urandom(1024 * 1024), os.urandom(20_000_000)],
+    ids=["empty", "text", "binary", "magic", "one frame", "large"],
+)
+async def test_what_is_written_is_read_back(machine, data):
+    info = await machine.write("round/trip.bin", data)
+    assert (info.path, info.kind, info.size) == ("/workspace/round/trip.bin", "file", len(data))
+    chunk = await machine.read("round/trip.bin", limit=30_000_000)
+    assert chunk.data == data
+    assert chunk.size == len(data)
+    assert chunk.eof
+
+
+async def test_the_code_sees_the_file_and_owns_it(machine):
+    await machine.write("/workspace/mine.txt", b"from the host", mode=0o600)
+    result = await run(machine, "import os\nopen('mine.txt').read(), oct(os.stat('mine.txt').st_mode & 0o777)")
+    assert result.shown == ["('from the host', '0o600')"]
+    assert (await run(machine, "os.stat('mine.txt').st_uid == os.getuid()")).shown == ["True"]
+
+
+async def test_a_file_is_read_in_pieces(machine):
+    await machine.write("pieces", b"0123456789")
+    first = await machine.read("pieces", limit=4)
+    assert (first.data, first.size, first.eof) == (b"0123", 10, False)
+    last = await machine.read("pieces", offset=4, limit=100)
+    assert (last.data, last.eof) == (b"456789", True)
+    beyond = await machine.read("pieces", offset=50, limit=100)
+    assert (beyond.data, beyond.eof) == (b"", True)
+
+
+async def test_append_adds_and_write_replaces_in_one_step(machine):
+    await machine.write("log", b"one", mode=0o640)
+    await machine.write("log", b"+two", append=True)
+    assert (await machine.read("log", limit=100)).data == b"one+two"
+    await run(machine, "old = open('log')")
+    await machine.write("log", b"new")
+    assert (await run(machine, "old.read(), open('log').read()")).shown == ["('one+two', 'new')"]
+    assert (await run(machine, "import os; oct(os.stat('log').st_mode & 0o777)")).shown == ["'0o640'"]
+
+
+async def test_writing_through_a_link_changes_what_it_points_to(machine):
+    await run(machine, "import os; open('target', 'w').close(); os.symlink('target', 'link')")
+    await machine.write("link", b"x")
+    assert (await machine.stat("link")).kind == "link"
+    assert (await machine.read("target", limit=10)).data == b"x"
+
+
+async def test_an_abandoned_upload_leaves_nothing(machine):
+    await machine.write("keep/file", b"old")
+    with anyio.move_on_after(0.002):
+        await machine.write("keep/file", b"x" * 30_000_000)
+    listing = await machine.list("keep", recursive=False, max_entries=10)
+    assert [entry.path for entry in listing.entries] == ["/workspace/keep/file"]
+
+
+async def test_refusals_name_the_reason(machine):
+    await machine.write("a-file", b"x")
+    await run(machine, "import os; os.mkfifo('pipe'); os.makedirs('full/dir', exist_ok=True)")
+    assert await refused(machine.read("no/such/file", limit=1)) == "not_found"
+    assert await refused(machine.stat("nothing")) == "not_found"
+    assert await refused(machine.remove("nothing")) == "not_found"
+    assert await refused(machine.list("nothing", recursive=False, max_entries=1)) == "not_found"
+    assert await refused(machine.read("/workspace", limit=1)) == "is_directory"
+    assert await refused(machine.write("/workspace", b"x")) == "is_directory"
+    assert await refused(machine.read("pipe", limit=1)) == "not_a_file"
+    assert await refused(machine.write("pipe", b"x", append=True)) == "not_a_file"
+    assert await refused(machine.read("/dev/zero", limit=1)) == "not_a_file"
+    assert await refused(machine.read("a-file/below", limit=1)) == "not_found"
+    assert await refused(machine.remove("full")) == "bad_request"
+    assert await refused(machine.stat("nul\0byte")) == "bad_request"
+    assert await refused(machine.read("x" * 300, limit=1)) == "bad_request"
+    assert await refused(machine.write("/usr/evil", b"x")) == "denied"
+    assert await refused(machine.write("/workspace/huge", b"x" * 250_000_000)) == "no_space"
+    assert await refused(machine.stat("huge")) == "not_found"
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+async def test_file_requests_have_no_more_rights_than_the_code(machine):
+    assert await refused(machine.write("/etc/new", b"x")) == "denied"
+    assert await refused(machine.remove("/etc/passwd")) == "denied"
+
+
+async def test_a_listing_is_sorted_complete_and_bounded(machine):
+    code = """import os
+os.makedirs('tree/sub/deep', exist_ok=True)
+for i in range(20): open(f'tree/f{i:02}', 'w').write('x' * i)
+open('tree/sub/deep/leaf', 'w').close()
+os.symlink('/', 'tree/loop')
+os.mkfifo('tree/odd')"""
+    await run(machine, code)
+    flat = await machine.list("tree", recursive=False, max_entries=100)
+    assert not flat.truncated
+    kinds = {entry.path.removeprefix("/workspace/tree/"): entry.kind for entry in flat.entries}
+    assert len(kinds) == 23
+    assert (kinds["sub"], kinds["loop"], kinds["odd"], kinds["f07"]) == ("dir", "link", "other", "file")
+    assert next(entry for entry in flat.entries if entry.path.endswith("f07")).size == 7
+    deep = await machine.list("tree", recursive=True, max_entries=100)
+    assert "/workspace/tree/sub/deep/leaf" in [entry.path for entry in deep.entries]
+    cut = await machine.list("tree", recursive=True, max_entries=5)
+    assert cut.truncated
+    assert [entry.path for entry in cut.entries] == [f"/workspace/tree/f{i:02}" for i in range(5)]
+
+
+async def test_odd_names_are_listed_without_harm(machine):
+    await run(
+        machine, r"import os; os.makedirs('odd'); open(b'odd/\xff\xfe', 'w').close(); open('odd/ü €', 'w').close()"
+    )
+    listing = await machine.list("odd", recursive=False, max_entries=10)
+    paths = [entry.path for entry in listing.entries]
+    assert "/workspace/odd/ü €" in paths
+    assert all(path.encode() for path in paths)
+    assert (await machine.stat("odd/ü €")).size == 0
+
+
+async def test_files_and_empty_directories_can_be_removed(machine):
+    await machine.write("gone/file", b"x")
+    await machine.remove("gone/file")
+    await machine.remove("gone")
+    assert await refused(machine.stat("gone")) == "not_found"
+
+
+async def test_files_are_served_while_code_runs(machine):
+    async with machine.run(RunCode("print('on')\nwhile True: pass")) as events:
+        await anext(events)
+        data = os.urandom(3_000_000)
+        await machine.write("meanwhile", data)
+        assert (await machine.read("meanwhile", limit=10_000_000)).data == data
+
+
+async def test_many_requests_at_once_each_get_their_own_answer(machine):
+    answers: dict[int, bytes] = {}
+
+    async def one(number: int) -> None:
+        await machine.write(f"many/{number}", str(number).encode() * 1000)
+        answers[number] = (await machine.read(f"many/{number}", limit=100_000)).data
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(40):
+            tasks.start_soon(one, number)
+    assert answers == {number: str(number).encode() * 1000 for number in range(40)}
+
+
+async def test_stat_tells_what_is_there(machine):
+    await machine.write("facts", b"12345")
+    info = await machine.stat("facts")
+    assert info == FileInfo("/workspace/facts", "file", 5, info.mtime)
+    assert info.mtime > 1_600_000_000

@@ -1,0 +1,502 @@
+"""Running code through a real agent, zygote and Python kernel."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from guest.client import AgentClient
+from guest.client.messages import Artifact, Identity, Output, RunCode
+from guest.errors import RequestRefused
+from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, run
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def machine(anyio_backend: str) -> AsyncIterator[AgentClient]:
+    async with agent_client("import numpy, pandas") as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+async def limit(machine: AgentClient) -> AsyncIterator[None]:
+    """Nothing hangs, and no test sees what another left in the kernel."""
+    with anyio.fail_after(LIMIT_S):
+        await run(machine, "%reset -f")
+        yield
+
+
+async def test_state_is_kept_between_runs(machine):
+    await run(machine, "x = 20")
+    result = await run(machine, "x + 1")
+    assert result.shown == ["21"]
+    assert (result.finished.status, result.finished.state, result.finished.exit_code) == ("ok", "kept", 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("1 + 1", ["2"]),
+        ("1 + 1;", []),
+        ("1 + 1  # two; really", ["2"]),
+        ("1 + 1;  # hushed", []),
+        ("None", []),
+        ("x = 5", []),
+        ("x = 5\nx", ["5"]),
+        ("'a'\n'b'", ["'b'"]),
+        ("", []),
+        ("# nothing", []),
+        ("[1.5, 'a', None]", ["[1.5, 'a', None]"]),
+        ("if True:\n    3", []),
+        ("display(1); display('a')", ["1", "'a'"]),
+        ("True", ["True"]),
+        ("1 + 1\n_ * 10", ["20"]),
+    ],
+)
+async def test_the_last_expression_is_shown(machine, code, shown):
+    if "_" in code:
+        await run(machine, "2")
+    assert (await run(machine, code)).shown == shown
+
+
+async def test_a_data_frame_comes_as_text_and_html(machine):
+    result = await run(machine, "import pandas as pd\npd.DataFrame({'a': [1, 2]})")
+    (display,) = result.displays
+    assert display.data["text/plain"] == "   a\n0  1\n1  2"
+    assert "<table" in display.data["text/html"]
+
+
+async def test_a_huge_value_is_cut_and_says_so(machine):
+    result = await run(machine, "from IPython.display import HTML\ndisplay(HTML('x' * 300_000)); list(range(100_000))")
+    assert "text/html" not in result.displays[0].data
+    assert len(result.shown[1]) < 100_000
+    result = await run(machine, "'x' * 300_000")
+    assert "characters left out" in result.shown[0]
+
+
+async def test_displays_beyond_the_limit_are_counted(machine):
+    result = await run(machine, "for i in range(100): display('x' * 100)", max_display_bytes=1000)
+    assert result.finished.output.displays_dropped == 100 - len(result.displays)
+    assert 0 < len(result.displays) < 10
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "plt.plot([1, 2])\nplt.show()",
+        "plt.plot([1, 2]);",
+        "fig, ax = plt.subplots(); ax.plot([1, 2]); None",
+        "import matplotlib; matplotlib.use('Agg'); plt.figure(); plt.plot([1, 2]); None",
+        "plt.plot([1, 2])\nraise ValueError",
+    ],
+)
+async def test_every_figure_lands_as_a_png_without_being_saved(machine, code):
+    result = await run(machine, f"import matplotlib.pyplot as plt\n{code}")
+    (path,) = [path for display in result.displays for path in display.files]
+    assert path.startswith("/tmp/outputs/figure-")
+    (artifact,) = [event for event in result.events if isinstance(event, Artifact)]
+    assert (artifact.path, artifact.mime_type) == (path, "image/png")
+    data = (await machine.read(path, limit=10_000_000)).data
+    assert data.startswith(b"\x89PNG")
+    assert artifact.size == len(data)
+
+
+async def test_figure_numbers_are_never_used_twice(machine):
+    plot = "import matplotlib.pyplot as plt; plt.plot([1]); plt.figure(); None"
+    first = [path for display in (await run(machine, plot)).displays for path in display.files]
+    await machine.remove(first[-1])
+    await run(machine, "import os; os._exit(1)")
+    second = [path for display in (await run(machine, plot)).displays for path in display.files]
+    assert len(first) == len(second) == 2
+    assert not set(first) & set(second)
+
+
+async def test_code_that_plots_nothing_does_not_import_matplotlib(machine):
+    await run(machine, "import os; os._exit(0)")
+    assert (await run(machine, "import sys; 'matplotlib' in sys.modules")).shown == ["False"]
+
+
+async def test_new_and_changed_files_are_artifacts_of_the_run_that_made_them(machine):
+    write = "open('/tmp/outputs/a.csv', 'a').write('x')\nNone"
+    for size in (1, 2):
+        artifacts = [event for event in (await run(machine, write)).events if isinstance(event, Artifact)]
+        assert artifacts == [Artifact("/tmp/outputs/a.csv", size, "text/csv")]
+    await machine.write("/tmp/outputs/from-host.txt", b"x")
+    assert not [event for event in (await run(machine, "1")).events if isinstance(event, Artifact)]
+
+
+async def test_output_streams_while_the_code_runs(machine):
+    code = "import os\nprint('first')\nwhile not os.path.exists('/workspace/go'): pass\nprint('second')"
+    async with machine.run(RunCode(code)) as events:
+        assert await anext(events) == Output("stdout", "first\n")
+        await machine.write("go", b"")
+        rest = Result([event async for event in events])
+    await machine.remove("go")
+    assert rest.stdout == "second\n"
+
+
+async def test_output_comes_before_what_is_shown_after_it(machine):
+    result = await run(machine, "for i in range(50):\n    print(i)\n    display(i)\n'end'")
+    kinds = [event.text if isinstance(event, Output) else event.data["text/plain"] for event in result.events[:-1]]  # type: ignore[union-attr]
+    assert [text.strip() for text in kinds] == [str(i) for i in range(50) for _ in "ab"] + ["'end'"]
+
+
+async def test_stderr_and_subprocesses_are_captured(machine):
+    code = """import sys, os, subprocess
+print("to err", file=sys.stderr)
+os.write(1, b"raw\\n")
+subprocess.run(["sh", "-c", "echo child; echo complaint >&2"])
+os.system("echo system")
+!echo magic
+"""
+    result = await run(machine, code)
+    assert result.stdout.split() == ["raw", "child", "system", "magic"]
+    assert result.stderr.split() == ["to", "err", "complaint"]
+
+
+async def test_a_character_written_in_two_pieces_stays_whole(machine):
+    code = "import os, time\nfor b in 'grün €'.encode():\n    os.write(1, bytes([b]))\n    time.sleep(0.01)"
+    result = await run(machine, code)
+    assert result.stdout == "grün €"
+    result = await run(machine, r"import os; os.write(1, b'a\xff\xfeb'); None")
+    assert result.stdout == "a\ufffd\ufffdb"
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("1/0", "ZeroDivisionError", "division by zero"),
+        ("def f():\n    raise KeyError('x')\nf()", "KeyError", "'x'"),
+        ("def f(:", "SyntaxError", "invalid syntax"),
+        ("return 1", "SyntaxError", "'return' outside function"),
+        ("  x = 1\n y = 2", "IndentationError", "unexpected indent"),
+        ("%nosuchmagic", "UsageError", "not found"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("raise BaseException('odd')", "BaseException", "odd"),
+        ("input('name? ')", "EOFError", "there is no stdin"),
+        ("class E(Exception):\n    def __str__(self): raise ValueError\nraise E", "E", "cannot be shown"),
+        ("raise ExceptionGroup('two', [ValueError(1), KeyError(2)])", "ExceptionGroup", "two"),
+    ],
+)
+async def test_an_exception_is_a_result_with_the_users_traceback(machine, code, name, message):
+    result = await run(machine, code)
+    error = result.finished.error
+    assert (result.finished.status, result.finished.state) == ("error", "kept")
+    assert error is not None
+    assert error.name == name
+    assert message in error.message
+    assert name in error.traceback
+    assert "\x1b" not in error.traceback
+    assert "kernels/python.py" not in error.traceback
+
+
+async def test_a_traceback_shows_the_line_in_the_cell(machine):
+    result = await run(machine, "def f(n):\n    return 1 / n\n\nf(0)")
+    error = result.finished.error
+    assert error is not None
+    assert "line 4, in <module>\n    f(0)" in error.traceback
+    assert "line 2, in f\n    return 1 / n\n           ~~^~~" in error.traceback
+
+
+async def test_endless_recursion_is_told_briefly(machine):
+    result = await run(machine, "def f(): f()\nf()")
+    error = result.finished.error
+    assert error is not None
+    assert error.name == "RecursionError"
+    assert len(error.traceback) < 5000
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("import sys; sys.exit(3)", 3),
+        ("exit", 0),
+        ("exit()", 0),
+        ("quit(4)", 4),
+        ("raise SystemExit('bye')", 1),
+    ],
+)
+async def test_exit_ends_the_run_and_keeps_the_state(machine, code, exit_code):
+    await run(machine, "x = 1")
+    result = await run(machine, code)
+    assert (result.finished.status, result.finished.exit_code) == ("exited", exit_code)
+    assert result.finished.state == "kept"
+    assert ("bye" in result.stderr) == ("bye" in code)
+    assert (await run(machine, "x")).shown == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code", "signal"),
+    [
+        ("os._exit(3)", "exited", 3, None),
+        ("os.kill(os.getpid(), 9)", "killed", None, "SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "killed", None, "SIGSEGV"),
+        ("os.closerange(3, 1000)", None, None, None),
+    ],
+)
+async def test_a_kernel_that_dies_is_replaced_and_the_loss_is_told(machine, code, status, exit_code, signal):
+    await run(machine, "x = 1")
+    result = await run(machine, f"import os\nprint('last words')\n{code}")
+    assert result.stdout == "last words\n"
+    assert result.finished.state == "lost"
+    if status:
+        finished = result.finished
+        assert (finished.status, finished.exit_code, finished.signal) == (status, exit_code, signal)
+    after = await run(machine, "'x' in globals()")
+    assert after.shown == ["False"]
+
+
+async def test_an_interrupted_run_keeps_the_state(machine):
+    await run(machine, "x = 1")
+    async with machine.run(RunCode("import time; x = 2; print('on')\ntime.sleep(1000)")) as events:
+        assert await anext(events) == Output("stdout", "on\n")
+        await events.stop()
+        result = Result([event async for event in events])
+    assert (result.finished.status, result.finished.state) == ("interrupted", "kept")
+    assert result.finished.error is not None
+    assert result.finished.error.name == "KeyboardInterrupt"
+    assert (await run(machine, "x")).shown == ["2"]
+
+
+async def test_a_run_that_cannot_be_interrupted_is_killed(machine):
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on')\nwhile True: pass"
+    async with machine.run(RunCode(code, grace_s=0.1)) as events:
+        await anext(events)
+        await events.stop()
+        result = Result([event async for event in events])
+    finished = result.finished
+    assert (finished.status, finished.state, finished.signal) == ("killed", "lost", "SIGKILL")
+    assert (await run(machine, "1 + 1")).shown == ["2"]
+
+
+async def test_a_signal_handler_left_behind_does_not_make_the_next_run_unstoppable(machine):
+    await run(machine, "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); None")
+    async with machine.run(RunCode("print('on')\nwhile True: pass")) as events:
+        await anext(events)
+        await events.stop()
+        result = Result([event async for event in events])
+    assert result.finished.status == "interrupted"
+
+
+async def test_a_cancelled_run_frees_its_machine(machine):
+    await run(machine, "x = 1")
+    with anyio.move_on_after(0.2):
+        await run(machine, "while True: pass")
+    assert (await run(machine, "x")).shown == ["1"]
+
+
+async def test_stopping_a_run_that_has_ended_is_harmless(machine):
+    async with machine.run(RunCode("1")) as events:
+        await events.wait_finished()
+        await events.stop()
+    assert (await run(machine, "2")).shown == ["2"]
+
+
+async def test_only_one_run_at_a_time(machine):
+    async with machine.run(RunCode("print('on')\nwhile True: pass")) as events:
+        await anext(events)
+        with pytest.raises(RequestRefused) as caught:
+            await run(machine, "1")
+        assert caught.value.code == "busy"
+        await machine.write("during.txt", b"still served")
+        assert (await machine.read("during.txt", limit=100)).data == b"still served"
+    assert (await run(machine, "2")).shown == ["2"]
+
+
+async def test_a_fork_that_returns_from_the_code_does_not_speak_as_the_kernel(machine):
+    code = "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('child' if pid == 0 else 'parent')\npid > 0"
+    result = await run(machine, code)
+    assert sorted(result.stdout.split()) == ["False", "child", "parent"]
+    assert result.shown == ["True"]
+    assert (await run(machine, "1 + 1")).shown == ["2"]
+
+
+async def test_multiprocessing_works(machine):
+    code = "from multiprocessing import Pool\ndef f(x): return x * x\nwith Pool(2) as p: r = p.map(f, [1, 2, 3])\nr"
+    assert (await run(machine, code)).shown == ["[1, 4, 9]"]
+
+
+async def test_a_process_left_behind_neither_blocks_nor_corrupts(machine):
+    await run(machine, "import subprocess; p = subprocess.Popen(['sh', '-c', 'while :; do echo noise; done'])")
+    for number in range(5):
+        assert (await run(machine, f"{number}", head_bytes=1000, tail_bytes=1000)).shown == [str(number)]
+    result = await run(machine, "p.kill(); p.wait()")
+    assert result.finished.status == "ok"
+
+
+async def test_a_thread_left_behind_neither_blocks_nor_corrupts(machine):
+    code = """import threading
+on = True
+def chatter():
+    while on: print('thread'); display('thread')
+t = threading.Thread(target=chatter); t.start()"""
+    await run(machine, code)
+    for number in range(5):
+        assert str(number) in (await run(machine, f"{number}")).shown
+    result = await run(machine, "on = False; t.join()")
+    assert result.finished.status == "ok"
+
+
+async def test_a_flood_gives_head_tail_whole_file_and_true_totals(machine):
+    line = "x" * 99 + "\n"
+    code = "import sys\nfor i in range(500): sys.stdout.write(('x' * 99 + '\\n') * 1000)\nprint('the end')"
+    result = await run(machine, code, head_bytes=10_000, tail_bytes=5_000)
+    total = 500 * 1000 * 100 + len("the end\n")
+    output = result.finished.output
+    assert result.finished.status == "ok"
+    assert (output.stdout_bytes, output.stderr_bytes, output.spill_complete) == (total, 0, True)
+    assert len(result.stdout) == 15_000
+    assert result.stdout.startswith(line)
+    assert result.stdout.endswith("the end\n")
+    assert sum(event.gap_bytes for event in result.events if isinstance(event, Output)) == total - 15_000
+    assert output.stdout_spill is not None
+    assert not [event for event in result.events if isinstance(event, Artifact)]
+    assert (await machine.stat(output.stdout_spill)).size == total
+    end = await machine.read(output.stdout_spill, offset=total - 8, limit=100)
+    assert (end.data, end.eof, end.size) == (b"the end\n", True, total)
+    await machine.remove(output.stdout_spill)
+
+
+async def test_a_spill_that_does_not_fit_the_disk_is_said_to_be_incomplete(machine):
+    fill = "f = open('/tmp/fill', 'wb')\ntry:\n    while True: f.write(b'x' * 1_000_000)\nexcept OSError: pass"
+    await run(machine, fill)
+    result = await run(machine, "for i in range(10_000): print('y' * 99)", head_bytes=1000, tail_bytes=1000)
+    output = result.finished.output
+    assert (result.finished.status, output.stdout_bytes, output.spill_complete) == ("ok", 1_000_000, False)
+    with pytest.raises(RequestRefused) as caught:
+        await machine.write("/tmp/big", b"x" * 5_000_000)
+    assert caught.value.code == "no_space"
+    await run(machine, "import os; os.remove('/tmp/fill')")
+    assert not [
+        entry for entry in (await machine.list("/tmp", recursive=False, max_entries=100)).entries if "big" in entry.path
+    ]
+
+
+async def test_stdin_is_empty(machine):
+    assert (await run(machine, "import sys; sys.stdin.read()")).shown == ["''"]
+    assert (await run(machine, "!cat")).finished.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("%pwd", "/workspace"),
+        ("pwd", "/workspace"),
+        ("!echo hello", "hello"),
+        ("x = !echo lines\nx", "lines"),
+        ("%%bash\necho cell", "cell"),
+        ("%timeit -n1 -r1 1", "per loop"),
+        ("%%time\nsum(range(10))", "Wall time"),
+        ("len?", "Return the number of items"),
+        (">>> 1 + 1", "2"),
+        ("    indented = 7\n    indented", "7"),
+        ("import asyncio\nawait asyncio.sleep(0)\n'awaited'", "awaited"),
+        ("from __future__ import annotations\ndef f(x: nosuch): pass\n'future'", "future"),
+        ("get_ipython().user_ns is globals()", "True"),
+        ("__name__", "__main__"),
+        ("import sys; sys.argv", "['']"),
+        ("import inspect\ndef f(): return 42\ninspect.getsource(f)", "return 42"),
+    ],
+)
+async def test_ipython_is_all_there(machine, code, expected):
+    result = await run(machine, code)
+    assert result.finished.error is None
+    assert expected in result.stdout + "".join(result.shown)
+
+
+async def test_the_agents_own_modules_do_not_hide_the_users(machine):
+    await machine.write("guest.py", b"value = 'mine'")
+    assert (await run(machine, "import guest; guest.value")).shown == ["'mine'"]
+    await machine.remove("guest.py")
+
+
+@pytest.mark.parametrize(
+    "expression", ["random.random()", "numpy.random.rand()", "tempfile.mktemp()", "uuid.uuid1().node"]
+)
+async def test_a_refresh_changes_what_random_generators_give(machine, expression):
+    setup = (
+        "import random, numpy, tempfile, uuid\nrandom.seed(1); numpy.random.seed(1); uuid.getnode(); tempfile.mktemp()"
+    )
+    await run(machine, f"{setup}\nexpected = {expression}\n{setup}")
+    await machine.refresh(Identity("clone", "f" * 32, bytes(range(32))))
+    if "uuid" in expression:
+        assert (await run(machine, "uuid._node")).shown == []
+    else:
+        assert (await run(machine, f"{expression} == expected")).shown == ["False"]
+
+
+async def test_a_new_kernel_does_not_repeat_the_random_values_of_the_last(machine):
+    values = set()
+    for _ in range(3):
+        await run(machine, "import os; os._exit(0)")
+        values.update((await run(machine, "import random, numpy.random; (random.random(), numpy.random.rand())")).shown)
+    assert len(values) == 3
+
+
+async def test_a_refresh_gives_the_machine_its_identity(machine):
+    refreshed = await machine.refresh(Identity("clone-7", "ab" * 16, b"e" * 64))
+    assert abs(refreshed.clock_skew_s) < 1.0
+    assert refreshed.hostname_set
+    assert not refreshed.clock_settable
+    assert (await run(machine, "import socket; socket.gethostname()")).shown == ["'clone-7'"]
+    assert (await machine.read("/etc/hostname", limit=100)).data == b"clone-7\n"
+    assert (await machine.read("/etc/machine-id", limit=100)).data == b"ab" * 16 + b"\n"
+
+
+async def test_usage_is_plausible(machine):
+    usage = await machine.usage()
+    assert 0 < usage.memory_available <= usage.memory_total
+    assert 0 < usage.disk_free <= usage.disk_total
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+async def test_code_runs_as_an_ordinary_user_who_cannot_touch_the_agent(machine):
+    assert (await run(machine, "import os; os.getuid(), os.getgid(), os.getgroups()")).shown == ["(1000, 1000, [])"]
+    code = """import os
+denied = 0
+for pid in [int(name) for name in os.listdir('/proc') if name.isdigit()]:
+    if os.stat(f'/proc/{pid}').st_uid != 1000:
+        try: os.kill(pid, 9)
+        except PermissionError: denied += 1
+denied"""
+    assert int((await run(machine, code)).shown[0]) >= 2  # agent, zygote
+    assert (await run(machine, "open('/etc/passwd', 'a')")).finished.error.name == "PermissionError"  # type: ignore[union-attr]
+    with pytest.raises(RequestRefused) as caught:
+        await machine.write("/etc/passwd", b"x")
+    assert caught.value.code == "denied"
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+async def test_nothing_of_a_killed_kernel_survives_it(machine):
+    daemon = """import os, subprocess
+subprocess.Popen(['setsid', 'sleep', '4242'], start_new_session=True)
+os._exit(1)"""
+    await run(machine, daemon)
+    names = "[open(f'/proc/{p}/cmdline').read() for p in __import__('os').listdir('/proc') if p.isdigit()]"
+    assert "4242" not in (await run(machine, names)).shown[0]
+
+
+async def test_the_first_run_starts_a_kernel_when_none_was_warmed():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            assert (await run(client, "1 + 1")).shown == ["2"]
+
+
+async def test_warm_up_code_that_fails_says_how():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            with pytest.raises(RequestRefused, match="no_such_module"):
+                await client.warm("import no_such_module", LIMIT_S)
+
+
+async def test_warm_up_imports_are_there_and_its_names_are_not():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("import xml.dom; leak = 1") as client:
+            assert (await run(client, "import sys; 'xml.dom' in sys.modules")).shown == ["True"]
+            assert (await run(client, "'leak' in globals()")).shown == ["False"]

@@ -1,0 +1,475 @@
+"""The host's client against agents that are hostile, slow, broken or gone."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+
+import anyio
+import pytest
+from anyio.streams.stapled import StapledObjectStream
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from guest.client.client import MAX_LATE_BYTES, AgentClient
+from guest.client.messages import Artifact, Display, Finished, Identity, Output, RunCode
+from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
+from guest.protocol import MAGIC, MAX_BODY, PREFIX, Decoder, Frame, encode
+
+TIMEOUT_S = 20.0
+DONE: dict[str, Any] = {
+    "ok": True,
+    "status": "ok",
+    "state": "kept",
+    "exit_code": 0,
+    "duration_s": 0.1,
+    "output": {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0},
+}
+
+
+class Pipe:
+    """One end of an in-memory byte stream."""
+
+    def __init__(self, stream: StapledObjectStream[bytes]) -> None:
+        self._stream = stream
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        return await self._stream.receive()
+
+    async def send(self, item: bytes) -> None:
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class FakeAgent:
+    """The machine's end: answers hello, then does whatever a test makes it do."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self.decoder = Decoder()
+        self.waiting: list[Frame] = []
+
+    async def next(self) -> Frame:
+        while not self.waiting:
+            self.waiting = self.decoder.feed(await self.pipe.receive())
+        return self.waiting.pop(0)
+
+    async def expect(self, op: str) -> int:
+        frame = await self.next()
+        assert frame.header["op"] == op
+        number = frame.header["id"]
+        assert isinstance(number, int)
+        return number
+
+    async def reply(self, number: Any, header: dict[str, Any], body: bytes = b"") -> None:
+        await self.pipe.send(encode({"id": number, **header}, body))
+
+    async def greet(self, **changes: Any) -> None:
+        frame = await self.next()
+        answer = {"ok": True, "version": 1, "nonce": frame.header["nonce"], "agent": "x", "language": "python"}
+        await self.reply(frame.header["id"], {**answer, "language_version": "3", **changes})
+
+
+Script = Callable[[FakeAgent], Awaitable[None]]
+
+
+@asynccontextmanager
+async def connected(script: Script, *, greet: bool = True, timeout_s: float = TIMEOUT_S) -> AsyncIterator[AgentClient]:
+    """A client whose agent follows a script."""
+    to_guest, from_host = anyio.create_memory_object_stream[bytes](100)
+    to_host, from_guest = anyio.create_memory_object_stream[bytes](100)
+    ours = Pipe(StapledObjectStream(to_guest, from_guest))
+    agent = FakeAgent(Pipe(StapledObjectStream(to_host, from_host)))
+
+    async def play() -> None:
+        try:
+            if greet:
+                await agent.greet()
+            await script(agent)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
+            pass  # the client has left
+
+    failure: BaseException | None = None
+    with anyio.fail_after(TIMEOUT_S):
+        async with anyio.create_task_group() as tasks, agent.pipe:
+            tasks.start_soon(play)
+            try:
+                async with AgentClient.open(ours, timeout_s=timeout_s) as client:  # type: ignore[arg-type]
+                    yield client
+            except BaseException as error:  # told outside of the task group, which would wrap it
+                failure = error
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def forever(_agent: FakeAgent) -> None:
+    await anyio.sleep_forever()
+
+
+async def test_a_wrong_protocol_version_says_what_to_do():
+    async def script(agent: FakeAgent) -> None:
+        await agent.greet(version=7)
+        await anyio.sleep_forever()
+
+    with pytest.raises(ProtocolError, match="protocol 7, this host 1; rebuild"):
+        async with connected(script, greet=False):
+            pass
+
+
+async def test_a_greeting_with_another_nonce_is_refused():
+    async def script(agent: FakeAgent) -> None:
+        await agent.greet(nonce="stale")
+        await anyio.sleep_forever()
+
+    with pytest.raises(ProtocolError, match="not the answer to ours"):
+        async with connected(script, greet=False):
+            pass
+
+
+async def test_what_an_earlier_conversation_left_on_the_wire_is_passed_over():
+    async def script(agent: FakeAgent) -> None:
+        await agent.pipe.send(b"half a frame" + encode({"id": 3, "ok": True}))
+        await agent.greet()
+        await anyio.sleep_forever()
+
+    async with connected(script, greet=False) as client:
+        assert client.hello.language == "python"
+
+
+async def test_an_agent_that_never_greets_is_a_timeout():
+    with pytest.raises(AgentTimeout):
+        async with connected(forever, greet=False, timeout_s=0.05):
+            pass
+
+
+async def test_an_agent_that_never_answers_is_a_timeout_and_the_client_goes_on():
+    async def script(agent: FakeAgent) -> None:
+        first = await agent.expect("stat")
+        second = await agent.expect("remove")
+        await agent.reply(first, {"ok": True, "file": {}})  # late: nobody waits for it any more
+        await agent.reply(second, {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script, timeout_s=0.2) as client:
+        with pytest.raises(AgentTimeout):
+            await client.stat("x")
+        await client.remove("x")
+
+
+async def test_a_cancelled_request_leaves_the_client_usable():
+    async def script(agent: FakeAgent) -> None:
+        first = await agent.expect("usage")
+        second = await agent.expect("remove")
+        await agent.reply(first, {"ok": True})
+        await agent.reply(second, {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with anyio.move_on_after(0.01):
+            await client.usage()
+        await client.remove("x")
+
+
+async def test_a_machine_that_goes_fails_all_requests_with_agent_gone():
+    async def script(agent: FakeAgent) -> None:
+        await agent.expect("run")
+        await agent.expect("stat")
+        await agent.pipe.aclose()
+
+    async with connected(script) as client, client.run(RunCode("1")) as run:
+        with pytest.raises(AgentGone):
+            await client.stat("x")
+        with pytest.raises(AgentGone):
+            await run.wait_finished()
+        with pytest.raises(AgentGone):
+            await client.stat("y")
+
+
+async def test_a_refusal_is_an_error_of_that_request_alone():
+    async def script(agent: FakeAgent) -> None:
+        number = await agent.expect("stat")
+        await agent.reply(number, {"ok": False, "error": {"code": "not_found", "message": "no such file"}})
+        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(RequestRefused, match="no such file") as caught:
+            await client.stat("x")
+        assert caught.value.code == "not_found"
+        await client.remove("x")
+
+
+ATTACKS: dict[str, Callable[[int], bytes]] = {
+    "giant length": lambda _: PREFIX.pack(MAGIC, 2**31, 2**31),
+    "garbage": lambda _: b"\x00" * 100,
+    "invalid UTF-8": lambda _: PREFIX.pack(MAGIC, 2, 0) + b"\xff\xff",
+    "deep nesting": lambda _: PREFIX.pack(MAGIC, 60_000, 0) + b"[" * 60_000,
+    "negative id": lambda _: encode({"id": -1, "ok": True}),
+    "unknown id": lambda number: encode({"id": number + 1000, "ok": True}),
+    "no id": lambda _: encode({"ok": True}),
+    "boolean id": lambda _: encode({"id": True, "ok": True}),
+    "text id": lambda number: encode({"id": str(number), "ok": True}),
+    "neither event nor answer": lambda number: encode({"id": number}),
+    "an event for a plain request": lambda number: encode({"id": number, "event": "output"}),
+    "ok that is no boolean": lambda number: encode({"id": number, "ok": 1}),
+    "refusal without error": lambda number: encode({"id": number, "ok": False}),
+    "refusal with wrong error": lambda number: encode({"id": number, "ok": False, "error": {"code": 1}}),
+    "answer without fields": lambda number: encode({"id": number, "ok": True}),
+    "answer with wrong types": lambda number: encode({"id": number, "ok": True, "file": {"path": 1, "kind": []}}),
+    "negative size": lambda number: encode(
+        {"id": number, "ok": True, "file": {"path": "a", "kind": "file", "size": -1, "mtime": 0}}
+    ),
+    "unknown kind": lambda number: encode(
+        {"id": number, "ok": True, "file": {"path": "a", "kind": "disk", "size": 1, "mtime": 0}}
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_an_attack_is_a_protocol_error_and_nothing_is_believed_afterwards(attack):
+    async def script(agent: FakeAgent) -> None:
+        await agent.pipe.send(ATTACKS[attack](await agent.expect("stat")))
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            await client.stat("x")
+        with pytest.raises(ProtocolError):
+            await client.usage()
+
+
+async def test_more_of_a_file_than_was_asked_for_is_an_attack():
+    async def script(agent: FakeAgent) -> None:
+        number = await agent.expect("read")
+        await agent.reply(number, {"ok": True, "size": 5, "eof": True}, b"12345")
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            await client.read("x", limit=4)
+
+
+async def test_a_longer_listing_than_was_asked_for_is_an_attack():
+    entry = {"path": "a", "kind": "file", "size": 1, "mtime": 0.0}
+
+    async def script(agent: FakeAgent) -> None:
+        number = await agent.expect("list")
+        await agent.reply(number, {"ok": True, "truncated": False}, json.dumps([entry] * 3).encode())
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            await client.list("x", recursive=False, max_entries=2)
+
+
+async def collect(client: AgentClient, request: RunCode) -> list[object]:
+    async with client.run(request) as run:
+        return [event async for event in run]
+
+
+async def test_a_run_gives_its_events_in_order_and_ends_with_finished():
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, {"event": "output", "stream": "stdout"}, "grün".encode()[:3])
+        await agent.reply(run, {"event": "display", "files": ["/tmp/outputs/a.png"]}, b'{"text/plain": "5"}')
+        await agent.reply(run, {"event": "output", "stream": "stdout"}, "grün".encode()[3:])
+        await agent.reply(run, {"event": "artifact", "path": "/tmp/outputs/a.png", "size": 3})
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        events = await collect(client, RunCode("1"))
+    assert events[:-1] == [
+        Output("stdout", "gr"),
+        Display({"text/plain": "5"}, ("/tmp/outputs/a.png",)),
+        Output("stdout", "ün"),
+        Artifact("/tmp/outputs/a.png", 3, "image/png"),
+    ]
+    assert isinstance(events[-1], Finished)
+
+
+async def test_no_character_is_split_by_a_gap():
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, {"event": "output", "stream": "stderr"}, "aü".encode()[:-1])
+        await agent.reply(run, {"event": "output", "stream": "stderr", "gap": 10}, "€b".encode()[1:])
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        events = await collect(client, RunCode("1"))
+    assert events[:-1] == [Output("stderr", "a"), Output("stderr", "\ufffdb", 10)]
+
+
+RUN_ATTACKS: dict[str, dict[str, Any]] = {
+    "unknown event": {"event": "explode"},
+    "unknown stream": {"event": "output", "stream": "stdin"},
+    "negative gap": {"event": "output", "stream": "stdout", "gap": -5},
+    "artifact without a path": {"event": "artifact", "size": 1},
+    "files that are no list": {"event": "display", "files": "abc"},
+    "unknown status": {**DONE, "status": "great"},
+    "unknown state": {**DONE, "state": None},
+    "no output totals": {**DONE, "output": None},
+    "text as exit code": {**DONE, "exit_code": "0"},
+    "error that is no object": {**DONE, "error": "boom"},
+    "infinite duration": {**DONE, "duration_s": 1e300},
+}
+
+
+@pytest.mark.parametrize("attack", RUN_ATTACKS)
+async def test_a_run_is_not_fooled_either(attack):
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, RUN_ATTACKS[attack], b"{}")
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            await collect(client, RunCode("1"))
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        ({"event": "output", "stream": "stdout"}, b"x" * 50_000),
+        ({"event": "output", "stream": "stdout"}, b""),
+        ({"event": "display"}, b'{"text/plain": "' + b"x" * 50_000 + b'"}'),
+        ({"event": "display"}, b"{}"),
+        ({"event": "artifact", "path": "/tmp/outputs/a", "size": 1}, b""),
+    ],
+)
+async def test_endless_events_end_in_a_protocol_error(header, body):
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        while True:
+            await agent.reply(run, header, body)
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            async with client.run(RunCode("1", head_bytes=1000, tail_bytes=1000, max_display_bytes=1000)):
+                await client.stat("never answered")
+
+
+async def test_answers_to_ended_requests_are_dropped_but_not_for_ever():
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, DONE)
+        number = await agent.expect("remove")
+        await agent.reply(run, DONE)
+        await agent.reply(number, {"ok": True})
+        for _ in range(MAX_LATE_BYTES // MAX_BODY + 1):
+            await agent.reply(run, {"event": "output", "stream": "stdout"}, b"x" * MAX_BODY)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        await collect(client, RunCode("1"))
+        await client.remove("x")
+        with pytest.raises(ProtocolError, match="requests that have ended"):
+            await client.stat("x")
+
+
+async def test_unread_events_of_a_run_hold_up_nobody():
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        for _ in range(200):
+            await agent.reply(run, {"event": "output", "stream": "stdout"}, b"x" * 100)
+        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client, client.run(RunCode("1")) as run:
+        await client.remove("x")
+        texts = [event.text async for event in run if isinstance(event, Output)]
+        assert len("".join(texts)) == 20_000
+
+
+async def test_leaving_a_run_stops_it():
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(await agent.expect("stop"), {"ok": True})
+        await agent.reply(run, {**DONE, "status": "interrupted"})
+        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with anyio.move_on_after(0.01):
+            async with client.run(RunCode("1")) as run:
+                await run.wait_finished()
+        assert run.finished is not None
+        assert run.finished.status == "interrupted"
+        await client.remove("x")
+
+
+async def test_a_run_that_cannot_be_stopped_breaks_the_client(monkeypatch):
+    monkeypatch.setattr("guest.client.client.KILL_MARGIN_S", 0.05)
+
+    async def script(agent: FakeAgent) -> None:
+        await agent.expect("run")
+        await agent.reply(await agent.expect("stop"), {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with anyio.move_on_after(0.01):
+            async with client.run(RunCode("1", grace_s=0.0)) as run:
+                await run.wait_finished()
+        with pytest.raises(AgentTimeout, match="could not be stopped"):
+            await client.stat("x")
+
+
+async def test_code_that_does_not_fit_a_frame_is_refused_here():
+    async with connected(forever) as client:
+        with pytest.raises(RequestRefused) as caught:
+            async with client.run(RunCode("x" * (MAX_BODY + 1))):
+                pass
+        assert caught.value.code == "too_large"
+
+
+async def test_a_refresh_needs_entropy():
+    async with connected(forever) as client:
+        with pytest.raises(ValueError, match="32 bytes"):
+            await client.refresh(Identity("host", "0" * 32, b"short"))
+
+
+async def test_an_exception_in_the_block_comes_out_as_it_is():
+    with pytest.raises(KeyError, match="mine"):
+        async with connected(forever):
+            raise KeyError("mine")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.sampled_from(
+    ["ok", "event", "stream", "gap", "files", "path", "size", "status", "state", "output", "error"]
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.dictionaries(FIELDS, JSON, max_size=6), st.binary(max_size=50)), max_size=5))
+def test_whatever_a_hostile_agent_sends_only_guest_errors_come_out(frames):
+    async def script(agent: FakeAgent) -> None:
+        number = await agent.expect("run")
+        for header, body in frames:
+            await agent.reply(number, header, body)
+        await agent.pipe.aclose()
+
+    async def main() -> None:
+        async with connected(script) as client:
+            with suppress(GuestError):
+                await collect(client, RunCode("1"))
+
+    anyio.run(main)
