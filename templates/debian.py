@@ -1,0 +1,98 @@
+"""The base layer of a machine: a small Debian with Python, as one tar file."""
+
+import shlex
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from templates import apt
+from templates.tools import Tools
+
+BASE_TAR = "base.tar"
+RECIPE = 3  # raise it when a change here must reach machines that are already built
+
+# The agent and every kernel need Python with its whole standard library, compiled wheels the library of C++.
+# There is no apt: a machine that is offline cannot use it.
+BASE_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+
+# Nobody reads manuals in a sandbox. Licences stay.
+_DPKG_OPTIONS = (
+    "force-unsafe-io",  # the tree is thrown away if anything goes wrong
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/lintian/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-exclude=/usr/share/man/*",
+)
+
+
+def base_inputs(suite: str) -> dict[str, Any]:
+    """What the base layer of a suite depends on."""
+    return {"recipe": RECIPE, "suite": suite, "packages": BASE_PACKAGES, "dpkg": _DPKG_OPTIONS}
+
+
+def layer_inputs(base_key: str, packages: Sequence[str]) -> dict[str, Any]:
+    """What a layer of further packages on top of a base depends on."""
+    return {"recipe": RECIPE, "base": base_key, "packages": sorted(set(packages))}
+
+
+async def make_base(tools: Tools, staging: Path, suite: str) -> dict[str, Any]:
+    """Install the smallest Debian that has Python into `staging`/base.tar."""
+    await _mmdebstrap(tools, staging, suite, BASE_PACKAGES, "--variant=essential")
+    return {}
+
+
+async def make_layer(
+    tools: Tools, staging: Path, suite: str, base_tar: Path, packages: Sequence[str]
+) -> dict[str, Any]:
+    """Install `packages` on top of a base that is already made; the result is a whole base of its own."""
+    await _mmdebstrap(
+        tools,
+        staging,
+        suite,
+        # dpkg is there already, but the variant "custom" refuses to work without it being named.
+        ("dpkg", *packages),
+        "--variant=custom",
+        "--skip=check/empty",
+        f"--setup-hook=tar-in {shlex.quote(str(base_tar))} /",
+    )
+    return {}
+
+
+async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequence[str], *options: str) -> None:
+    sources = staging / "debian.sources"
+    text = apt.sources_for(suite)
+    if text is not None:
+        sources.write_text(text)
+    await tools.run(
+        [
+            "mmdebstrap",
+            *options,
+            f"--include={','.join(packages)}",
+            '--aptopt=Acquire::Languages "none"',
+            *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS),
+            suite,
+            str(staging / BASE_TAR),
+            *([str(sources)] if text is not None else []),
+        ]
+    )
+    sources.unlink(missing_ok=True)
+    whole = staging / "whole.tar"
+    (staging / BASE_TAR).rename(whole)
+    await anyio.to_thread.run_sync(_copy_without_devices, whole, staging / BASE_TAR)
+    whole.unlink()
+
+
+def _copy_without_devices(source: Path, target: Path) -> None:
+    """Leave out /dev: ordinary users cannot unpack devices, and machines get theirs from their own kernel.
+
+    `tar --delete` would do the same, but it damages archives with extended headers.
+    """
+    with tarfile.open(source, "r:") as old, tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as new:
+        for member in old:
+            if not member.name.startswith(("./dev/", "dev/")):
+                new.addfile(member, old.extractfile(member) if member.isreg() else None)

@@ -1,0 +1,152 @@
+"""From a base layer to the read-only root image of a template."""
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from templates.model import Template
+from templates.tools import StepFailed, Tools
+
+IMAGE = "root.erofs"
+RECIPE = 2  # raise it when a change here must reach machines that are already built
+SANDBOX_UID = 1000  # whom user code runs as; the agent knows it too
+HOME = "/workspace"
+
+# The same in every image: nobody looks for it, and a random one would be one more difference between builds.
+_UUID = "6d637073-6273-4d78-8000-000000000001"
+
+# Files that would give away the host that built the image, or that must differ between machines.
+_IDENTITY = {
+    "etc/hostname": "sandbox\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "etc/resolv.conf": "",
+    "etc/machine-id": "",
+}
+_ACCOUNTS = {
+    "etc/passwd": f"sandbox:x:{SANDBOX_UID}:{SANDBOX_UID}:Sandbox:{HOME}:/bin/bash\n",
+    "etc/group": f"sandbox:x:{SANDBOX_UID}:\n",
+    "etc/shadow": "sandbox:!:20000:0:99999:7:::\n",
+    "etc/gshadow": "sandbox:!::\n",
+}
+
+
+def image_inputs(template: Template, base_key: str) -> dict[str, Any]:
+    """What the image of a template depends on."""
+    return {"recipe": RECIPE, "base": base_key, "wheels": sorted(template.source.debian.wheels)}
+
+
+async def make_image(tools: Tools, staging: Path, template: Template, base_tar: Path) -> dict[str, Any]:
+    """Build `staging`/root.erofs: the base, the wheels, and an account for user code."""
+    tree = staging / "tree"
+    await extract_tree(tools, base_tar, tree)
+    prepare_tree(tree)
+    wheels = await install_wheels(tools, tree, template.source.debian.wheels)
+    await compile_python(tools, tree)
+    await pack_tree(tools, tree, staging / IMAGE)
+    await anyio.to_thread.run_sync(shutil.rmtree, tree)
+    return {"template": template.name, "wheels": wheels}
+
+
+async def extract_tree(tools: Tools, base_tar: Path, tree: Path) -> None:
+    """Unpack a base layer; works for ordinary users, who cannot give files away."""
+    tree.mkdir()
+    options = ("--no-same-owner", "--same-permissions")
+    await tools.run(["tar", "--extract", *options, f"--file={base_tar}", f"--directory={tree}"])
+
+
+def prepare_tree(tree: Path) -> None:
+    """Add the account for user code and take out what belongs to the host."""
+    for name, line in _ACCOUNTS.items():
+        path = tree / name
+        path.write_text(path.read_text() + line if path.exists() else line)
+    for name, text in _IDENTITY.items():
+        (tree / name).unlink(missing_ok=True)  # could be a link to somewhere else
+        (tree / name).write_text(text)
+    (tree / "etc/apt/sources.list").unlink(missing_ok=True)  # names the mirror of the host
+    for name in (HOME, "/run", "/proc", "/sys", "/dev"):
+        (tree / name.lstrip("/")).mkdir(exist_ok=True)
+
+
+async def install_wheels(tools: Tools, tree: Path, wheels: Sequence[str]) -> list[str]:
+    """Install wheels for the machine's own Python; returns all that came, with versions."""
+    site = tree / f"usr/local/lib/{guest_python(tree).name}/dist-packages"
+    site.mkdir(parents=True, exist_ok=True)
+    if not wheels:
+        return []
+    pip = importlib.util.find_spec("pip")
+    if pip is None or not pip.submodule_search_locations:
+        raise StepFailed("pip is not installed beside mcp-sandbox; run: python -m ensurepip")
+    command, env = guest_python_command(tree)
+    options = (
+        *("--target", str(site), "--only-binary", ":all:", "--no-compile"),
+        *("--no-input", "--progress-bar", "off", "--disable-pip-version-check", "--root-user-action", "ignore"),
+    )
+    await tools.run([*command, pip.submodule_search_locations[0], "install", *options, *wheels], env=env)
+    _drop_ballast(site)
+    return sorted(path.name.removesuffix(".dist-info").replace("-", "==", 1) for path in site.glob("*.dist-info"))
+
+
+async def compile_python(tools: Tools, tree: Path) -> None:
+    """Compile all Python files once, here: machines could not keep the result, and emulated ones are slow at it.
+
+    Files that do not compile stay as they are; packages ship some on purpose.
+    """
+    program = (
+        "import compileall, sys\n"
+        "for path in sys.argv[2:]:\n"
+        "    compileall.compile_dir(path, quiet=2, workers=0, stripdir=sys.argv[1], prependdir='/')\n"
+    )
+    command, env = guest_python_command(tree)
+    name = guest_python(tree).name
+    paths = [tree / f"usr/lib/{name}", tree / "usr/lib/python3", tree / f"usr/local/lib/{name}/dist-packages"]
+    existing = [str(path) for path in paths if path.is_dir()]
+    await tools.run([*command, "-c", program, str(tree), *existing], env=env)
+
+
+async def pack_tree(tools: Tools, tree: Path, image: Path) -> None:
+    """Pack a tree into one erofs file, uncompressed: unpacking would cost emulated machines dearly.
+
+    Modification times are kept, for compiled Python files are only valid beside the times they were made for.
+    """
+    await tools.run(["mkfs.erofs", "--quiet", "--all-root", "-U", _UUID, str(image), str(tree)])
+
+
+def guest_python(tree: Path) -> Path:
+    """The machine's own interpreter, such as <tree>/usr/bin/python3.11."""
+    link = tree / "usr/bin/python3"
+    if not link.is_symlink() or not re.fullmatch(r"python3\.\d+", target := str(link.readlink())):
+        raise StepFailed("the base layer has no python3")
+    return tree / "usr/bin" / target
+
+
+def guest_python_command(tree: Path) -> tuple[list[str], dict[str, str]]:
+    """How to run the machine's own Python on this host: command and environment.
+
+    Through the machine's own loader and libraries, so that pip chooses wheels and reads requirements exactly
+    as it would in the machine, whichever Python and C library this host has.
+    """
+    loaders = sorted(tree.glob("usr/lib/*/ld-linux-*.so.*"))
+    if not loaders:
+        raise StepFailed("the base layer has no dynamic loader")
+    command = [str(loaders[0]), "--library-path", str(loaders[0].parent), str(guest_python(tree))]
+    env = {
+        "PYTHONHOME": str(tree / "usr"),
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": "",
+    }
+    return command, env
+
+
+def _drop_ballast(site: Path) -> None:
+    """Remove programs nobody can call and the test suites of whole packages.
+
+    Deeper `tests` stay: numpy.testing imports from one.
+    """
+    for path in [site / "bin", *site.glob("*/tests")]:
+        shutil.rmtree(path, ignore_errors=True)

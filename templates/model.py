@@ -1,0 +1,116 @@
+"""What a template.toml says, checked the moment it is read."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from templates.errors import InvalidTemplate, UnknownTemplate
+
+BUILT_IN = Path(__file__).parent  # every directory here with a template.toml is a template
+FILE_NAME = "template.toml"
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+# Both go onto the command line of a package manager: a name must never look like an option or a path.
+DebianPackage = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]
+Wheel = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.!+_-]+$")
+]
+
+
+class _Strict(BaseModel):
+    """A table of template.toml: fixed once read, and a key it does not know is a mistake."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DebianSource(_Strict):
+    """Files taken from a Debian suite, with Python wheels on top."""
+
+    suite: Literal["bookworm", "trixie"]
+    packages: list[DebianPackage] = []
+    wheels: list[Wheel] = Field(default=[], description="exact versions, so that a rebuild gives the same machine")
+
+
+class Source(_Strict):
+    """Where the files of a machine come from."""
+
+    debian: DebianSource
+
+
+class MachineSize(_Strict):
+    """How big a machine of this template is."""
+
+    memory_mb: int = Field(ge=128, le=65536)
+    vcpus: int = Field(default=1, ge=1, le=64)
+    disk_mb: int = Field(ge=64, le=1_048_576, description="room for what the machine writes")
+
+
+class Warmup(_Strict):
+    """What runs once, before the snapshot, so that no sandbox has to wait for it."""
+
+    code: str = ""
+
+
+class Template(_Strict):
+    """One kind of sandbox."""
+
+    name: str
+    title: str = Field(min_length=1, max_length=100)
+    description: str = Field(min_length=1, max_length=2000)
+    language: Literal["python"]
+    source: Source
+    machine: MachineSize
+    warmup: Warmup = Warmup()
+
+
+def load_template(name: str, root: Path = BUILT_IN) -> Template:
+    """Read the template called `name`; raises UnknownTemplate or InvalidTemplate."""
+    path = root / name / FILE_NAME
+    if not NAME.fullmatch(name) or not path.is_file():
+        known = ", ".join(sorted(_names(root))) or "none"
+        raise UnknownTemplate(f"there is no template called {name!r}; there are: {known}")
+    return parse_template(path)
+
+
+def find_templates(root: Path = BUILT_IN) -> dict[str, Template]:
+    """All templates in `root`, by name; one that cannot be read raises InvalidTemplate."""
+    return {name: load_template(name, root) for name in sorted(_names(root))}
+
+
+def parse_template(path: Path) -> Template:
+    """Read one template.toml; its name is that of the directory it lies in."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidTemplate(f"{path}: this is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InvalidTemplate(f"{path}: cannot be read: {error.strerror}") from None
+    if "name" in table:
+        raise InvalidTemplate(f"{path}: name: remove it; a template is called what its directory is called")
+    try:
+        return Template.model_validate({"name": path.parent.name, **table})
+    except ValidationError as error:
+        raise InvalidTemplate("\n".join(_explain(path, error))) from None
+
+
+def _names(root: Path) -> set[str]:
+    return {path.parent.name for path in root.glob(f"*/{FILE_NAME}") if NAME.fullmatch(path.parent.name)}
+
+
+def _explain(path: Path, error: ValidationError) -> list[str]:
+    """One line for each problem: the file, the field, what is wrong and what would be right."""
+    advice = {
+        "extra_forbidden": "there is no such field; remove it or mend its spelling",
+        "missing": "this field is required; add it",
+    }
+    lines = []
+    for problem in error.errors(include_url=False):
+        field = ".".join(str(part) for part in problem["loc"])
+        text = advice.get(problem["type"], problem["msg"])
+        if "wheels" in problem["loc"] and problem["type"] == "string_pattern_mismatch":
+            text = f"{problem['input']!r} must name one exact version, like 'numpy==2.4.6'"
+        lines.append(f"{path}: {field}: {text}")
+    return lines

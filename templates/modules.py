@@ -1,0 +1,72 @@
+"""Which kernel modules a machine needs, and in which order to load them."""
+
+import gzip
+import lzma
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from templates.tools import StepFailed
+
+# What a machine needs before it has a root file system. A kernel may have any of them built in; one that has
+# neither the module nor the code fails in the machine, where /init says so.
+NEEDED = (
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_console",
+    "virtio_rng",
+    "erofs",
+    "ext4",
+    "overlay",
+)
+
+_UNPACK: dict[str, Callable[[bytes], bytes]] = {".ko": bytes, ".xz": lzma.decompress, ".gz": gzip.decompress}
+
+
+def load_order(directory: Path) -> list[tuple[str, bytes]]:
+    """Names and contents of the modules in `directory` (a lib/modules/<version>), each after those it needs.
+
+    Dependencies are read from the modules themselves: modules.dep exists only where a kernel was installed.
+    """
+    files = {_name(path): path for path in sorted(directory.rglob("*.ko*")) if path.suffix != ".zst"}
+    if not files and any(directory.rglob("*.ko.zst")):
+        raise StepFailed(f"the modules in {directory} are compressed with zstd; unpack them with: unzstd --rm")
+    built_in = _built_in(directory)
+    ordered: dict[str, bytes] = {}
+
+    def visit(name: str, path_to_here: tuple[str, ...] = ()) -> None:
+        if name in ordered or name in path_to_here or name not in files:
+            return
+        content = _read(files[name])
+        for needed in _dependencies(content):
+            visit(needed, (*path_to_here, name))
+        ordered[name] = content
+
+    for name in NEEDED:
+        if name not in built_in:
+            visit(name)
+    return list(ordered.items())
+
+
+def _name(path: Path) -> str:
+    return path.name.partition(".")[0].replace("-", "_")
+
+
+def _read(path: Path) -> bytes:
+    return _UNPACK[path.suffix](path.read_bytes())
+
+
+def _dependencies(module: bytes) -> Iterable[str]:
+    """The modules that must be loaded first: "depends" is a need, "softdep pre" a wish; both are met."""
+    for value in re.findall(rb"\0depends=([^\0]*)\0", module):
+        yield from value.decode().replace("-", "_").split(",")
+    for value in re.findall(rb"\0softdep=pre: ([^\0]*)\0", module):
+        yield from value.decode().partition("post:")[0].replace("-", "_").split()
+
+
+def _built_in(directory: Path) -> set[str]:
+    try:
+        lines = (directory / "modules.builtin").read_text().splitlines()
+    except FileNotFoundError:
+        return set()
+    return {_name(Path(line)) for line in lines}

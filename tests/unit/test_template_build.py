@@ -1,0 +1,337 @@
+"""Builds, with tools and machines that only pretend."""
+
+import io
+import tarfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from guest.errors import AgentTimeout
+from templates import image
+from templates.build import Builder, Progress
+from templates.errors import BuildFailed
+from templates.model import Template
+from templates.store import Store
+from templates.tools import LoggedTools, StepFailed
+from vmm.drivers.fake import FakeDriver
+
+pytestmark = pytest.mark.anyio
+
+
+def template(**changes: Any) -> Template:
+    fields = {
+        "name": "tiny",
+        "title": "T",
+        "description": "D",
+        "language": "python",
+        "source": {"debian": {"suite": "bookworm", "packages": [], "wheels": ["numpy==2.4.6"]}},
+        "machine": {"memory_mb": 128, "disk_mb": 64},
+        "warmup": {"code": "import numpy"},
+    }
+    return Template.model_validate(fields | changes)
+
+
+class Workshop:
+    """Pretends to be every tool of a build; remembers which were run and fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.argv: list[Sequence[str]] = []
+        self.broken: str | None = None
+        self.hanging: str | None = None
+        self.started = anyio.Event()
+
+    def tools(self, log_path: Path, on_line: Callable[[str], None]) -> "PretendedTools":
+        return PretendedTools(self, LoggedTools(log_path, on_line))
+
+
+class PretendedTools:
+    def __init__(self, workshop: Workshop, log: LoggedTools) -> None:
+        self._workshop = workshop
+        self._log = log
+
+    def note(self, text: str) -> None:
+        self._log.note(text)
+
+    async def run(
+        self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> list[str]:
+        shop = self._workshop
+        tool = Path(argv[0]).name
+        if tool.startswith("ld-linux"):
+            tool = "pip" if "install" in argv else "compileall"
+        shop.ran.append(tool)
+        shop.argv.append(argv)
+        self.note(f"I am {tool}")
+        if tool == shop.hanging:
+            shop.started.set()
+            await anyio.sleep_forever()
+        if tool == shop.broken:
+            self.note("E: out of luck")
+            raise StepFailed(f"{tool} ended with status 1")
+        return self._pretend(tool, argv, cwd)
+
+    def _pretend(self, tool: str, argv: Sequence[str], cwd: Path | None) -> list[str]:
+        match tool:
+            case "mmdebstrap":
+                _pack_base(Path(next(word for word in argv if word.endswith("/base.tar"))))
+            case "tar":
+                _grow_tree(Path(argv[-1].partition("=")[2]))
+            case "mkfs.erofs":
+                Path(argv[-2]).write_text("erofs")
+            case "apt-cache":
+                return ["linux-image-cloud-amd64", "  Depends: linux-image-6.1-cloud-amd64"]
+            case "apt-get" if "download" in argv:
+                assert cwd is not None
+                (cwd / "linux.deb").write_text("")
+            case "dpkg":
+                tree = Path(argv[-1])
+                for name in ("boot/vmlinuz-6.1", "bin/busybox", "lib/modules/6.1/kernel/overlay.ko"):
+                    (tree / name).parent.mkdir(parents=True)
+                    (tree / name).write_text(name)
+        return []
+
+
+def _pack_base(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        null = tarfile.TarInfo("./dev/null")
+        null.type = tarfile.CHRTYPE
+        tar.addfile(null)
+        hostname = tarfile.TarInfo("./etc/hostname")
+        hostname.size = 3
+        tar.addfile(hostname, io.BytesIO(b"box"))
+
+
+def _grow_tree(tree: Path) -> None:
+    for name in ("etc/apt", "usr/bin", "usr/lib/x86_64-linux-gnu", "usr/lib/python3.11"):
+        (tree / name).mkdir(parents=True)
+    (tree / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    (tree / "usr/bin/python3").symlink_to("python3.11")
+    (tree / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2").write_text("")
+
+
+class PretendedAgent:
+    """Stands where AgentClient is: remembers what was to be warmed up."""
+
+    warmed: list[str]
+    error: Exception | None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, stream: Any, *, timeout_s: float) -> AsyncIterator["PretendedAgent"]:
+        yield cls()
+
+    async def warm(self, code: str, timeout_s: float) -> None:
+        self.warmed.append(code)
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> type[PretendedAgent]:
+    monkeypatch.setattr("templates.snapshot.AgentClient", PretendedAgent)
+    monkeypatch.setattr("templates.apt.host_codename", lambda etc=None: "bookworm")
+    monkeypatch.setattr("templates.apt.sources_for", lambda suite: f"Suites: {suite}\n")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    PretendedAgent.warmed = []
+    PretendedAgent.error = None
+    return PretendedAgent
+
+
+@pytest.fixture
+def workshop() -> Workshop:
+    return Workshop()
+
+
+@pytest.fixture
+def builder(tmp_path: Path, workshop: Workshop, agent: type[PretendedAgent]) -> Builder:
+    return Builder(Store(tmp_path), make_tools=workshop.tools)
+
+
+def staged(home: Path) -> list[Path]:
+    return list(home.glob("staging/*"))
+
+
+async def test_a_build_gives_image_kernel_and_a_warm_snapshot(
+    builder: Builder, agent: type[PretendedAgent], tmp_path: Path
+):
+    driver = FakeDriver()
+    built = await builder.build(template(), driver)
+    assert built.image.read_text() == "erofs"
+    assert built.kernel.vmlinuz.read_text() == "boot/vmlinuz-6.1"
+    assert built.kernel.initramfs.is_file()
+    assert (built.snapshot.path / "state").is_file()
+    assert built.snapshot.driver == "fake"
+    assert built.spec("m1").memory_mb == 128
+    assert agent.warmed == ["import numpy"]
+    assert driver.running == []
+    assert staged(tmp_path) == []
+
+
+async def test_building_again_with_nothing_changed_does_nothing(builder: Builder, workshop: Workshop):
+    driver = FakeDriver()
+    built = await builder.build(template(), driver)
+    workshop.ran.clear()
+    assert await builder.build(template(), driver) == built
+    assert await builder.find(template(), driver) == built
+    assert builder.find_kernel() == built.kernel
+    assert workshop.ran == []
+    assert driver.launched == 1
+
+
+async def test_nothing_is_found_before_it_is_built(builder: Builder, workshop: Workshop):
+    assert await builder.find(template(), FakeDriver()) is None
+    assert builder.find_kernel() is None
+    assert workshop.ran == []
+
+
+async def test_only_what_a_change_touches_is_made_again(builder: Builder, workshop: Workshop):
+    driver = FakeDriver()
+    await builder.build(template(), driver)
+    workshop.ran.clear()
+    await builder.build(template(warmup={"code": "import os"}), driver)
+    assert (workshop.ran, driver.launched) == ([], 2)
+    source = {"debian": {"suite": "bookworm", "wheels": ["numpy==2.4.7"]}}
+    await builder.build(template(source=source), driver)
+    assert (workshop.ran, driver.launched) == (["tar", "pip", "compileall", "mkfs.erofs"], 3)
+
+
+async def test_further_packages_are_a_layer_on_the_shared_base(builder: Builder, workshop: Workshop):
+    await builder.build_image(template())
+    workshop.ran.clear()
+    workshop.argv.clear()
+    source = {"debian": {"suite": "bookworm", "packages": ["jq"], "wheels": []}}
+    await builder.build_image(template(source=source))
+    assert workshop.ran == ["mmdebstrap", "tar", "compileall", "mkfs.erofs"]
+    assert "--include=dpkg,jq" in workshop.argv[0]
+    assert any(word.startswith("--setup-hook=tar-in ") for word in workshop.argv[0])
+
+
+async def test_a_base_has_no_devices_for_ordinary_users_cannot_unpack_them(builder: Builder, tmp_path: Path):
+    await builder.build_image(template())
+    (base,) = tmp_path.glob("base/*/base.tar")
+    with tarfile.open(base) as tar:
+        assert tar.getnames() == ["./etc/hostname"]
+    assert sorted(path.name for path in base.parent.iterdir()) == ["base.tar", "meta.json"]
+
+
+async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Builder, tmp_path: Path):
+    driver = FakeDriver()
+    built = await builder.build(template(), driver)
+    await Store(tmp_path).remove("image", built.image.parent.name)
+    again = await builder.build(template(), driver)
+    assert again.image == built.image
+    assert again.snapshot != built.snapshot
+    assert [entry.path for entry in await builder.outdated(template(), driver)] == [built.snapshot.path]
+
+
+async def test_an_image_outlives_the_base_it_was_made_from(builder: Builder, workshop: Workshop, tmp_path: Path):
+    await builder.build_image(template())
+    store = Store(tmp_path)
+    (base,) = [entry for entry in store.entries() if entry.kind == "base"]
+    await store.remove("base", base.key)
+    workshop.ran.clear()
+    await builder.build_image(template())
+    assert workshop.ran == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "step"),
+    [("mmdebstrap", "base"), ("pip", "image"), ("mkfs.erofs", "image"), ("apt-get", "kernel")],
+)
+async def test_a_failed_build_says_which_step_and_shows_its_log(
+    builder: Builder, workshop: Workshop, tmp_path: Path, tool: str, step: str
+):
+    workshop.broken = tool
+    driver = FakeDriver()
+    with pytest.raises(BuildFailed) as caught:
+        await builder.build(template(), driver)
+    assert caught.value.step == step
+    assert f"{tool} ended with status 1" in str(caught.value)
+    assert "E: out of luck" in caught.value.log_tail
+    assert caught.value.log_path.is_relative_to(tmp_path / "logs")
+    assert staged(tmp_path) == []
+    assert await builder.find(template(), driver) is None
+    workshop.broken = None
+    await builder.build(template(), driver)
+
+
+async def test_a_warm_up_that_fails_leaves_no_machine_and_no_snapshot(
+    builder: Builder, agent: type[PretendedAgent], tmp_path: Path
+):
+    agent.error = AgentTimeout("the warm-up took too long")
+    driver = FakeDriver()
+    with pytest.raises(BuildFailed, match="the warm-up took too long") as caught:
+        await builder.build(template(), driver)
+    assert caught.value.step == "snapshot"
+    assert driver.running == []
+    assert staged(tmp_path) == []
+    assert await builder.find(template(), driver) is None
+
+
+async def test_a_cancelled_build_leaves_nothing_half_made(builder: Builder, workshop: Workshop, tmp_path: Path):
+    workshop.hanging = "pip"
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(builder.build, template(), FakeDriver())
+            await workshop.started.wait()
+            assert staged(tmp_path)
+            tasks.cancel_scope.cancel()
+    assert staged(tmp_path) == []
+    assert "image" not in {entry.kind for entry in Store(tmp_path).entries()}
+
+
+async def test_two_builders_at_once_make_everything_once(
+    workshop: Workshop, tmp_path: Path, agent: type[PretendedAgent]
+):
+    driver = FakeDriver()
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                builder = Builder(Store(tmp_path), make_tools=workshop.tools)
+                tasks.start_soon(builder.build, template(), driver)
+    assert workshop.ran.count("mmdebstrap") == workshop.ran.count("pip") == 1
+    assert driver.launched == 1
+
+
+async def test_progress_names_each_step_and_what_it_does(
+    workshop: Workshop, tmp_path: Path, agent: type[PretendedAgent]
+):
+    seen: list[Progress] = []
+    await Builder(Store(tmp_path), seen.append, make_tools=workshop.tools).build(template(), FakeDriver())
+    done = [progress.step for progress in seen if progress.state == "done"]
+    assert sorted(done) == ["base", "image", "initramfs", "kernel", "snapshot"]
+    assert "I am pip" in {progress.message for progress in seen if progress.state == "running"}
+
+
+async def test_a_host_without_debian_packages_is_told_the_setting(builder: Builder, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("templates.apt.host_codename", lambda etc=None: None)
+    with pytest.raises(BuildFailed, match="MCP_SANDBOX_GUEST_KERNEL"):
+        await builder.build_kernel()
+
+
+def test_an_image_has_an_account_for_user_code_and_nothing_of_the_host(tmp_path: Path):
+    _grow_tree(tmp_path)
+    (tmp_path / "etc/apt/sources.list").write_text("deb http://mirror.example x main\n")
+    (tmp_path / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
+    image.prepare_tree(tmp_path)
+    assert "sandbox:x:1000:1000:Sandbox:/workspace:/bin/bash\n" in (tmp_path / "etc/passwd").read_text()
+    assert (tmp_path / "etc/passwd").read_text().startswith("root:")
+    assert (tmp_path / "workspace").is_dir()
+    assert (tmp_path / "etc/resolv.conf").read_text() == ""
+    assert not (tmp_path / "etc/apt/sources.list").exists()
+
+
+async def test_a_tool_that_is_missing_or_fails_is_named(tmp_path: Path):
+    lines: list[str] = []
+    tools = LoggedTools(tmp_path / "log", lines.append)
+    with pytest.raises(StepFailed, match="no-such-tool is not installed"):
+        await tools.run(["no-such-tool"])
+    with pytest.raises(StepFailed, match="sh ended with status 3"):
+        await tools.run(["sh", "-c", "echo to stdout; echo to stderr >&2; exit 3"])
+    assert lines == ["to stdout", "to stderr"]
+    assert "$ sh -c" in (tmp_path / "log").read_text()
