@@ -1,0 +1,1 @@
+"""The product: MCP tools, service, command line."""

@@ -1,0 +1,5 @@
+"""`python -m mcp_sandbox` is the `mcp-sandbox` command."""
+
+from mcp_sandbox.cli import app
+
+app()

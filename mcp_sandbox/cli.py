@@ -1,0 +1,153 @@
+"""The command line. Without a command it is an MCP server on stdio.
+
+Every command imports what it needs when it runs: loading all of it takes more than a second.
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from mcp_sandbox.config import Settings
+
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    add_completion=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+template_app = typer.Typer(no_args_is_help=True, help="Build and manage what sandboxes are made from.")
+app.add_typer(template_app, name="template")
+
+TemplateName = Annotated[str | None, typer.Argument(help="Name of a template; the default one if left out.")]
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Tell people what is wrong, on stderr, and end."""
+    typer.echo(f"mcp-sandbox: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def settings_of(ctx: typer.Context) -> "Settings":
+    """The settings in force for this command line."""
+    from mcp_sandbox.config import ConfigError, load_settings
+
+    try:
+        return load_settings(**ctx.find_root().obj)
+    except ConfigError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("mcp-sandbox"))
+        raise typer.Exit
+
+
+@app.callback(help="Sandboxes for AI agents. Without a command: an MCP server on stdin and stdout.")
+def main(
+    ctx: typer.Context,
+    home: Annotated[Path | None, typer.Option(help="Where images, snapshots and machines are kept.")] = None,
+    driver: Annotated[str | None, typer.Option(help="How machines run: auto, or a driver's name.")] = None,
+    accel: Annotated[str | None, typer.Option(help="auto, kvm or tcg.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR, on stderr.")] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    ctx.obj = {"home": home, "driver": driver, "accel": accel, "log_level": log_level}
+    if ctx.invoked_subcommand is None:
+        _serve_stdio(settings_of(ctx))
+
+
+def _serve_stdio(settings: "Settings") -> None:
+    from mcp_sandbox.app import make_host
+    from mcp_sandbox.errors import SandboxError
+    from mcp_sandbox.server import run_stdio
+    from vmm.errors import VmmError
+
+    try:
+        host = make_host(settings)
+    except (SandboxError, VmmError) as error:
+        fail(str(error))
+    run_stdio(host)
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    file: Annotated[typer.FileText, typer.Argument(help="Source file, or - for stdin.")],
+    template: Annotated[str | None, typer.Option(help="What the sandbox is made from.")] = None,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds the run may take.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Directory to put the run's artifacts into.")] = None,
+) -> None:
+    """Run a file in a fresh sandbox and destroy it."""
+    from mcp_sandbox.run_cli import run_once
+
+    raise typer.Exit(run_once(settings_of(ctx), file.read(), template, timeout_s, save))
+
+
+@app.command()
+def setup(
+    ctx: typer.Context,
+    check: Annotated[bool, typer.Option("--check", help="Only say what is missing.")] = False,
+) -> None:
+    """Install the system packages that are missing and fetch the guest kernel."""
+    from mcp_sandbox import setup as setup_cli
+
+    raise typer.Exit(setup_cli.main(settings_of(ctx), check=check))
+
+
+@app.command()
+def doctor(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Say whether this host can run sandboxes, how well, and what to do if not."""
+    from mcp_sandbox import doctor_view
+
+    raise typer.Exit(doctor_view.main(settings_of(ctx), as_json=as_json))
+
+
+@app.command()
+def demo(ctx: typer.Context) -> None:
+    """Show the product at work: a short tour through a real MCP client."""
+    from mcp_sandbox import demo as demo_cli
+
+    raise typer.Exit(demo_cli.main(settings_of(ctx)))
+
+
+@template_app.command("build")
+def template_build(ctx: typer.Context, name: TemplateName = None) -> None:
+    """Build a template: its files, its guest kernel and its snapshot. What did not change is not made again."""
+    from mcp_sandbox import template_cli
+
+    raise typer.Exit(template_cli.build(settings_of(ctx), name))
+
+
+@template_app.command("list")
+def template_list(ctx: typer.Context) -> None:
+    """List all templates and what is built of them."""
+    from mcp_sandbox import template_cli
+
+    raise typer.Exit(template_cli.show_all(settings_of(ctx)))
+
+
+@template_app.command("show")
+def template_show(ctx: typer.Context, name: TemplateName = None) -> None:
+    """Show one template and everything the store holds for it."""
+    from mcp_sandbox import template_cli
+
+    raise typer.Exit(template_cli.show(settings_of(ctx), name))
+
+
+@template_app.command("remove")
+def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Name of a template.")]) -> None:
+    """Remove what was built of a template. Its definition stays."""
+    from mcp_sandbox import template_cli
+
+    raise typer.Exit(template_cli.remove(settings_of(ctx), name))

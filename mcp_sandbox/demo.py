@@ -1,0 +1,213 @@
+"""`mcp-sandbox demo`: a tour of the product, through the real server and a real MCP client on stdio."""
+
+import base64
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp import Client, MCPError, StdioServerParameters
+from mcp_types import CallToolResult, ImageContent, TextContent
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Column, Table
+
+from mcp_sandbox import template_cli
+from mcp_sandbox.config import ENV_PREFIX, Settings
+from mcp_sandbox.doctor import examine
+from mcp_sandbox.doctor_view import show_verdict
+from mcp_sandbox.lifetime import run_command
+from mcp_sandbox.processes import ProcessId, children_of, is_alive, own_child
+from templates.errors import TemplateError
+
+TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
+CHART = Path("demo-output") / "chart.png"
+SERVER = ("-m", "mcp_sandbox")
+
+FIRST = "import random\nnumbers = [random.gauss(100, 15) for _ in range(1000)]\nlen(numbers)"
+SECOND = "sum(numbers) / len(numbers)   # `numbers` is still there"
+TABLE = """\
+import pandas as pd
+walk = pd.DataFrame({"day": range(90), "step": numbers[:90]})
+walk["price"] = 500 + (walk.step - 100).cumsum()
+walk.describe().round(1)"""
+FIGURE = """\
+import matplotlib.pyplot as plt
+plt.figure(figsize=(6, 3))
+plt.plot(walk.day, walk.price)
+plt.title("90 days of chance")
+plt.show()"""
+FRESH = '"numbers" in globals()   # nothing is shared between sandboxes'
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class DemoFailed(Exception):
+    """The tour cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One step of the tour: how long it took for the client, and what the server says about it."""
+
+    step: str
+    client_ms: float
+    server: str = ""
+
+
+def main(settings: Settings) -> int:
+    """Build the template if it is not there yet, and show the tour; the result is an exit status."""
+    status = template_cli.build(settings, None)
+    if status != 0:
+        return status
+    try:
+        return run_command(lambda: _demo(settings))
+    except MCPError as error:
+        err.print(f"[red]The server refused or ended: {escape(str(error))}[/]")
+    except TimeoutError:
+        err.print(f"[red]The tour took longer than {TOUR_S:.0f} s and was stopped.[/]")
+    except (DemoFailed, TemplateError, OSError) as error:
+        err.print(f"[red]{escape(str(error))}[/]")
+    return 1
+
+
+async def _demo(settings: Settings) -> int:
+    report = await examine(settings)
+    show_verdict(report, out)
+    if not report.ready:
+        return 1
+    with anyio.fail_after(TOUR_S):
+        machines, timings = await _tour(settings)
+    _show_timings(timings)
+    left = sum(is_alive(machine) for machine in machines)
+    out.print(f"{'[green]✓[/]' if left == 0 else '[red]✗[/]'} [bold]{left} machines left[/]")
+    return 0 if left == 0 else 1
+
+
+async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timed]]:
+    """Everything between the start of the server and its end: the machines that ran, and the timings."""
+    began = time.perf_counter()
+    parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), env=environment(settings))
+    async with Client(parameters) as client:
+        started = Timed("start the server, shake hands", 1000 * (time.perf_counter() - began))
+        server = own_child(*SERVER)
+        if server is None:
+            raise DemoFailed("The server answers, but is not in the process table.")
+        guide = Guide(client, started)
+        sandbox_id = await guide.create()
+        machines = children_of(server)
+        if not machines:
+            raise DemoFailed("There is a sandbox, but the server has started no process for it.")
+        out.print(f"  its machine is process {', '.join(str(machine.pid) for machine in machines)}")
+        await guide.run(sandbox_id, "some code", FIRST)
+        await guide.run(sandbox_id, "more code, with state kept", SECOND)
+        await guide.run(sandbox_id, "a pandas table", TABLE)
+        await guide.run(sandbox_id, "a matplotlib chart", FIGURE)
+        await guide.save_chart(sandbox_id, CHART)
+        await guide.run(None, "once, in a fresh sandbox", FRESH)
+        await guide.close(sandbox_id)
+        return machines | children_of(server), guide.timings
+
+
+class Guide:
+    """Calls tools, shows what comes back and keeps the time."""
+
+    def __init__(self, client: Client, started: Timed) -> None:
+        self._client = client
+        self.timings = [started]
+
+    async def create(self) -> str:
+        """A new sandbox's id."""
+        _headline("create_sandbox")
+        result = await self._call("create sandbox", "create_sandbox", {})
+        view = result.structured_content or {}
+        self._note(f"restore {view['restore_ms']:.0f} ms")
+        accel = f", {view['accel']}" if view["accel"] else ""
+        out.print(
+            f"  {view['sandbox_id']}: {view['template']}, isolation {view['isolation']} "
+            f"({view['driver']}{accel}), {view['memory_mb']} MB, network {view['network']}"
+        )
+        return str(view["sandbox_id"])
+
+    async def run(self, sandbox_id: str | None, step: str, code: str) -> None:
+        """Run code, in a fresh sandbox if none is named, and show it with its result."""
+        _headline(f"run_code: {step}")
+        out.print(Padding(Syntax(code, "python", theme="ansi_dark", background_color="default"), (0, 2)))
+        where = {"sandbox_id": sandbox_id} if sandbox_id else {}
+        result = await self._call(step, "run_code", {**where, "code": code})
+        text = _text(result)
+        body, _, status = text.rpartition("\n")
+        if not status.startswith("[ok "):
+            raise DemoFailed(f"The code did not run well:\n{text}")
+        phases = re.findall(r"(queue|restore|run) (\d+) ms", status)
+        self._note(", ".join(f"{phase} {ms} ms" for phase, ms in phases if ms != "0"))
+        out.print(Padding(escape(body.strip()), (0, 2)))
+
+    async def save_chart(self, sandbox_id: str, path: Path) -> None:
+        """Read the picture the last run left and save it on this host."""
+        _headline("list_artifacts, read_artifact")
+        listed = await self._call("list artifacts", "list_artifacts", {"sandbox_id": sandbox_id})
+        artifacts = (listed.structured_content or {}).get("artifacts", [])
+        picture = next((entry["path"] for entry in artifacts if entry["mime_type"] == "image/png"), None)
+        if picture is None:
+            raise DemoFailed("The chart did not become an artifact.")
+        arguments = {"sandbox_id": sandbox_id, "path": picture}
+        result = await self._call("read the chart back", "read_artifact", arguments)
+        image = next((block for block in result.content if isinstance(block, ImageContent)), None)
+        if image is None:
+            raise DemoFailed(f"{picture} did not come as an image.")
+        data = base64.b64decode(image.data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        out.print(f"  {escape(picture)} ({len(data):,} bytes) saved as [bold]{path.absolute()}[/]", soft_wrap=True)
+
+    async def close(self, sandbox_id: str) -> None:
+        """End the sandbox and have the server confirm it."""
+        _headline("close_sandbox")
+        await self._call("close sandbox", "close_sandbox", {"sandbox_id": sandbox_id})
+        listed = await self._call("list sandboxes", "list_sandboxes", {})
+        alive = (listed.structured_content or {}).get("sandboxes")
+        if alive != []:
+            raise DemoFailed(f"The server still has sandboxes: {alive}")
+        out.print("  the server has no sandboxes any more")
+
+    async def _call(self, step: str, tool: str, arguments: dict[str, Any]) -> CallToolResult:
+        began = time.perf_counter()
+        result = await self._client.call_tool(tool, arguments)
+        self.timings.append(Timed(step, 1000 * (time.perf_counter() - began)))
+        if result.is_error:
+            raise DemoFailed(f"{tool} failed: {_text(result)}")
+        return result
+
+    def _note(self, server: str) -> None:
+        last = self.timings[-1]
+        self.timings[-1] = Timed(last.step, last.client_ms, server)
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Our variables with the settings among them, so that the server has the same ones wherever they came from."""
+    values = settings.model_dump(mode="json", exclude_none=True)
+    return {**os.environ, **{f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in values.items()}}
+
+
+def _text(result: CallToolResult) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+
+
+def _headline(text: str) -> None:
+    out.print(f"\n[bold cyan]{escape(text)}[/]")
+
+
+def _show_timings(timings: list[Timed]) -> None:
+    out.print()
+    table = Table("step", Column("client, ms", justify="right"), "what the server says")
+    for timed in timings:
+        table.add_row(timed.step, f"{timed.client_ms:.0f}", timed.server)
+    out.print(table)

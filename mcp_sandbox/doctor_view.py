@@ -1,0 +1,116 @@
+"""`mcp-sandbox doctor`: the report on this host, for people or as JSON."""
+
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.doctor import MB, DriverReport, Report, TemplateReport, examine, one_line
+from mcp_sandbox.lifetime import run_command
+from templates.errors import TemplateError
+
+GB = 1000 * MB
+_BUILT = {True: "[green]yes[/]", False: "no", None: "unknown"}
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def main(settings: Settings, *, as_json: bool) -> int:
+    """Examine this host and print what was found; the result is an exit status."""
+
+    async def examined() -> int:
+        with err.status("looking at this host"):
+            report = await examine(settings)
+        if as_json:
+            sys.stdout.write(report.model_dump_json(indent=2) + "\n")
+        else:
+            show(report)
+        return 0 if report.ready else 1
+
+    try:
+        return run_command(examined)
+    except TemplateError as error:
+        err.print(f"[red]{escape(str(error))}[/]")
+        return 1
+
+
+def show(report: Report) -> None:
+    """Print the whole report."""
+    show_verdict(report, out)
+    out.print()
+    _show_drivers(report.drivers)
+    _show_host(report)
+    _show_templates(report.templates)
+    if report.missing:
+        _show_missing(report)
+    for warning in report.warnings:
+        out.print(f"[yellow]![/] {escape(warning)}")
+
+
+def show_verdict(report: Report, console: Console) -> None:
+    """Print the one line that counts, and what to do if it is bad news."""
+    mark = "[green]✓[/]" if report.ready else "[red]✗[/]"
+    console.print(f"{mark} [bold]{escape(report.verdict)}[/]")
+    if report.next_step:
+        console.print(f"  Next step: {escape(report.next_step)}")
+
+
+def _show_drivers(drivers: list[DriverReport]) -> None:
+    columns = ("driver", "usable", "isolation", "accel", Column("version", no_wrap=True))
+    table = Table(*columns, title="How machines run")
+    for driver in drivers:
+        name = f"[bold]{driver.name}[/]" if driver.in_force else driver.name
+        usable = "[green]yes[/]" if driver.usable else "[red]no[/]"
+        facts = (driver.isolation, driver.accel, driver.version)
+        table.add_row(name, usable, *(escape(fact or "") for fact in facts))
+    out.print(table)
+    for driver in drivers:
+        out.print(_notes(driver))
+    out.print()
+
+
+def _notes(driver: DriverReport) -> Table:
+    """What there is to say about a driver in more than a word."""
+    grid = Table.grid(Column(style="bold"), Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
+    grid.add_row(driver.name, "because", escape(one_line(driver.reason)))
+    if driver.fix:
+        grid.add_row("", "to do better" if driver.usable else "to use it", escape(driver.fix))
+    for protection in driver.missing_protections:
+        grid.add_row("", "[yellow]not in force[/]", escape(protection))
+    return grid
+
+
+def _show_host(report: Report) -> None:
+    host, home = report.host, report.home
+    grid = Table.grid(Column(style="dim"), Column(overflow="fold"), padding=(0, 2))
+    grid.add_row("user", escape(host.user) + (" (root)" if host.root and host.user != "root" else ""))
+    grid.add_row("CPUs", str(host.cpus))
+    grid.add_row("memory", f"{host.memory_available_bytes / GB:.1f} GB available of {host.memory_bytes / GB:.1f} GB")
+    grid.add_row("limits", escape(host.cgroup))
+    grid.add_row("home", escape(str(home.path)))
+    grid.add_row("", f"{home.used_bytes / GB:.1f} GB used, {home.free_bytes / GB:.1f} GB free")
+    kernel = "there" if report.guest_kernel else "not fetched yet: mcp-sandbox setup"
+    grid.add_row("guest kernel", kernel)
+    out.print(grid)
+    out.print()
+
+
+def _show_templates(templates: list[TemplateReport]) -> None:
+    columns = (Column("template", no_wrap=True), "built", "image", "snapshot", "all in store")
+    table = Table(*columns, title="What sandboxes are made from")
+    for template in templates:
+        name = f"[bold]{template.name}[/]" if template.default else template.name
+        sizes = (template.image_bytes, template.snapshot_bytes, template.stored_bytes)
+        table.add_row(name, _BUILT[template.built], *("" if size is None else f"{size / MB:.0f} MB" for size in sizes))
+    out.print(table)
+
+
+def _show_missing(report: Report) -> None:
+    table = Table(Column("missing", no_wrap=True), "Debian package", "what for", title="What this host lacks")
+    for need in report.missing:
+        table.add_row(need.what, need.package or "", need.purpose)
+    out.print(table)
+    out.print("  `mcp-sandbox setup` gets it, or says what an administrator has to run.")

@@ -1,0 +1,90 @@
+"""Everything that can go wrong with a sandbox, said so that the caller knows what to do next.
+
+SandboxError
+├── NotFound           no sandbox of this owner has that id
+│   ├── Closed         it was closed; its files are gone
+│   └── Expired        it was idle for too long or reached its greatest age
+├── MachineLost        its machine ended while it was in use; state and files are gone
+├── TemplateNotBuilt   the template has no snapshot for this host yet
+├── UnknownTemplate    there is no template of that name
+├── HostNotReady       this host cannot run machines as configured
+├── LimitReached       one of the limits in the settings says no
+├── BadRequest         an argument is wrong
+└── FileProblem        a file in the sandbox cannot be read or written as asked
+"""
+
+NEXT_CREATE = "Call create_sandbox to get a new one."
+
+
+class SandboxError(Exception):
+    """Base of all errors this room raises. The message is written for the caller, next step included."""
+
+
+class NotFound(SandboxError):
+    """There is no such sandbox, or it belongs to somebody else: nobody can tell which."""
+
+    def __init__(self, sandbox_id: str, what: str = "does not exist") -> None:
+        super().__init__(f"Sandbox {sandbox_id!r} {what}. {NEXT_CREATE}")
+
+
+class Closed(NotFound):
+    """The sandbox was closed by its owner."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        super().__init__(sandbox_id, "was closed; its variables and files are gone")
+
+
+class Expired(NotFound):
+    """The sandbox ran out of time."""
+
+    def __init__(self, sandbox_id: str, why: str) -> None:
+        super().__init__(sandbox_id, f"expired: {why}; its variables and files are gone")
+
+
+class MachineLost(SandboxError):
+    """The machine under a sandbox ended by itself, or stopped making sense."""
+
+    def __init__(self, sandbox_id: str, reason: str) -> None:
+        super().__init__(
+            f"Sandbox {sandbox_id!r} lost its machine ({reason}). Its variables and files are gone. {NEXT_CREATE}"
+        )
+
+
+class TemplateNotBuilt(SandboxError):
+    """The template is known, but nothing can be started from it yet."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(
+            f"Template {template!r} is not built on this host. "
+            f"Run `mcp-sandbox template build {template}` in a terminal, then try again."
+        )
+
+
+class UnknownTemplate(SandboxError):
+    """Nobody defined a template of that name."""
+
+    def __init__(self, template: str, known: list[str]) -> None:
+        super().__init__(f"There is no template {template!r}. Choose one of: {', '.join(known) or '(none)'}.")
+
+
+class HostNotReady(SandboxError):
+    """The host cannot run machines; the message carries the fix when there is one."""
+
+    def __init__(self, reason: str, fix: str | None = None) -> None:
+        advice = f" To fix it: {fix}." if fix else ""
+        super().__init__(f"This host cannot start sandboxes: {reason}.{advice} `mcp-sandbox doctor` tells more.")
+
+
+class LimitReached(SandboxError):
+    """A limit of the settings is used up."""
+
+    def __init__(self, setting: str, value: float, advice: str) -> None:
+        super().__init__(f"Limit {setting} = {value} is reached. {advice}")
+
+
+class BadRequest(SandboxError):
+    """The request itself is wrong and was not carried out."""
+
+
+class FileProblem(SandboxError):
+    """A file or directory in the sandbox is not what the caller took it for."""

@@ -1,0 +1,111 @@
+"""How the process ends: on a signal, with its parent, or at the end of its input, and always soon.
+
+Left alone, the MCP SDK dies of SIGTERM without cleaning up and hangs after SIGINT, and a parent killed with
+SIGKILL tells nobody. Machines would stay behind, so all that may end the process is one cancellation here.
+"""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import anyio
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LAST_RESORT_S = 4.5  # everything is promised to be gone after 5 s; machines die with this process in any case
+EXIT_HUNG = 70  # EX_SOFTWARE
+EXIT_STOPPED = 130  # as a shell says it of an interrupted command
+
+logger = logging.getLogger(__name__)
+
+
+class LastResort:
+    """Ends the process by force when an orderly end takes too long."""
+
+    def __init__(self, after_s: float = LAST_RESORT_S) -> None:
+        self._timer = threading.Timer(after_s, self._fire)
+        self._timer.daemon = True
+        self._armed = False
+
+    def arm(self) -> None:
+        """Start the countdown. Doing it again changes nothing."""
+        if not self._armed:
+            self._armed = True
+            self._timer.start()
+
+    def disarm(self) -> None:
+        """The orderly end worked."""
+        self._timer.cancel()
+
+    def _fire(self) -> None:
+        logger.error("the orderly end took too long; leaving at once")
+        os._exit(EXIT_HUNG)
+
+
+def run_command(main: Callable[[], Awaitable[int]]) -> int:
+    """Run a command to its exit status; signals cancel it, so that it cleans up."""
+    status = EXIT_STOPPED
+
+    async def body() -> None:
+        nonlocal status
+        status = await main()
+
+    anyio.run(run_until_told, body)
+    return status
+
+
+async def run_until_told(main: Callable[[], Awaitable[None]], *events: Callable[[], Awaitable[str]]) -> str | None:
+    """Run `main` until it returns, a signal comes or one of `events` happens; say which of those it was."""
+    told: list[str] = []
+    last_resort = LastResort()
+
+    async def stop_when(event: Callable[[], Awaitable[str]]) -> None:
+        reason = await event()
+        logger.info("stopping: %s", reason)
+        told.append(reason)
+        last_resort.arm()
+        tasks.cancel_scope.cancel()
+
+    try:
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            async with anyio.create_task_group() as tasks:
+                for event in (lambda: _next_signal(signals), *events):
+                    tasks.start_soon(stop_when, event)
+                await main()
+                tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _sole(group) from group
+    finally:
+        last_resort.disarm()
+    return told[0] if told else None
+
+
+def _sole(error: BaseException) -> BaseException:
+    """The exception itself, where task groups have only wrapped it."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+async def _next_signal(signals: AsyncIterator[signal.Signals]) -> str:
+    return (await anext(signals)).name
+
+
+async def parent_gone(parent: int) -> str:
+    """Return when process `parent`, which must be our parent, has ended."""
+    # PR_SET_PDEATHSIG would fire when the *thread* that started us ends, in many clients a short-lived one.
+    reason = f"parent process {parent} ended"
+    try:
+        pidfd = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return reason
+    except OSError as error:
+        logger.warning("cannot watch the parent process (%s); only the end of stdin will tell", error)
+        await anyio.sleep_forever()
+    try:
+        if os.getppid() == parent:
+            await anyio.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+    return reason

@@ -1,0 +1,117 @@
+"""Machines of this host: restored from their template's snapshot the moment somebody asks."""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+import anyio
+
+from guest.client import AgentClient
+from guest.client.messages import Identity
+from guest.errors import GuestError
+from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, UnknownTemplate
+from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings
+from templates.build import Builder, BuiltTemplate
+from templates.errors import TemplateError
+from templates.errors import UnknownTemplate as NoSuchTemplate
+from templates.model import find_templates, load_template
+from vmm.driver import SnapshotDriver
+from vmm.errors import DriverUnavailable, VmmError
+
+AGENT_TIMEOUT_S = 20.0  # an answer takes milliseconds; on a loaded host under emulation it may take far longer
+MAX_CLOCK_SKEW_S = 1.0  # certificates, caches and logs start to go wrong beyond
+ENTROPY_BYTES = 64  # twice what the kernel's generator holds
+
+
+class LocalProvider:
+    """Restores machines with one driver, a few at a time."""
+
+    def __init__(self, driver: SnapshotDriver, builder: Builder, *, max_restores: int) -> None:
+        self._driver = driver
+        self._builder = builder
+        self._restores = anyio.CapacityLimiter(max_restores)
+        self._probing = anyio.Lock()
+        self._facts: HostFacts | None = None
+        self._built: dict[str, BuiltTemplate] = {}  # looking one up hashes files: too slow for every restore
+
+    async def facts(self) -> HostFacts:
+        """What this host offers. The first call probes it, which can take seconds.
+
+        Raises:
+            HostNotReady: no machine can be started here.
+        """
+        async with self._probing:
+            if self._facts is None:
+                with _mapped():
+                    verdict = await self._driver.probe()
+                if not verdict.usable:
+                    raise HostNotReady(verdict.reason, verdict.fix)
+                isolation = self._driver.capabilities.isolation
+                self._facts = HostFacts(self._driver.name, isolation, verdict.accel, verdict.limits)
+            return self._facts
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        """A machine of `template`: its own entropy, clock and identity, and its agent has answered.
+
+        Raises:
+            UnknownTemplate, TemplateNotBuilt, HostNotReady, SandboxError: there is no machine.
+        """
+        asked_at = anyio.current_time()
+        facts = await self.facts()
+        built = await self._find(template)
+        name = f"sandbox-{secrets.token_hex(4)}"
+        async with AsyncExitStack() as stack:
+            async with self._restores:
+                began_at = anyio.current_time()
+                with _mapped():
+                    machine = await stack.enter_async_context(self._driver.restore(built.snapshot, built.spec(name)))
+                    stream = await machine.connect()
+                    agent = await stack.enter_async_context(AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S))
+                    await make_unique(agent, name)
+                restored_at = anyio.current_time()
+            timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
+            yield Lease(machine, agent, built.template, facts, timings)
+
+    async def _find(self, name: str) -> BuiltTemplate:
+        try:
+            template = load_template(name)
+        except NoSuchTemplate:
+            raise UnknownTemplate(name, sorted(find_templates())) from None
+        known = self._built.get(name)
+        if known is not None and known.template == template and known.snapshot.path.exists():
+            return known
+        with _mapped():
+            built = await self._builder.find(template, self._driver)
+        if built is None:
+            raise TemplateNotBuilt(name)
+        self._built[name] = built
+        return built
+
+
+async def make_unique(agent: AgentClient, hostname: str) -> None:
+    """Give a clone its own entropy, clock and identity: until then it is the twin of every other clone.
+
+    Raises:
+        SandboxError: its clock cannot be set right.
+    """
+    identity = Identity(hostname=hostname, machine_id=secrets.token_hex(16), entropy=os.urandom(ENTROPY_BYTES))
+    refreshed = await agent.refresh(identity)
+    if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
+        raise SandboxError(
+            f"The new sandbox's clock is off by {refreshed.clock_skew_s:.1f} s, so it was not handed out. Try again."
+        )
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    """Other rooms' errors as this room's."""
+    try:
+        yield
+    except DriverUnavailable as error:
+        raise HostNotReady(str(error), error.fix) from error
+    except (VmmError, GuestError, TemplateError, OSError) as error:
+        raise SandboxError(
+            f"The sandbox could not be started: {error}. Try again; if it stays so, `mcp-sandbox doctor` tells more."
+        ) from error

@@ -1,0 +1,47 @@
+"""Where machines come from: whoever runs code asks a provider for a lease."""
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from guest.client import AgentClient
+from templates.model import Template
+from vmm.driver import Machine
+from vmm.types import Accel, Isolation
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What stands between a sandbox's code and this host."""
+
+    driver: str
+    isolation: Isolation
+    accel: Accel | None
+    limits: tuple[str, ...] = ()  # protections that are not in force, in words for people
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimings:
+    """How long it took to get a machine."""
+
+    queue_s: float
+    restore_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A machine in somebody's hands: restored, unique, greeted. It ends with the context that gave it."""
+
+    machine: Machine
+    agent: AgentClient
+    template: Template
+    facts: HostFacts
+    timings: LeaseTimings
+
+
+class Provider(Protocol):
+    """A source of machines. A pool or a cluster is another provider."""
+
+    def acquire(self, template: str) -> AbstractAsyncContextManager[Lease]:
+        """A machine of `template` that nobody else has or had."""
+        ...

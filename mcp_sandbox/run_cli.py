@@ -1,0 +1,78 @@
+"""`mcp-sandbox run`: one file in one fresh sandbox, with its output where a shell expects it."""
+
+import posixpath
+import sys
+from pathlib import Path
+
+from mcp_sandbox.app import Host, make_host, open_service
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import FileProblem, SandboxError
+from mcp_sandbox.lifetime import run_command
+from mcp_sandbox.runs import Captured, RunRequest, RunResult, readable
+from mcp_sandbox.service import SandboxService
+from vmm.errors import VmmError
+
+OWNER = "command line"
+EXIT_ERROR = 1
+EXIT_TIMEOUT = 124  # as timeout(1) says it
+
+
+def run_once(settings: Settings, code: str, template: str | None, timeout_s: float | None, save: Path | None) -> int:
+    """Run `code`; the result is an exit status."""
+    request = RunRequest(OWNER, code, None, template, timeout_s)
+    try:
+        return run_command(lambda: _run(make_host(settings), request, save))
+    except (SandboxError, VmmError) as error:
+        sys.stderr.write(f"mcp-sandbox: {error}\n")
+        return EXIT_ERROR
+
+
+async def _run(host: Host, request: RunRequest, save: Path | None) -> int:
+    async with open_service(host) as service:
+        box = (await service.create(request.owner, request.template)).id
+        result = await service.run(RunRequest(request.owner, request.code, box, None, request.timeout_s))
+        _print(result)
+        if save is not None:
+            await _save(service, box, result, save)
+    return _exit_status(result)
+
+
+def _print(result: RunResult) -> None:
+    sys.stdout.write(_whole(result.stdout))
+    for display in result.displays:
+        if value := readable(display):
+            sys.stdout.write(f"{value.rstrip()}\n")
+    sys.stdout.flush()
+    sys.stderr.write(_whole(result.stderr))
+    if result.error is not None:
+        sys.stderr.write(f"{result.error.traceback.rstrip() or result.error.message}\n")
+    if result.timed_out_after_s is not None:
+        sys.stderr.write(f"mcp-sandbox: stopped after {result.timed_out_after_s:g} s\n")
+
+
+def _whole(captured: Captured) -> str:
+    gap = f"\n[… {captured.omitted_bytes:,} bytes left out …]\n" if captured.omitted_bytes else ""
+    return f"{captured.head}{gap}{captured.tail}"
+
+
+async def _save(service: SandboxService, box: str, result: RunResult, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for artifact in result.artifacts:
+        # The name comes from the machine: only its last part is used, so that nothing lands elsewhere.
+        name = posixpath.basename(artifact.path)
+        if name in ("", ".", ".."):
+            continue
+        try:
+            (directory / name).write_bytes(await service.read_all(OWNER, box, artifact.path))
+        except FileProblem as problem:
+            sys.stderr.write(f"not saved: {problem}\n")
+        else:
+            sys.stderr.write(f"saved {directory / name}\n")
+
+
+def _exit_status(result: RunResult) -> int:
+    if result.timed_out_after_s is not None:
+        return EXIT_TIMEOUT
+    if result.status == "exited" and result.exit_code is not None:
+        return result.exit_code & 0xFF
+    return 0 if result.status == "ok" else EXIT_ERROR

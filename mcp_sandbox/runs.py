@@ -1,0 +1,142 @@
+"""What a run is asked for, and what comes of it: events from the machine fold into one result."""
+
+from dataclasses import dataclass, field
+
+from guest.client.messages import Artifact, CodeError, Display, Event, Finished, Output, State, Status
+
+OUTPUTS = "/tmp/outputs"  # noqa: S108 - a directory in the machine, where runs leave their artifacts
+WORKSPACE = "/workspace"
+MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
+MAX_ARTIFACTS = 1000
+READABLE_FORMS = ("text/markdown", "text/plain", "text/latex", "application/json")  # the first a value has is taken
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Code to run for an owner, in a sandbox of theirs or in a fresh one that ends with the run."""
+
+    owner: str
+    code: str
+    sandbox_id: str | None = None
+    template: str | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What is kept of an output stream: all of it, or its two ends."""
+
+    head: str = ""
+    tail: str = ""
+    omitted_bytes: int = 0  # between the two
+    spill: str | None = None  # where in the sandbox the whole stream is, when some of it is left out
+
+    def __bool__(self) -> bool:
+        return bool(self.head or self.tail or self.omitted_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image, ready to be shown."""
+
+    name: str
+    mime: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimings:
+    """Where the time went, in milliseconds."""
+
+    queue_ms: float
+    restore_ms: float
+    run_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """All there is to say about one run."""
+
+    sandbox_id: str | None  # None: the sandbox ended with the run
+    status: Status
+    timed_out_after_s: float | None
+    state: State
+    exit_code: int | None
+    signal: str | None
+    error: CodeError | None
+    stdout: Captured
+    stderr: Captured
+    displays: tuple[Display, ...]
+    displays_dropped: int  # values that were too many or too large to be sent
+    artifacts: tuple[Artifact, ...]
+    pictures: tuple[Picture, ...]  # the artifacts that are small enough to be shown at once
+    timings: RunTimings
+
+
+class HeadTail:
+    """Keeps the first and the last bytes of a stream, however long it gets."""
+
+    def __init__(self, head_bytes: int, tail_bytes: int) -> None:
+        self._head_room = head_bytes
+        self._tail_bytes = tail_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._omitted = 0
+
+    def add(self, text: str, gap_bytes: int = 0) -> None:
+        """Take in more text, which comes `gap_bytes` after what came before."""
+        if gap_bytes:
+            self._head_room = 0
+            self._trim(0)
+            self._omitted += gap_bytes
+        data = text.encode(errors="replace")
+        self._head += data[: self._head_room]
+        self._tail += data[self._head_room :]
+        self._head_room = max(0, self._head_room - len(data))
+        if len(self._tail) > 2 * self._tail_bytes:  # trimmed now and then, not for every line
+            self._trim(self._tail_bytes)
+
+    def captured(self, spill: str | None) -> Captured:
+        """What is kept, when the machine has the whole stream in the file `spill`."""
+        self._trim(self._tail_bytes)
+        if not self._omitted:
+            return Captured((self._head + self._tail).decode(errors="replace"))
+        # A cut may fall inside a character; its pieces are dropped.
+        head, tail = self._head.decode(errors="ignore"), self._tail.decode(errors="ignore")
+        return Captured(head, tail, self._omitted, spill)
+
+    def _trim(self, tail_bytes: int) -> None:
+        excess = max(0, len(self._tail) - tail_bytes)
+        del self._tail[:excess]
+        self._omitted += excess
+
+
+def readable(display: Display) -> str:
+    """The form of a shown value that reads best, or nothing."""
+    return next((display.data[form] for form in READABLE_FORMS if form in display.data), "")
+
+
+@dataclass(slots=True)
+class Fold:
+    """Collects the events of one run."""
+
+    stdout: HeadTail
+    stderr: HeadTail
+    displays: list[Display] = field(default_factory=list)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    displays_dropped: int = 0
+    finished: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Output():
+                (self.stdout if event.stream == "stdout" else self.stderr).add(event.text, event.gap_bytes)
+            case Display() if len(self.displays) < MAX_DISPLAYS:
+                self.displays.append(event)
+            case Display():
+                self.displays_dropped += 1
+            case Artifact() if len(self.artifacts) < MAX_ARTIFACTS:
+                self.artifacts[event.path] = event
+            case Finished():
+                self.finished = event

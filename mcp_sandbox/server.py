@@ -1,0 +1,116 @@
+"""The MCP server: tools and resources over a SandboxService, and how it is served on stdio."""
+
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any, cast
+
+import anyio
+from mcp.server.lowlevel.helper_types import ReadResourceContents
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.stdio import stdio_server
+from mcp_types import InputRequiredResult
+from pydantic import AnyUrl
+
+from mcp_sandbox.app import Host, open_service
+from mcp_sandbox.config import Settings
+from mcp_sandbox.files import mime_of
+from mcp_sandbox.lifetime import parent_gone, run_until_told
+from mcp_sandbox.runs import OUTPUTS, WORKSPACE
+from mcp_sandbox.service import SandboxService
+from mcp_sandbox.stdio import LineReader, TextWriter, claimed_stdio
+from mcp_sandbox.tools import code, files, sandboxes
+from mcp_sandbox.tools.common import lifetime_of
+from vmm.types import Isolation
+
+LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
+
+_ISOLATION = {
+    Isolation.VM: "vm: every sandbox is a virtual machine with a kernel of its own",
+    Isolation.KERNEL: "kernel: every sandbox has an application kernel between its code and the host's kernel",
+    Isolation.NAMESPACE: "namespace: sandboxes share the host's kernel, the weakest level",
+}
+
+
+class SandboxServer(MCPServer[SandboxService]):
+    """An MCP server whose resources have the type their name says; the SDK knows one type a template."""
+
+    async def read_resource(
+        self, uri: AnyUrl | str, context: Context[SandboxService, Any] | None = None
+    ) -> Iterable[ReadResourceContents] | InputRequiredResult:
+        """Read a file of a sandbox."""
+        contents = await super().read_resource(uri, context)
+        if isinstance(contents, InputRequiredResult):
+            return contents
+        return [replace(content, mime_type=mime_of(str(uri))) for content in contents]
+
+
+def create_server(
+    settings: Settings,
+    isolation: Isolation,
+    open_service: Callable[[], AbstractAsyncContextManager[SandboxService]],
+) -> SandboxServer:
+    """The server, not yet connected to anything. The service lives as long as a connection's lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(_server: MCPServer[SandboxService]) -> AsyncIterator[SandboxService]:
+        async with open_service() as service:
+            yield service
+
+    server = SandboxServer(
+        "mcp-sandbox",
+        title="Sandboxes for code",
+        version=version("mcp-sandbox"),
+        instructions=instructions(settings, isolation),
+        lifespan=lifespan,
+        log_level=settings.log_level,
+    )
+    for family in (sandboxes, code, files):
+        family.register(server, settings)
+    return server
+
+
+def instructions(settings: Settings, isolation: Isolation) -> str:
+    """What a client is told about the whole server."""
+    return (
+        f"Runs code in isolated sandboxes. Isolation level in force: {_ISOLATION[isolation]}. "
+        "Sandboxes are offline: they have no network device. "
+        f"create_sandbox gives a sandbox_id; variables, imports and files persist across calls that name it. "
+        f"{lifetime_of(settings)}. run_code without sandbox_id keeps nothing. "
+        f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts to be read with read_artifact. "
+        f"A run may take {settings.run_timeout_s:g} s unless timeout_s says otherwise "
+        f"(at most {settings.max_run_timeout_s:g} s)."
+    )
+
+
+async def serve_stdio(server: SandboxServer, *, parent: int) -> None:
+    """Serve one client on stdin and stdout until it, a signal or the end of process `parent` says stop."""
+    with claimed_stdio() as (wire_in, wire_out):
+        reader = LineReader(wire_in)
+
+        async def client_left() -> str:
+            await reader.ended.wait()
+            await anyio.sleep(LAST_ANSWERS_S)
+            return "the client closed stdin"
+
+        async def serve() -> None:
+            # The SDK asks of its files only what these two have.
+            streams = cast("anyio.AsyncFile[str]", reader), cast("anyio.AsyncFile[str]", TextWriter(wire_out))
+            lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself only offers threads
+            async with stdio_server(*streams) as (incoming, outgoing):
+                await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
+
+        await run_until_told(serve, client_left, lambda: parent_gone(parent))
+
+
+def run_stdio(host: Host) -> None:
+    """Serve this host's sandboxes on stdio; returns when everything has ended."""
+    log_format = "%(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=host.settings.log_level, format=log_format)
+    server = create_server(host.settings, host.driver.capabilities.isolation, lambda: open_service(host))
+    anyio.run(partial(serve_stdio, server, parent=os.getppid()))

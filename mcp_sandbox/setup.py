@@ -1,0 +1,241 @@
+"""`mcp-sandbox setup`: what this host still lacks, and getting it."""
+
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from mcp_sandbox.app import make_host
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.lifetime import run_command
+from templates.build import Progress
+from templates.errors import BuildFailed, TemplateError
+from templates.tools import SYSTEM_PATH, LoggedTools, StepFailed, tail
+from vmm.errors import VmmError
+
+LOG_NAME = "setup.log"
+UPDATE = ("apt-get", "update")
+INSTALL = ("apt-get", "install", "-y", "--no-install-recommends")
+FIRST_ID, IDS = 100_000, 65_536  # where Debian's useradd starts to hand out subordinate ids, and how many it gives
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something of the host's that we call."""
+
+    what: str  # a program on the PATH, or the path of a file
+    package: str | None  # Debian's; None if no package brings it
+    purpose: str
+    when: Literal["run", "build"]  # who cannot do without it: every sandbox, or only the making of templates
+
+
+NEEDS = (
+    Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
+    Need("unshare", "util-linux", "keeps machines off the network", "run"),
+    Need("setpriv", "util-linux", "takes privileges away from machines", "run"),
+    Need("mmdebstrap", "mmdebstrap", "puts a sandbox's Debian together", "build"),
+    Need("mkfs.erofs", "erofs-utils", "packs a sandbox's read-only files", "build"),
+    Need("mkfs.ext4", "e2fsprogs", "makes the disk a sandbox writes to", "build"),
+    Need("apt-get", "apt", "fetches Debian packages", "build"),
+    Need("dpkg", "dpkg", "unpacks the guest kernel", "build"),
+    Need(KEYRING, "debian-archive-keyring", "proves that Debian's packages are Debian's", "build"),
+)
+ORDINARY_USER_NEEDS = (Need("newuidmap", "uidmap", "lets an ordinary user put a Debian together", "build"),)
+OWN_KERNEL_NEEDS = (Need("busybox", "busybox-static", "boots a guest kernel of your own", "build"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do about the needs that are not met: decided here, done elsewhere."""
+
+    missing: tuple[Need, ...]
+    grant_ids_to: str | None  # a user who has no subordinate ids yet
+    first_free_id: int
+    can_install: bool
+    has_apt: bool
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Debian packages that bring all that is missing, each once."""
+        return tuple(dict.fromkeys(need.package for need in self.missing if need.package))
+
+    @property
+    def command(self) -> str:
+        """The one line that, run by root, does it all."""
+        parts = [" ".join(UPDATE), " ".join((*INSTALL, *self.packages))] if self.packages else []
+        if self.grant_ids_to is not None:
+            ids = f"{self.first_free_id}-{self.first_free_id + IDS - 1}"
+            parts.append(f"usermod --add-subuids {ids} --add-subgids {ids} {self.grant_ids_to}")
+        return " && ".join(parts)
+
+
+def make_plan(settings: Settings, needs: Iterable[Need] = NEEDS) -> Plan:
+    """Look at this host and decide. Takes a millisecond."""
+    root = os.geteuid() == 0
+    wanted = [*needs, *(() if root else ORDINARY_USER_NEEDS), *(OWN_KERNEL_NEEDS if settings.guest_kernel else ())]
+    missing = [need for need in wanted if not is_met(need)]
+    grant_ids_to = None if root else _user_without_ids()
+    if grant_ids_to is not None:
+        purpose = f"user ids for {grant_ids_to} to put a Debian together with"
+        missing.append(Need("an entry in /etc/subuid", None, purpose, "build"))
+    has_apt = _find("apt-get") is not None
+    return Plan(
+        missing=tuple(missing),
+        grant_ids_to=grant_ids_to,
+        first_free_id=_first_free_id(),
+        can_install=root and has_apt,
+        has_apt=has_apt,
+    )
+
+
+def is_met(need: Need) -> bool:
+    """Whether this host has it."""
+    if need.what.startswith("/"):
+        return Path(need.what).is_file()
+    program = _find(need.what)
+    if program is None or need.what != "busybox":
+        return program is not None
+    return b"/ld-linux" not in Path(program).read_bytes()  # in a machine it finds no library to load
+
+
+def _find(program: str) -> str | None:
+    return shutil.which(program, path=os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_PATH)))
+
+
+def _user_without_ids(etc: Path = Path("/etc")) -> str | None:
+    """The name of this user if mmdebstrap would find no subordinate user ids for them."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a user of a container whom nobody told about them
+        name = str(os.geteuid())
+    mine = (name, str(os.geteuid()))
+    has_both = all(any(owner in mine for owner, _ in _granted(etc / file)) for file in ("subuid", "subgid"))
+    return None if has_both else name
+
+
+def _first_free_id(etc: Path = Path("/etc")) -> int:
+    """Where nobody's subordinate ids are: two users who shared some could reach into each other's processes."""
+    return max((end for file in ("subuid", "subgid") for _, end in _granted(etc / file)), default=FIRST_ID)
+
+
+def _granted(file: Path) -> Iterator[tuple[str, int]]:
+    """Whom subordinate ids belong to, and the first id after theirs."""
+    with suppress(OSError):
+        for owner, first, count in re.findall(r"^([^:#\n]+):(\d+):(\d+)$", file.read_text(), re.MULTILINE):
+            yield owner, int(first) + int(count)
+
+
+def main(settings: Settings, *, check: bool) -> int:
+    """Get what is missing, or with `check` only say what it is; the result is an exit status."""
+    plan = make_plan(settings)
+    show(plan)
+    try:
+        if check:
+            return _report(settings, plan)
+        if not plan.complete:
+            if not plan.can_install:
+                _explain(plan)
+                return 1
+            if not _make_complete(settings, plan):
+                return 1
+        return run_command(lambda: _fetch_kernel(settings))
+    except BuildFailed as failure:
+        err.print(f"[red]{escape(str(failure))}[/]\n{escape(failure.log_tail)}\nThe log: {failure.log_path}")
+    except (SandboxError, TemplateError, VmmError, OSError) as error:
+        err.print(f"[red]{escape(str(error))}[/]")
+    return 1
+
+
+def show(plan: Plan) -> None:
+    """List what is missing and what each is for."""
+    if plan.missing:
+        table = Table(Column("missing", no_wrap=True), Column("Debian package", no_wrap=True), "what for")
+        for need in plan.missing:
+            table.add_row(need.what, need.package or "", need.purpose)
+        out.print(table)
+
+
+def _report(settings: Settings, plan: Plan) -> int:
+    if not plan.complete:
+        _explain(plan)
+        return 1
+    if make_host(settings).builder.find_kernel() is None:
+        out.print("System packages are all there. The guest kernel is not fetched yet; `mcp-sandbox setup` does it.")
+        return 1
+    out.print("Nothing is missing: system packages and guest kernel are there.")
+    return 0
+
+
+def _explain(plan: Plan) -> None:
+    if plan.has_apt:
+        who = "As root run" if os.geteuid() == 0 else "Ask an administrator to run"
+        out.print(f"{who} this one command, then try again:\n")
+        out.print(f"  {plan.command}\n", soft_wrap=True, markup=False)
+        return
+    out.print(
+        "This host has no apt-get. Install what is listed above with its own package manager; "
+        "packages may have other names there."
+    )
+
+
+def _make_complete(settings: Settings, plan: Plan) -> bool:
+    """Install the packages of the plan; True if nothing is missing afterwards."""
+    if run_command(lambda: _install(settings, plan.packages)) != 0:
+        return False
+    left = make_plan(settings)
+    if not left.complete:
+        names = ", ".join(need.what for need in left.missing)
+        err.print(f"[red]The packages are installed, but {names} cannot be found on the PATH.[/]")
+    return left.complete
+
+
+async def _install(settings: Settings, packages: Sequence[str]) -> int:
+    log_path = settings.home / "logs" / LOG_NAME
+    with err.status("installing") as status:
+        tools = LoggedTools(log_path, lambda line: status.update(f"installing · {escape(line[-90:])}"))
+        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        try:
+            await tools.run(UPDATE, env=environment)
+        except StepFailed as failure:  # often a third party's source that we do not need
+            tools.note(f"{failure}; going on with what apt knows")
+        try:
+            await tools.run((*INSTALL, *packages), env=environment)
+        except StepFailed as failure:
+            err.print(f"[red]{escape(str(failure))}[/]\n{escape(tail(log_path))}\nThe log: {log_path}")
+            return 1
+    err.print(f"[green]✓[/] installed {', '.join(packages)}")
+    return 0
+
+
+async def _fetch_kernel(settings: Settings) -> int:
+    """Have the guest kernel here, so that a probe has something to boot."""
+    if make_host(settings).builder.find_kernel() is not None:
+        out.print("Nothing is missing: system packages and guest kernel are there.")
+        return 0
+    with err.status("fetching the guest kernel") as status:
+
+        def report(progress: Progress) -> None:
+            if progress.state == "running":
+                status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
+
+        await make_host(settings, report).builder.build_kernel()
+    out.print("System packages and guest kernel are there.")
+    return 0

@@ -1,0 +1,129 @@
+"""`mcp-sandbox template …`: build, list, show and remove, for people."""
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from mcp_sandbox.app import make_host
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import HostNotReady, SandboxError
+from mcp_sandbox.lifetime import run_command
+from templates.build import Builder, Progress
+from templates.errors import BuildFailed, TemplateError
+from templates.model import Template, find_templates, load_template
+from templates.store import Entry
+from vmm.errors import VmmError
+
+MB = 1_000_000
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def build(settings: Settings, name: str | None) -> int:
+    """Build a template and show how it goes."""
+
+    async def main() -> int:
+        template = load_template(name or settings.template)
+        with err.status("starting") as status:
+
+            def report(progress: Progress) -> None:
+                if progress.state in ("done", "ready"):
+                    how = "made before" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
+                    err.print(f"[green]✓[/] {progress.step} ({how})")
+                else:
+                    status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
+
+            # The kernel first: with it the driver can find out whether this host really runs machines.
+            await make_host(settings, report).builder.build_kernel()
+            host = make_host(settings, report)
+            try:
+                verdict = await host.driver.probe()
+                if not verdict.usable:
+                    raise HostNotReady(verdict.reason, verdict.fix)
+                await host.builder.build(template, host.driver)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await host.driver.aclose()
+        err.print(f"Template [bold]{template.name}[/] is ready.")
+        return 0
+
+    return _guarded(main)
+
+
+def show_all(settings: Settings) -> int:
+    """A table of all templates."""
+
+    async def main() -> int:
+        host = make_host(settings)
+        table = Table(Column("template", no_wrap=True), "title", "memory", "ready", "on disk")
+        for template in find_templates().values():
+            ready = await host.builder.find(template, host.driver) is not None
+            size = sum(entry.size_bytes for entry in host.builder.entries_of(template))
+            table.add_row(
+                template.name,
+                escape(template.title),
+                f"{template.machine.memory_mb} MB",
+                "yes" if ready else "no",
+                f"{size / MB:.0f} MB",
+            )
+        out.print(table)
+        err.print("`mcp-sandbox template build NAME` makes one ready.")
+        await host.driver.aclose()
+        return 0
+
+    return _guarded(main)
+
+
+def show(settings: Settings, name: str | None) -> int:
+    """One template in detail."""
+
+    async def main() -> int:
+        template = load_template(name or settings.template)
+        host = make_host(settings)
+        out.print_json(template.model_dump_json())
+        _print_entries(host.builder, template)
+        await host.driver.aclose()
+        return 0
+
+    return _guarded(main)
+
+
+def remove(settings: Settings, name: str) -> int:
+    """Remove everything built for one template alone."""
+
+    async def main() -> int:
+        host = make_host(settings)
+        entries = host.builder.entries_of(load_template(name))
+        for entry in entries:
+            await host.store.remove(entry.kind, entry.key)
+        await host.driver.aclose()
+        err.print(f"Removed {_total(entries)} of {name}.")
+        return 0
+
+    return _guarded(main)
+
+
+def _print_entries(builder: Builder, template: Template) -> None:
+    table = Table("kind", "key", "made", "on disk")
+    for entry in builder.entries_of(template):
+        table.add_row(entry.kind, entry.key, f"{entry.made:%Y-%m-%d %H:%M}", f"{entry.size_bytes / MB:.0f} MB")
+    out.print(table)
+
+
+def _total(entries: list[Entry]) -> str:
+    return f"{len(entries)} entries, {sum(entry.size_bytes for entry in entries) / MB:.0f} MB,"
+
+
+def _guarded(main: Callable[[], Awaitable[int]]) -> int:
+    """Run `main` and say what went wrong in words."""
+    try:
+        return run_command(main)
+    except BuildFailed as failure:
+        err.print(f"[red]{escape(str(failure))}[/]\n{escape(failure.log_tail)}\nThe log: {failure.log_path}")
+    except (SandboxError, TemplateError, VmmError) as error:
+        err.print(f"[red]{escape(str(error))}[/]")
+    return 1

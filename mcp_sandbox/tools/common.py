@@ -1,0 +1,66 @@
+"""What all tools share: who is calling, how errors are told, how arguments are described."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import Field
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.service import SandboxService
+
+LOCAL_OWNER = "local"  # on stdio there is one client, and all sandboxes of the process are its own
+
+ToolContext = Context[SandboxService, Any]
+
+SandboxId = Annotated[
+    str, Field(min_length=1, max_length=64, description="Id of a sandbox, as create_sandbox returned it.")
+]
+
+
+def service_of(ctx: ToolContext) -> SandboxService:
+    """The service behind this server."""
+    return ctx.request_context.lifespan_context
+
+
+def owner_of(ctx: ToolContext) -> str:  # noqa: ARG001 - over HTTP the request will tell
+    """Whose sandboxes this request may touch."""
+    return LOCAL_OWNER
+
+
+@contextmanager
+def told_to_the_model() -> Iterator[None]:
+    """Pass the text of our own errors on to the model; any other exception is a bug and stays in the log."""
+    try:
+        yield
+    except SandboxError as error:
+        raise ToolError(str(error)) from error
+
+
+def hints(*, read_only: bool, destructive: bool, idempotent: bool) -> ToolAnnotations:
+    """All annotations a tool can have. Sandboxes have no network, so no tool reaches an open world."""
+    return ToolAnnotations(
+        read_only_hint=read_only,
+        destructive_hint=destructive,
+        idempotent_hint=idempotent,
+        open_world_hint=False,
+    )
+
+
+def lifetime_of(settings: Settings) -> str:
+    """How long a sandbox lives, for tool descriptions."""
+    return (
+        f"A sandbox lives until close_sandbox, {_span(settings.idle_timeout_s)} without use, "
+        f"{_span(settings.max_lifetime_s)} in all, or the end of this server process, whichever comes first"
+    )
+
+
+def _span(seconds: float) -> str:
+    for unit_s, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:g} {unit}"
+    return f"{seconds:g} seconds"

@@ -1,0 +1,224 @@
+"""Tools that move files in and out of a sandbox, and the resources that serve them whole."""
+
+import base64
+import binascii
+from typing import Annotated, Literal
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp_types import CallToolResult
+from pydantic import BaseModel, Field
+
+from guest.client.messages import Listing
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import BadRequest, FileProblem, NotFound, SandboxError
+from mcp_sandbox.files import mime_of, resolve
+from mcp_sandbox.runs import OUTPUTS, WORKSPACE
+from mcp_sandbox.service import SandboxService
+from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, told_to_the_model
+from mcp_sandbox.tools.reading import decoded, read_blocks
+from mcp_sandbox.tools.results import uri_of
+
+WorkspacePath = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=4095,
+        description=f"Path in the sandbox; a relative one starts at {WORKSPACE}.",
+    ),
+]
+ArtifactPath = Annotated[
+    str,
+    Field(min_length=1, max_length=4095, description=f"Path of an artifact; a relative one starts at {OUTPUTS}."),
+]
+Offset = Annotated[int, Field(ge=0, description="Byte of the file to start at.")]
+
+
+class FileView(BaseModel):
+    """One entry of a sandbox's file system."""
+
+    path: str
+    kind: str = Field(description="file, dir, link or other")
+    size: int
+
+
+class FileList(BaseModel):
+    """What is in a directory."""
+
+    path: str
+    entries: list[FileView]
+    truncated: bool = Field(description="true: there are more entries than are shown")
+
+
+class ArtifactView(BaseModel):
+    """One file that runs have left for the caller."""
+
+    path: str
+    size: int
+    mime_type: str
+    uri: str = Field(description="Address for resources/read.")
+
+
+class ArtifactList(BaseModel):
+    """All artifacts of a sandbox."""
+
+    artifacts: list[ArtifactView]
+    truncated: bool = Field(description="true: there are more artifacts than are shown")
+
+
+class WrittenView(BaseModel):
+    """A file that was written."""
+
+    path: str
+    size: int
+
+
+def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+    """Add this family's tools."""
+    _register_workspace(mcp, settings)
+    _register_artifacts(mcp, settings)
+    _register_resource(mcp)
+
+
+def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+    limit_field = Field(ge=1, le=settings.read_text_bytes, description="Most bytes to return.")
+
+    @mcp.tool(
+        title="Write file",
+        description=(
+            "Create or replace a file in a sandbox; missing directories are made. It stays until the sandbox ends. "
+            f"At most {settings.max_write_bytes:,} bytes."
+        ),
+        annotations=hints(read_only=False, destructive=True, idempotent=True),
+    )
+    async def write_file(
+        ctx: ToolContext,
+        sandbox_id: SandboxId,
+        path: WorkspacePath,
+        content: Annotated[str, Field(description="The whole content of the file.")],
+        encoding: Annotated[
+            Literal["text", "base64"],
+            Field(description="text: content is written as UTF-8; base64: it is decoded first."),
+        ] = "text",
+    ) -> WrittenView:
+        with told_to_the_model():
+            data = _bytes_of(content, encoding)
+            info = await service_of(ctx).write(owner_of(ctx), sandbox_id, path, data)
+        return WrittenView(path=info.path, size=info.size)
+
+    @mcp.tool(
+        title="Read file",
+        description=(
+            f"Read a file of a sandbox: text, up to {settings.read_text_bytes:,} bytes at once (the end of the answer "
+            "says how to read on), a picture as an image, other binary files as a resource link."
+        ),
+        annotations=hints(read_only=True, destructive=False, idempotent=True),
+        structured_output=False,
+    )
+    async def read_file(
+        ctx: ToolContext,
+        sandbox_id: SandboxId,
+        path: WorkspacePath,
+        offset: Offset = 0,
+        limit: Annotated[int, limit_field] = settings.read_text_bytes,
+    ) -> CallToolResult:
+        with told_to_the_model():
+            where = resolve(path)
+            blocks = await read_blocks(service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, "read_file")
+        return CallToolResult(content=blocks)
+
+    @mcp.tool(
+        title="List files",
+        description=f"List a directory of a sandbox, at most {settings.max_list_entries} entries.",
+        annotations=hints(read_only=True, destructive=False, idempotent=True),
+    )
+    async def list_files(
+        ctx: ToolContext,
+        sandbox_id: SandboxId,
+        path: WorkspacePath = WORKSPACE,
+        recursive: Annotated[bool, Field(description="Also what is in its subdirectories.")] = False,
+    ) -> FileList:
+        with told_to_the_model():
+            where = resolve(path)
+            listing = await service_of(ctx).list_files(owner_of(ctx), sandbox_id, where, recursive=recursive)
+        views = [FileView(path=entry.path, kind=entry.kind, size=entry.size) for entry in listing.entries]
+        return FileList(path=where, entries=views, truncated=listing.truncated)
+
+
+def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+    limit_field = Field(ge=1, le=settings.read_text_bytes, description="Most bytes of text to return.")
+
+    @mcp.tool(
+        title="List artifacts",
+        description=f"List the artifacts of a sandbox: every file that runs have put in {OUTPUTS}. They end with it.",
+        annotations=hints(read_only=True, destructive=False, idempotent=True),
+    )
+    async def list_artifacts(ctx: ToolContext, sandbox_id: SandboxId) -> ArtifactList:
+        with told_to_the_model():
+            listing = await service_of(ctx).artifacts(owner_of(ctx), sandbox_id)
+        return ArtifactList(artifacts=_artifact_views(sandbox_id, listing), truncated=listing.truncated)
+
+    @mcp.tool(
+        title="Read artifact",
+        description=(
+            f"Read an artifact, a file in {OUTPUTS}: a picture as an image, text up to {settings.read_text_bytes:,} "
+            "bytes at once (the end of the answer says how to read on), other binary files as a resource link."
+        ),
+        annotations=hints(read_only=True, destructive=False, idempotent=True),
+        structured_output=False,
+    )
+    async def read_artifact(
+        ctx: ToolContext,
+        sandbox_id: SandboxId,
+        path: ArtifactPath,
+        offset: Offset = 0,
+        limit: Annotated[int, limit_field] = settings.read_text_bytes,
+    ) -> CallToolResult:
+        with told_to_the_model():
+            where = resolve(path, OUTPUTS)
+            if not where.startswith(OUTPUTS + "/"):
+                raise BadRequest(f"{where} is not an artifact: artifacts are in {OUTPUTS}. Use read_file.")
+            blocks = await read_blocks(
+                service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, "read_artifact"
+            )
+        return CallToolResult(content=blocks)
+
+
+def _register_resource(mcp: MCPServer[SandboxService]) -> None:
+    @mcp.resource(
+        "sandbox://{box}/{+path}",
+        title="File of a sandbox",
+        description="Any file of a sandbox that is alive, whole.",
+        mime_type="application/octet-stream",
+    )
+    async def sandbox_file(ctx: ToolContext, box: str, path: str) -> str | bytes:
+        try:
+            data = await service_of(ctx).read_all(owner_of(ctx), box, f"/{path}")
+        except (NotFound, FileProblem) as error:
+            raise ResourceNotFoundError(str(error)) from error
+        except SandboxError as error:
+            raise ResourceError(str(error)) from error
+        text = decoded(data, at_end=True)
+        return data if text is None or len(text.encode()) != len(data) else text
+
+
+def _bytes_of(content: str, encoding: Literal["text", "base64"]) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True) if encoding == "base64" else content.encode()
+    except binascii.Error as error:
+        raise BadRequest(f"content is not valid base64 ({error}). Send plain text with encoding=text.") from error
+    except UnicodeEncodeError as error:
+        raise BadRequest("content holds half a surrogate pair and cannot be UTF-8. Send it as base64.") from error
+
+
+def _artifact_views(sandbox_id: str, listing: Listing) -> list[ArtifactView]:
+    return [
+        ArtifactView(
+            path=entry.path,
+            size=entry.size,
+            mime_type=mime_of(entry.path),
+            uri=uri_of(sandbox_id, entry.path),
+        )
+        for entry in listing.entries
+        if entry.kind == "file"
+    ]

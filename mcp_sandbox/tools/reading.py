@@ -1,0 +1,62 @@
+"""A file of a sandbox as something a model can take in: text in parts, a picture, or an address."""
+
+from mcp_types import ContentBlock
+
+from guest.client.messages import FileChunk
+from mcp_sandbox.files import SNIFF_BYTES, image_mime, mime_of
+from mcp_sandbox.runs import Picture
+from mcp_sandbox.service import SandboxService
+from mcp_sandbox.tools.results import image_block, link_block, text_block, uri_of
+
+UTF8_REST_BYTES = 3  # of a character of up to four, what a cut can leave
+
+
+async def read_blocks(
+    service: SandboxService, owner: str, sandbox_id: str, path: str, offset: int, limit: int, tool: str
+) -> list[ContentBlock]:
+    """What `tool` answers for the file at the absolute `path`."""
+    chunk = await service.read(owner, sandbox_id, path, offset=offset, limit=max(limit, SNIFF_BYTES))
+    if offset == 0 and (mime := image_mime(chunk.data)):
+        if chunk.size <= service.settings.inline_image_bytes:
+            return [image_block(Picture(path, mime, await service.read_all(owner, sandbox_id, path)))]
+        note = f"{path} is a picture of {chunk.size:,} bytes, too large to show. Shrink it in the sandbox, or read "
+        return [
+            text_block(f"{note}{uri_of(sandbox_id, path)} with resources/read."),
+            link_block(sandbox_id, path, chunk.size),
+        ]
+    part = chunk.data[:limit]
+    text = decoded(part, at_end=offset + len(part) >= chunk.size)
+    if text is None:
+        note = f"{path} is binary ({mime_of(path)}, {chunk.size:,} bytes). Read {uri_of(sandbox_id, path)} with "
+        return [
+            text_block(f"{note}resources/read, or have code in the sandbox look into it."),
+            link_block(sandbox_id, path, chunk.size),
+        ]
+    return [
+        text_block(text),
+        *_paging(chunk, text, offset, f'{tool}(sandbox_id="{sandbox_id}", path="{path}"'),
+    ]
+
+
+def decoded(data: bytes, *, at_end: bool) -> str | None:
+    """The text in a piece of a file, without the parts of characters at its cuts; None if it is not text."""
+    start = 0
+    while start < min(UTF8_REST_BYTES, len(data)) and 0x80 <= data[start] < 0xC0:
+        start += 1
+    data = data[start:]
+    for cut in range(1 if at_end else UTF8_REST_BYTES + 1):
+        try:
+            text = data[: len(data) - cut].decode()
+        except UnicodeDecodeError:
+            continue
+        return None if "\0" in text else text
+    return None
+
+
+def _paging(chunk: FileChunk, text: str, offset: int, call: str) -> list[ContentBlock]:
+    if offset > chunk.size:
+        return [text_block(f"[offset {offset:,} is past the end: the file has {chunk.size:,} bytes]")]
+    end = min(chunk.size, offset + max(1, len(text.encode())))
+    if end >= chunk.size:
+        return [] if text else [text_block("[the file is empty]" if not chunk.size else "[end of the file]")]
+    return [text_block(f"[bytes {offset:,} to {end:,} of {chunk.size:,}; to read on: {call}, offset={end})]")]

@@ -1,0 +1,133 @@
+"""Results as content blocks: what a model reads, in the order it needs it."""
+
+import base64
+from urllib.parse import quote
+
+from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
+
+from guest.client.messages import Display
+from mcp_sandbox.files import mime_of
+from mcp_sandbox.runs import Captured, Picture, RunResult, readable
+
+MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
+MAX_NAMED_ARTIFACTS = 50
+
+
+def text_block(text: str) -> TextContent:
+    """Text for the model."""
+    return TextContent(type="text", text=text)
+
+
+def image_block(picture: Picture) -> ImageContent:
+    """A picture for the model."""
+    return ImageContent(type="image", data=base64.b64encode(picture.data).decode(), mime_type=picture.mime)
+
+
+def uri_of(sandbox_id: str, path: str) -> str:
+    """The address under which `resources/read` serves a file of a sandbox."""
+    return f"sandbox://{sandbox_id}/{quote(path.lstrip('/'))}"
+
+
+def link_block(sandbox_id: str, path: str, size: int) -> ResourceLink:
+    """The address of a file that is neither text nor a picture."""
+    return ResourceLink(
+        type="resource_link",
+        name=path.rpartition("/")[2],
+        uri=uri_of(sandbox_id, path),
+        mime_type=mime_of(path),
+        size=size,
+    )
+
+
+def run_blocks(result: RunResult) -> list[ContentBlock]:
+    """The result of a run: one readable text, then the pictures."""
+    parts = [
+        _stream("stdout", result.stdout, result.sandbox_id),
+        _stream("stderr", result.stderr, result.sandbox_id),
+        *(_value(display) for display in result.displays),
+        f"({result.displays_dropped} more shown values left out)" if result.displays_dropped else "",
+        _error(result),
+        _artifacts(result),
+        _status(result),
+    ]
+    text = "\n\n".join(part for part in parts if part)
+    return [text_block(text), *(image_block(picture) for picture in result.pictures)]
+
+
+def _stream(name: str, captured: Captured, sandbox_id: str | None) -> str:
+    if not captured:
+        return ""
+    if not captured.omitted_bytes:
+        return f"{name}:\n{captured.head.rstrip()}"
+    if sandbox_id is None:
+        how = "lost with the one-off sandbox; run in a sandbox from create_sandbox to keep the whole output"
+    elif captured.spill is None:
+        how = "not kept"
+    else:
+        offset = len(captured.head.encode())
+        how = f'to read on: read_file(sandbox_id="{sandbox_id}", path="{captured.spill}", offset={offset})'
+    return f"{name}:\n{captured.head}\n[… {captured.omitted_bytes:,} bytes left out; {how} …]\n{captured.tail.rstrip()}"
+
+
+def _value(display: Display) -> str:
+    best = readable(display)
+    if not best:
+        return f"(a value shown as {', '.join(sorted(display.data))})" if display.data else ""
+    return f"result:\n{_shortened(best)}"
+
+
+def _error(result: RunResult) -> str:
+    if result.error is None:
+        return ""
+    trace = result.error.traceback.strip() or f"{result.error.name}: {result.error.message}"
+    return f"error:\n{_shortened(trace)}"
+
+
+def _artifacts(result: RunResult) -> str:
+    if not result.artifacts:
+        return ""
+    shown = {picture.name for picture in result.pictures}
+    lines = [
+        f"- {artifact.path} ({artifact.mime_type}, {artifact.size:,} bytes{', shown below' * (artifact.path in shown)})"
+        for artifact in result.artifacts[:MAX_NAMED_ARTIFACTS]
+    ]
+    if len(result.artifacts) > MAX_NAMED_ARTIFACTS:
+        lines.append(f"- … and {len(result.artifacts) - MAX_NAMED_ARTIFACTS} more (list_artifacts names them all)")
+    if result.sandbox_id is None:
+        how = "These files ended with the one-off sandbox; run in a sandbox from create_sandbox to keep files."
+    else:
+        how = f'To read one: read_artifact(sandbox_id="{result.sandbox_id}", path=…)'
+    return "\n".join(["artifacts:", *lines, how])
+
+
+def _status(result: RunResult) -> str:
+    timings = result.timings
+    words = [_outcome(result)]
+    if result.state == "lost" and result.sandbox_id is not None:
+        words.append("the process was restarted: variables and imports are lost, files are kept")
+    words.append(f"sandbox {result.sandbox_id}" if result.sandbox_id else "one-off sandbox, now destroyed")
+    words.append(
+        f"queue {timings.queue_ms:.0f} ms, restore {timings.restore_ms:.0f} ms, "
+        f"run {timings.run_ms:.0f} ms, total {timings.total_ms:.0f} ms"
+    )
+    return f"[{' · '.join(words)}]"
+
+
+def _outcome(result: RunResult) -> str:
+    if result.timed_out_after_s is not None:
+        kept = "; variables are kept" if result.state == "kept" and result.sandbox_id else ""
+        return f"stopped: time limit of {result.timed_out_after_s:g} s reached{kept}"
+    match result.status:
+        case "exited":
+            return f"exited with code {result.exit_code}"
+        case "killed":
+            return f"killed by {result.signal}" if result.signal else "killed"
+        case status:
+            return status
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_VALUE_CHARS:
+        return text.rstrip()
+    half = MAX_VALUE_CHARS // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:].rstrip()}"

@@ -1,0 +1,120 @@
+"""Tools that make, name and end sandboxes."""
+
+from typing import Annotated
+
+from mcp.server.mcpserver import MCPServer
+from pydantic import BaseModel, Field
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.runs import OUTPUTS, WORKSPACE
+from mcp_sandbox.service import SandboxInfo, SandboxService
+from mcp_sandbox.tools.common import (
+    SandboxId,
+    ToolContext,
+    hints,
+    lifetime_of,
+    owner_of,
+    service_of,
+    told_to_the_model,
+)
+from templates.model import find_templates
+
+
+class SandboxView(BaseModel):
+    """A sandbox, as its owner sees it."""
+
+    sandbox_id: str = Field(description="Give this to the other tools.")
+    template: str
+    language: str
+    isolation: str = Field(description="vm: a kernel of its own; kernel: an application kernel; namespace: weakest.")
+    driver: str
+    accel: str | None = Field(description="kvm, or tcg: emulated and 16 to 27 times slower CPU; null: native.")
+    memory_mb: int
+    vcpus: int
+    disk_mb: int
+    network: str = "none"
+    working_directory: str = WORKSPACE
+    artifacts_directory: str = OUTPUTS
+    age_s: float
+    expires_in_s: float = Field(description="Seconds until it ends if it is not used.")
+    restore_ms: float = Field(description="How long it took to start.")
+    missing_protections: list[str] = Field(description="Limits that are not in force on this host.")
+
+
+class SandboxList(BaseModel):
+    """The sandboxes that are alive."""
+
+    sandboxes: list[SandboxView]
+    max_sandboxes: int
+
+
+class ClosedView(BaseModel):
+    """What came of closing."""
+
+    sandbox_id: str
+    closed: bool = Field(description="false: it had ended before")
+
+
+def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+    """Add this family's tools."""
+    names = "; ".join(f"{name}: {template.title}" for name, template in find_templates().items())
+
+    @mcp.tool(
+        title="Create sandbox",
+        description=(
+            "Create a sandbox: an isolated offline machine, ready in a moment. Variables, imports and files persist "
+            f"across run_code calls that name its sandbox_id. {lifetime_of(settings)}; then everything in it is gone. "
+            f"At most {settings.max_sandboxes} at once."
+        ),
+        annotations=hints(read_only=False, destructive=False, idempotent=False),
+    )
+    async def create_sandbox(
+        ctx: ToolContext,
+        template: Annotated[
+            str,
+            Field(min_length=1, max_length=63, description=f"What is in the sandbox. Available: {names}."),
+        ] = settings.template,
+    ) -> SandboxView:
+        with told_to_the_model():
+            return _view(await service_of(ctx).create(owner_of(ctx), template))
+
+    @mcp.tool(
+        title="List sandboxes",
+        description=f"List the sandboxes that are alive. {lifetime_of(settings)}.",
+        annotations=hints(read_only=True, destructive=False, idempotent=True),
+    )
+    async def list_sandboxes(ctx: ToolContext) -> SandboxList:
+        alive = service_of(ctx).sandboxes(owner_of(ctx))
+        return SandboxList(sandboxes=[_view(info) for info in alive], max_sandboxes=settings.max_sandboxes)
+
+    @mcp.tool(
+        title="Close sandbox",
+        description=(
+            "Destroy a sandbox: stops what runs in it and deletes its variables, files and artifacts for good. "
+            "Closing one that has ended already changes nothing."
+        ),
+        annotations=hints(read_only=False, destructive=True, idempotent=True),
+    )
+    async def close_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> ClosedView:
+        with told_to_the_model():
+            closed = await service_of(ctx).close(owner_of(ctx), sandbox_id)
+        return ClosedView(sandbox_id=sandbox_id, closed=closed)
+
+
+def _view(info: SandboxInfo) -> SandboxView:
+    size = info.template.machine
+    return SandboxView(
+        sandbox_id=info.id,
+        template=info.template.name,
+        language=info.template.language,
+        isolation=info.facts.isolation,
+        driver=info.facts.driver,
+        accel=info.facts.accel,
+        memory_mb=size.memory_mb,
+        vcpus=size.vcpus,
+        disk_mb=size.disk_mb,
+        age_s=round(info.age_s, 1),
+        expires_in_s=round(info.expires_in_s, 1),
+        restore_ms=round(1000 * info.timings.restore_s, 1),
+        missing_protections=list(info.facts.limits),
+    )

@@ -1,0 +1,47 @@
+"""The real server on stdio over machines that are files: `python -m tests.functional.stdio_fake DIRECTORY`."""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.provider import Lease
+from mcp_sandbox.server import create_server, serve_stdio
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import FakeProvider
+from vmm.types import Isolation
+
+
+class FileProvider(FakeProvider):
+    """Every machine is a file for as long as it lives."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        async with super().acquire(template) as lease:
+            path = self._directory / f"machine-{len(self.agents)}"
+            path.touch()
+            try:
+                yield lease
+            finally:
+                path.unlink()
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    settings = Settings(log_level="INFO")
+    server = create_server(settings, Isolation.VM, lambda: SandboxService(FileProvider(directory), settings))
+    (directory / "server.pid").write_text(str(os.getpid()))
+    anyio.run(partial(serve_stdio, server, parent=os.getppid()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The command line, as far as it needs no machine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcp_sandbox.cli import app
+
+
+def test_the_command_line_loads_nothing_heavy_until_it_must():
+    code = "import sys, mcp_sandbox.cli; print(sorted({'mcp', 'pydantic', 'anyio', 'vmm', 'guest'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_version_is_printed():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, "0.1.0\n")
+
+
+def test_a_mistake_in_the_configuration_is_named_and_ends_with_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("mcp-sandbox.toml").write_text("colour = 3\n")
+    result = CliRunner().invoke(app, ["template", "list"])
+    assert result.exit_code == 2
+    assert "unknown setting 'colour'" in result.stderr
+
+
+def test_an_unknown_driver_is_named(tmp_path: Path):
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), "--driver", "nonsense"])
+    assert result.exit_code == 1
+    assert "nonsense" in result.stderr
+
+
+def test_running_from_a_template_that_is_not_there_says_so(tmp_path: Path):
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), "template", "show", "nonsense"])
+    assert result.exit_code == 1

@@ -1,0 +1,177 @@
+"""Machines that exist only in memory, at the level the service sees: leases with an agent."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import anyio.lowlevel
+
+from guest.client.messages import (
+    Artifact,
+    CodeError,
+    Display,
+    Event,
+    FileChunk,
+    FileInfo,
+    Finished,
+    Listing,
+    Output,
+    OutputTotals,
+    RunCode,
+    State,
+    Status,
+)
+from guest.errors import AgentGone, RequestRefused
+from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings
+from templates.model import load_template
+from vmm.types import Accel, Exit, Isolation
+
+if TYPE_CHECKING:
+    from guest.client import AgentClient
+    from mcp_sandbox.errors import SandboxError
+    from vmm.driver import Machine
+
+TEMPLATE = "python-data-analysis"
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
+FACTS = HostFacts("fake", Isolation.VM, Accel.TCG, ("no cgroup: memory is not limited",))
+
+
+def finished(status: Status = "ok", state: State = "kept", error: CodeError | None = None, **more: object) -> Finished:
+    totals = cast("OutputTotals", more.pop("output", OutputTotals(0, 0)))
+    exit_code = cast("int | None", more.pop("exit_code", None))
+    return Finished(status, state, exit_code, None, error, 0.001, totals)
+
+
+class FakeMachine:
+    id = "fake"
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+
+    async def wait(self) -> Exit:
+        await self.ended.wait()
+        return Exit(signal=9, detail="out of memory")
+
+
+class FakeRun:
+    """Plays what the agent has planned for the code; some codes go on until they are stopped."""
+
+    def __init__(self, agent: "FakeAgent", request: RunCode) -> None:
+        self._agent = agent
+        self._code = request.code
+        self._events: list[Event] = list(agent.plans.get(request.code, [Output("stdout", "ran\n"), finished()]))
+        self._stopped = anyio.Event()
+        self.done = False
+
+    async def stop(self) -> None:
+        self._agent.stops += 1
+        self._stopped.set()
+
+    def __aiter__(self) -> "FakeRun":
+        return self
+
+    async def __anext__(self) -> Event:
+        await anyio.lowlevel.checkpoint()
+        if self.done:
+            raise StopAsyncIteration
+        self._agent.running.set()
+        if self._code == "forever":
+            await self._until_stopped()
+            self._events = [Output("stdout", "partial"), finished("interrupted")]
+            self._code = ""
+        elif self._code == "stubborn":
+            await self._until_stopped()
+            self._events = [finished("killed", "lost")]
+            self._code = ""
+        elif self._code == "die":
+            self._agent.machine.ended.set()
+            raise AgentGone("the machine's agent closed the stream")
+        event = self._events.pop(0)
+        self.done = isinstance(event, Finished)
+        return event
+
+    async def _until_stopped(self) -> None:
+        await self._stopped.wait()
+
+
+class FakeAgent:
+    """An agent with files in a dictionary."""
+
+    def __init__(self, machine: FakeMachine) -> None:
+        self.machine = machine
+        self.files: dict[str, bytes] = {}
+        self.plans: dict[str, list[Event]] = {}
+        self.running = anyio.Event()
+        self.stops = 0
+
+    @asynccontextmanager
+    async def run(self, request: RunCode) -> AsyncIterator[FakeRun]:
+        yield FakeRun(self, request)
+
+    async def read(self, path: str, *, offset: int = 0, limit: int) -> FileChunk:
+        data = self._file(path)
+        part = data[offset : offset + limit]
+        return FileChunk(part, len(data), offset + len(part) >= len(data))
+
+    async def write(self, path: str, data: bytes) -> FileInfo:
+        self.files[path] = data
+        return FileInfo(path, "file", len(data), 0.0)
+
+    async def list(self, path: str, *, recursive: bool, max_entries: int) -> Listing:
+        found = [name for name in sorted(self.files) if name.startswith(path.rstrip("/") + "/")]
+        entries = tuple(FileInfo(name, "file", len(self.files[name]), 0.0) for name in found)
+        return Listing(entries[:max_entries], len(entries) > max_entries)
+
+    def _file(self, path: str) -> bytes:
+        if path not in self.files:
+            raise RequestRefused("not_found", f"{path} does not exist")
+        return self.files[path]
+
+    def draws(self, code: str, *names: str, data: bytes = PNG) -> None:
+        """Running `code` leaves pictures of these names."""
+        paths = [f"/tmp/outputs/{name}" for name in names]
+        self.files.update(dict.fromkeys(paths, data))
+        artifacts = [Artifact(path, len(data), "image/png") for path in paths]
+        self.plans[code] = [Display({"text/plain": "<Figure>"}, tuple(paths)), *artifacts, finished()]
+
+
+class FakeProvider:
+    """Hands out fake machines and remembers them."""
+
+    def __init__(self) -> None:
+        self.agents: list[FakeAgent] = []
+        self.alive = 0
+        self.error: SandboxError | None = None
+        self.hold: anyio.Event | None = None  # set it to make restores wait
+        self.waiting = anyio.Event()
+        self.released = anyio.Event()  # a machine was given back
+        self.plans: dict[str, list[Event]] = {}
+
+    @property
+    def agent(self) -> FakeAgent:
+        return self.agents[-1]
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        self.waiting.set()
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.error is not None:
+            raise self.error
+        machine = FakeMachine()
+        agent = FakeAgent(machine)
+        agent.plans.update(self.plans)
+        self.agents.append(agent)
+        self.alive += 1
+        try:
+            yield Lease(
+                cast("Machine", machine),
+                cast("AgentClient", agent),
+                load_template(template),
+                FACTS,
+                LeaseTimings(queue_s=0.001, restore_s=0.1),
+            )
+        finally:
+            self.alive -= 1
+            self.released.set()

@@ -1,0 +1,315 @@
+"""Sandboxes of many owners, with machines that exist only in memory."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from guest.client.messages import CodeError, Output, OutputTotals
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import (
+    BadRequest,
+    Closed,
+    Expired,
+    FileProblem,
+    LimitReached,
+    MachineLost,
+    NotFound,
+    SandboxError,
+    TemplateNotBuilt,
+)
+from mcp_sandbox.runs import RunRequest
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import PNG, TEMPLATE, FakeProvider, finished
+
+ME = "me"
+
+
+@pytest.fixture
+def provider() -> FakeProvider:
+    return FakeProvider()
+
+
+@pytest.fixture
+async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
+    with anyio.fail_after(20):
+        async with SandboxService(provider, Settings(max_sandboxes=2)) as service:
+            yield service
+
+
+async def test_a_sandbox_is_created_used_and_closed(service: SandboxService, provider: FakeProvider):
+    info = await service.create(ME)
+    assert info.template.name == TEMPLATE
+    assert [box.id for box in service.sandboxes(ME)] == [info.id]
+    result = await service.run(RunRequest(ME, "1", info.id))
+    assert (result.status, result.stdout.head, result.sandbox_id) == ("ok", "ran\n", info.id)
+    assert await service.close(ME, info.id) is True
+    assert provider.alive == 0
+    assert service.sandboxes(ME) == []
+
+
+async def test_closing_twice_is_no_error_and_use_after_close_says_what_to_do(service: SandboxService):
+    box = (await service.create(ME)).id
+    await service.close(ME, box)
+    assert await service.close(ME, box) is False
+    with pytest.raises(Closed, match="create_sandbox"):
+        await service.run(RunRequest(ME, "1", box))
+
+
+async def test_somebody_elses_sandbox_looks_exactly_like_one_that_never_was(service: SandboxService):
+    box = (await service.create(ME)).id
+    with pytest.raises(NotFound) as other:
+        await service.run(RunRequest("somebody", "1", box))
+    with pytest.raises(NotFound) as unknown:
+        await service.run(RunRequest("somebody", "1", "sb-0"))
+    assert str(other.value).replace(box, "sb-0") == str(unknown.value)
+    assert type(other.value) is type(unknown.value)
+    assert service.sandboxes("somebody") == []
+    with pytest.raises(NotFound):
+        await service.close("somebody", box)
+    await service.close(ME, box)
+    with pytest.raises(NotFound) as dead:
+        await service.close("somebody", box)
+    assert type(dead.value) is NotFound
+
+
+async def test_a_run_without_a_sandbox_leaves_none(service: SandboxService, provider: FakeProvider):
+    result = await service.run(RunRequest(ME, "1"))
+    assert result.sandbox_id is None
+    assert result.timings.restore_ms == pytest.approx(100)
+    assert result.timings.queue_ms == pytest.approx(1)
+    assert service.sandboxes(ME) == []
+    await anyio.wait_all_tasks_blocked()
+    assert provider.alive == 0
+
+
+async def test_leaving_the_service_ends_all_machines(provider: FakeProvider):
+    with anyio.fail_after(5):
+        async with SandboxService(provider, Settings()) as service:
+            await service.create(ME)
+            await service.create(ME)
+            assert provider.alive == 2
+        assert provider.alive == 0
+
+
+async def test_the_limit_on_sandboxes_is_named(service: SandboxService):
+    await service.create(ME)
+    await service.create(ME)
+    with pytest.raises(LimitReached, match="max_sandboxes = 2"):
+        await service.create(ME)
+
+
+async def test_a_template_that_is_not_built_says_how_to_build_it(service: SandboxService, provider: FakeProvider):
+    provider.error = TemplateNotBuilt(TEMPLATE)
+    with pytest.raises(TemplateNotBuilt, match=f"mcp-sandbox template build {TEMPLATE}"):
+        await service.create(ME)
+    provider.error = None
+    await service.create(ME)  # a failure takes nothing from the limit
+
+
+async def test_a_cancelled_creation_leaves_no_machine(service: SandboxService, provider: FakeProvider):
+    provider.hold = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.create, ME)
+        await provider.waiting.wait()
+        tasks.cancel_scope.cancel()
+    provider.hold.set()
+    await anyio.wait_all_tasks_blocked()
+    assert (provider.alive, provider.agents) == (0, [])
+
+
+async def test_a_run_over_its_time_is_interrupted_and_keeps_its_state(service: SandboxService, provider: FakeProvider):
+    box = (await service.create(ME)).id
+    result = await service.run(RunRequest(ME, "forever", box, timeout_s=0.01))
+    assert (result.status, result.state, result.timed_out_after_s) == ("interrupted", "kept", 0.01)
+    assert result.stdout.head == "partial"
+    assert provider.agent.stops == 1
+
+
+async def test_a_run_that_does_not_react_loses_its_state_and_says_so(service: SandboxService):
+    box = (await service.create(ME)).id
+    result = await service.run(RunRequest(ME, "stubborn", box, timeout_s=0.01))
+    assert (result.status, result.state) == ("killed", "lost")
+
+
+async def test_a_cancelled_run_is_stopped_and_its_sandbox_stays(service: SandboxService, provider: FakeProvider):
+    box = (await service.create(ME)).id
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run, RunRequest(ME, "forever", box))
+        await provider.agent.running.wait()
+        tasks.cancel_scope.cancel()
+    assert provider.agent.stops == 1
+    assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
+
+
+async def test_a_cancelled_one_off_run_frees_its_machine(service: SandboxService, provider: FakeProvider):
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run, RunRequest(ME, "forever"))
+        while not provider.agents:
+            await anyio.wait_all_tasks_blocked()
+        await provider.agent.running.wait()
+        tasks.cancel_scope.cancel()
+    await anyio.wait_all_tasks_blocked()
+    assert provider.alive == 0
+
+
+async def test_closing_during_a_run_ends_the_run(service: SandboxService, provider: FakeProvider):
+    box = (await service.create(ME)).id
+
+    async def run() -> None:
+        with pytest.raises(Closed):
+            await service.run(RunRequest(ME, "forever", box))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await provider.agent.running.wait()
+        assert await service.close(ME, box) is True
+    assert provider.alive == 0
+
+
+async def test_a_machine_lost_during_a_run_says_why_and_is_gone(service: SandboxService, provider: FakeProvider):
+    box = (await service.create(ME)).id
+    with pytest.raises(MachineLost, match="signal 9: out of memory"):
+        await service.run(RunRequest(ME, "die", box))
+    with pytest.raises(MachineLost, match="create_sandbox"):
+        await service.read(ME, box, "x", limit=1)
+    await anyio.wait_all_tasks_blocked()
+    assert (provider.alive, service.sandboxes(ME)) == (0, [])
+
+
+async def test_a_machine_lost_while_idle_is_reported_at_the_next_use(service: SandboxService, provider: FakeProvider):
+    box = (await service.create(ME)).id
+    provider.agent.machine.ended.set()
+    await anyio.wait_all_tasks_blocked()
+    with pytest.raises(MachineLost, match="out of memory"):
+        await service.run(RunRequest(ME, "1", box))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"), [(Settings(idle_timeout_s=0.01), "idle"), (Settings(max_lifetime_s=0.01), "old")]
+)
+async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settings: Settings, reason: str):
+    with anyio.fail_after(5):
+        async with SandboxService(provider, settings) as service:
+            box = (await service.create(ME)).id
+            await provider.released.wait()
+            with pytest.raises(Expired, match=reason):
+                await service.run(RunRequest(ME, "1", box))
+
+
+async def test_a_sandbox_in_use_is_not_idle(provider: FakeProvider):
+    with anyio.fail_after(5):
+        async with SandboxService(provider, Settings(idle_timeout_s=0.05)) as service:
+            box = (await service.create(ME)).id
+            result = await service.run(RunRequest(ME, "forever", box, timeout_s=0.2))
+            assert result.status == "interrupted"
+            await provider.released.wait()
+
+
+async def test_runs_in_one_sandbox_take_turns(service: SandboxService, provider: FakeProvider):
+    box = (await service.create(ME)).id
+    results = []
+
+    async def run(code: str, timeout_s: float) -> None:
+        results.append(await service.run(RunRequest(ME, code, box, timeout_s=timeout_s)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, "forever", 0.05)
+        await provider.agent.running.wait()
+        tasks.start_soon(run, "1", 1.0)
+    assert [result.status for result in results] == ["interrupted", "ok"]
+    assert results[1].timings.queue_ms > 0
+
+
+async def test_long_output_keeps_both_ends(provider: FakeProvider):
+    output = OutputTotals(1300, 0, stdout_spill="/tmp/outputs/stdout.txt")
+    tail = Output("stdout", "z" * 256, gap_bytes=788)
+    provider.plans["flood"] = [Output("stdout", "a" * 256), tail, finished(output=output)]
+    settings = Settings(output_head_bytes=256, output_tail_bytes=256)
+    async with SandboxService(provider, settings) as service:
+        box = (await service.create(ME)).id
+        out = (await service.run(RunRequest(ME, "flood", box))).stdout
+    assert (out.head, out.tail, out.omitted_bytes) == ("a" * 256, "z" * 256, 788)
+    assert out.spill == "/tmp/outputs/stdout.txt"
+
+
+async def test_output_is_cut_on_the_host_too(provider: FakeProvider):
+    provider.plans["flood"] = [*(Output("stdout", "é" * 100) for _ in range(50)), finished()]
+    async with SandboxService(provider, Settings(output_head_bytes=301, output_tail_bytes=301)) as service:
+        box = (await service.create(ME)).id
+        out = (await service.run(RunRequest(ME, "flood", box))).stdout
+    assert out.head == out.tail == "é" * 150
+    assert out.omitted_bytes == 10_000 - 602
+
+
+async def test_new_pictures_come_with_the_result_up_to_the_limits(provider: FakeProvider):
+    async with SandboxService(provider, Settings(inline_images=2)) as service:
+        box = (await service.create(ME)).id
+        provider.agent.draws("draw", "a.png", "b.png", "c.png")
+        result = await service.run(RunRequest(ME, "draw", box))
+        assert [picture.data for picture in result.pictures] == [PNG, PNG]
+        assert len(result.artifacts) == 3
+        provider.agent.draws("fake", "not.png", data=b"not a picture")
+        assert (await service.run(RunRequest(ME, "fake", box))).pictures == ()
+
+
+async def test_code_that_fails_is_a_result(service: SandboxService, provider: FakeProvider):
+    error = CodeError("ValueError", "no", "Traceback …\nValueError: no")
+    provider.plans["raise"] = [finished("error", error=error)]
+    result = await service.run(RunRequest(ME, "raise"))
+    assert (result.status, result.error) == ("error", error)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (RunRequest(ME, ""), "empty"),
+        (RunRequest(ME, " \n"), "empty"),
+        (RunRequest(ME, "a\0b"), "null byte"),
+        (RunRequest(ME, "x" * 2000), "1,024 bytes"),
+        (RunRequest(ME, "1", timeout_s=0), "timeout_s"),
+        (RunRequest(ME, "1", timeout_s=1e9), "at most 600"),
+        (RunRequest(ME, "1", "sb-1", "python-data-analysis"), "not both"),
+    ],
+)
+async def test_a_bad_request_starts_no_machine(provider: FakeProvider, request_: RunRequest, words: str):
+    async with SandboxService(provider, Settings(max_code_bytes=1024)) as service:
+        with pytest.raises(BadRequest, match=words):
+            await service.run(request_)
+    assert provider.agents == []
+
+
+async def test_files_are_written_read_and_listed(service: SandboxService):
+    box = (await service.create(ME)).id
+    info = await service.write(ME, box, "data/a.txt", b"hello")
+    assert (info.path, info.size) == ("/workspace/data/a.txt", 5)
+    assert (await service.read(ME, box, "/workspace/data/a.txt", offset=1, limit=3)).data == b"ell"
+    assert await service.read_all(ME, box, "data/a.txt") == b"hello"
+    listing = await service.list_files(ME, box, ".", recursive=True)
+    assert [entry.path for entry in listing.entries] == ["/workspace/data/a.txt"]
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000])
+async def test_an_impossible_path_is_refused(service: SandboxService, path: str):
+    box = (await service.create(ME)).id
+    with pytest.raises(BadRequest, match="path"):
+        await service.read(ME, box, path, limit=1)
+
+
+async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: FakeProvider):
+    async with SandboxService(provider, Settings(max_read_bytes=1024, max_write_bytes=1024)) as service:
+        box = (await service.create(ME)).id
+        with pytest.raises(FileProblem, match="list_files"):
+            await service.read(ME, box, "nothing", limit=1)
+        provider.agent.files["/workspace/big"] = bytes(2000)
+        with pytest.raises(FileProblem, match="2,000 bytes"):
+            await service.read_all(ME, box, "big")
+        with pytest.raises(LimitReached, match="max_write_bytes"):
+            await service.write(ME, box, "big", bytes(1025))
+
+
+async def test_an_unexpected_failure_of_the_provider_reaches_the_caller_as_words(provider: FakeProvider):
+    provider.error = SandboxError("the disk is on fire")
+    async with SandboxService(provider, Settings()) as service:
+        with pytest.raises(SandboxError, match="on fire"):
+            await service.run(RunRequest(ME, "1"))

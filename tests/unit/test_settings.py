@@ -1,0 +1,74 @@
+"""One model of settings, three sources, and no silent mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox.config import CONFIG_NAME, ConfigError, Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No configuration but what a test gives."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MCP_SANDBOX_{name.upper()}", raising=False)
+
+
+def write_config(text: str) -> None:
+    Path(CONFIG_NAME).write_text(text)
+
+
+def test_flags_win_over_variables_and_variables_over_the_file(monkeypatch: pytest.MonkeyPatch):
+    write_config('max_sandboxes = 3\ndriver = "a"\naccel = "tcg"\n')
+    assert load_settings().max_sandboxes == 3
+    monkeypatch.setenv("MCP_SANDBOX_MAX_SANDBOXES", "4")
+    monkeypatch.setenv("MCP_SANDBOX_DRIVER", "b")
+    settings = load_settings(max_sandboxes=5, driver=None)
+    assert (settings.max_sandboxes, settings.driver, settings.accel) == (5, "b", "tcg")
+
+
+def test_the_users_own_file_counts_when_there_is_none_here(tmp_path: Path):
+    path = tmp_path / "config" / "mcp-sandbox" / CONFIG_NAME
+    path.parent.mkdir(parents=True)
+    path.write_text("max_sandboxes = 6\n")
+    assert load_settings().max_sandboxes == 6
+    write_config("")
+    assert load_settings().max_sandboxes == Settings.model_fields["max_sandboxes"].default
+
+
+def test_an_unknown_key_in_the_file_is_named():
+    write_config("max_sandboxen = 3\n")
+    with pytest.raises(ConfigError, match=r"mcp-sandbox\.toml: unknown setting 'max_sandboxen'"):
+        load_settings()
+
+
+def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MCP_SANDBOX_MAX_SANDBOXES", "many")
+    with pytest.raises(ConfigError, match="max_sandboxes"):
+        load_settings()
+
+
+def test_a_file_that_is_not_toml_is_named():
+    write_config("max_sandboxes 3")
+    with pytest.raises(ConfigError, match=r"mcp-sandbox\.toml"):
+        load_settings()
+
+
+def test_a_default_time_limit_over_the_greatest_is_refused():
+    with pytest.raises(ConfigError, match="max_run_timeout_s"):
+        load_settings(run_timeout_s=20, max_run_timeout_s=10)
+
+
+def test_everything_moves_with_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MCP_SANDBOX_HOME", str(tmp_path / "home"))
+    settings = load_settings()
+    assert settings.home == tmp_path / "home"
+    assert settings.run_dir.is_relative_to(settings.home)
+    assert settings.cache_dir.is_relative_to(settings.home)
+
+
+def test_a_relative_home_does_not_depend_on_later_directories(tmp_path: Path):
+    assert load_settings(home=Path("data")).home == tmp_path / "here" / "data"

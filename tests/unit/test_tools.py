@@ -1,0 +1,360 @@
+"""All tools through a real MCP client in memory."""
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from mcp.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
+
+from guest.client.messages import Artifact, CodeError, Display, Output, OutputTotals
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import TemplateNotBuilt
+from mcp_sandbox.server import SandboxServer, create_server
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import PNG, FakeProvider, finished
+from vmm.types import Isolation
+
+NAMES = {
+    "create_sandbox",
+    "run_code",
+    "list_artifacts",
+    "read_artifact",
+    "write_file",
+    "read_file",
+    "list_files",
+    "list_sandboxes",
+    "close_sandbox",
+}
+
+
+@pytest.fixture
+def provider() -> FakeProvider:
+    return FakeProvider()
+
+
+def server_over(provider: FakeProvider, settings: Settings) -> SandboxServer:
+    return create_server(settings, Isolation.VM, lambda: SandboxService(provider, settings))
+
+
+@asynccontextmanager
+async def connected(provider: FakeProvider, mode: str = "legacy", **settings: Any) -> AsyncIterator[Client]:
+    with anyio.fail_after(20):
+        async with Client(server_over(provider, Settings(**settings)), mode=mode) as client:
+            yield client
+
+
+@pytest.fixture
+async def client(provider: FakeProvider) -> AsyncIterator[Client]:
+    async with connected(provider) as client:
+        yield client
+
+
+async def created(client: Client) -> str:
+    result = await client.call_tool("create_sandbox", {})
+    assert result.structured_content is not None
+    return str(result.structured_content["sandbox_id"])
+
+
+def text_of(result: CallToolResult) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+
+
+async def error_of(client: Client, tool: str, **arguments: Any) -> str:
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error, text_of(result)
+    return text_of(result)
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_the_whole_way_works_in_both_eras_of_the_protocol(provider: FakeProvider, mode: str):
+    async with connected(provider, mode) as client:
+        assert {tool.name for tool in (await client.list_tools()).tools} == NAMES
+        box = await created(client)
+        first = await client.call_tool("run_code", {"code": "1+1", "sandbox_id": box})
+        assert "stdout:\nran" in text_of(first)
+        assert first.structured_content is None
+        await client.call_tool("close_sandbox", {"sandbox_id": box})
+        assert "was closed" in await error_of(client, "run_code", code="1", sandbox_id=box)
+    assert provider.alive == 0
+
+
+async def test_every_tool_has_a_title_all_hints_and_described_arguments(client: Client):
+    for tool in (await client.list_tools()).tools:
+        assert tool.title
+        assert tool.description
+        hints = tool.annotations
+        assert hints is not None
+        answers = [hints.read_only_hint, hints.destructive_hint, hints.idempotent_hint, hints.open_world_hint]
+        assert None not in answers, tool.name
+        for name, schema in tool.input_schema["properties"].items():
+            described = schema.get("description") or any(s.get("description") for s in schema.get("anyOf", ()))
+            assert described, f"{tool.name}.{name}"
+
+
+async def test_tools_that_carry_text_or_pictures_declare_no_structured_output(client: Client):
+    tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    for name in ("run_code", "read_file", "read_artifact"):
+        assert tools[name].output_schema is None
+
+
+async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
+    async with connected(provider, idle_timeout_s=120, max_lifetime_s=7200, run_timeout_s=7) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        for text in (tools["create_sandbox"].description, tools["run_code"].description, client.instructions):
+            assert text is not None
+            assert "2 minutes without use" in text
+            assert "2 hours in all" in text
+        assert tools["run_code"].input_schema["properties"]["timeout_s"]["default"] == 7
+
+
+async def test_the_instructions_say_what_isolates_and_that_there_is_no_network(client: Client):
+    assert client.instructions is not None
+    assert "Isolation level in force: vm" in client.instructions
+    assert "offline" in client.instructions
+
+
+async def test_a_new_sandbox_tells_all_about_itself(client: Client):
+    result = await client.call_tool("create_sandbox", {})
+    view = result.structured_content
+    assert view is not None
+    assert view["isolation"] == "vm"
+    assert view["accel"] == "tcg"
+    assert view["missing_protections"] == ["no cgroup: memory is not limited"]
+    assert view["sandbox_id"] in text_of(result)
+    listed = (await client.call_tool("list_sandboxes", {})).structured_content
+    assert listed is not None
+    assert [box["sandbox_id"] for box in listed["sandboxes"]] == [view["sandbox_id"]]
+
+
+async def test_a_run_reads_as_one_text_with_its_status_last(client: Client, provider: FakeProvider):
+    box = await created(client)
+    provider.agent.plans["x"] = [
+        Output("stdout", "out\n"),
+        Output("stderr", "warn\n"),
+        Display({"text/plain": "42", "text/html": "<b>42</b>"}),
+        Artifact("/tmp/outputs/t.csv", 9, "text/csv"),
+        finished("error", error=CodeError("ValueError", "no", "Traceback\nValueError: no")),
+    ]
+    text = text_of(await client.call_tool("run_code", {"code": "x", "sandbox_id": box}))
+    parts = ["stdout:\nout", "stderr:\nwarn", "result:\n42", "error:\nTraceback\nValueError: no", "/tmp/outputs/t.csv"]
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+    assert "<b>" not in text
+    last = text.splitlines()[-1]
+    assert last.startswith("[error · sandbox ")
+    assert all(word in last for word in ("queue", "restore", "run", "total"))
+
+
+async def test_a_failing_program_is_not_a_tool_error(client: Client, provider: FakeProvider):
+    provider.plans["x"] = [finished("exited", exit_code=3)]
+    result = await client.call_tool("run_code", {"code": "x"})
+    assert not result.is_error
+    assert "exited with code 3" in text_of(result)
+
+
+async def test_pictures_come_as_images_and_the_rest_is_named(client: Client, provider: FakeProvider):
+    box = await created(client)
+    provider.agent.draws("draw", *(f"{n}.png" for n in range(6)))
+    result = await client.call_tool("run_code", {"code": "draw", "sandbox_id": box})
+    images = [block for block in result.content if isinstance(block, ImageContent)]
+    assert len(images) == 4
+    assert base64.b64decode(images[0].data) == PNG
+    assert images[0].mime_type == "image/png"
+    assert "/tmp/outputs/5.png" in text_of(result)
+    picture = await client.call_tool("read_artifact", {"sandbox_id": box, "path": "5.png"})
+    assert [type(block) for block in picture.content] == [ImageContent]
+
+
+async def test_a_one_off_run_says_that_its_files_are_gone(client: Client, provider: FakeProvider):
+    provider.plans["x"] = [Artifact("/tmp/outputs/t.csv", 9, "text/csv"), finished()]
+    text = text_of(await client.call_tool("run_code", {"code": "x"}))
+    assert "ended with the one-off sandbox" in text
+    assert "now destroyed" in text
+
+
+async def test_output_left_out_can_be_read_on(client: Client, provider: FakeProvider):
+    box = await created(client)
+    totals = OutputTotals(900_000, 0, stdout_spill="/tmp/outputs/.stdout-1.txt")
+    tail = Output("stdout", "end", gap_bytes=899_993)
+    provider.agent.plans["x"] = [Output("stdout", "head"), tail, finished(output=totals)]
+    text = text_of(await client.call_tool("run_code", {"code": "x", "sandbox_id": box}))
+    assert "899,993 bytes left out" in text
+    assert f'read_file(sandbox_id="{box}", path="/tmp/outputs/.stdout-1.txt", offset=4)' in text
+
+
+async def test_a_run_over_its_time_says_whether_variables_are_kept(client: Client):
+    box = await created(client)
+    arguments = {"sandbox_id": box, "timeout_s": 0.01}
+    kept = text_of(await client.call_tool("run_code", {"code": "forever", **arguments}))
+    assert "time limit of 0.01 s reached; variables are kept" in kept
+    lost = text_of(await client.call_tool("run_code", {"code": "stubborn", **arguments}))
+    assert "variables and imports are lost, files are kept" in lost
+
+
+async def test_text_is_paged_without_breaking_characters(client: Client, provider: FakeProvider):
+    box = await created(client)
+    whole = "añ☃🎉\n" * 700
+    provider.agent.files["/workspace/t.txt"] = whole.encode()
+    read, offset = "", 0
+    while True:
+        arguments = {"sandbox_id": box, "path": "t.txt", "offset": offset, "limit": 1000}
+        result = await client.call_tool("read_file", arguments)
+        blocks = [block.text for block in result.content if isinstance(block, TextContent)]
+        read += blocks[0]
+        if len(blocks) == 1:
+            break
+        assert f"offset={len(read.encode())})" in blocks[1]
+        offset = len(read.encode())
+    assert read == whole
+
+
+async def test_empty_files_and_offsets_past_the_end_are_said(client: Client, provider: FakeProvider):
+    box = await created(client)
+    provider.agent.files["/workspace/e"] = b""
+    assert "empty" in text_of(await client.call_tool("read_file", {"sandbox_id": box, "path": "e"}))
+    past = await client.call_tool("read_file", {"sandbox_id": box, "path": "e", "offset": 5})
+    assert "past the end" in text_of(past)
+
+
+@pytest.mark.parametrize("data", [b"\x00\x01\x02" * 100, b"\xff\xfe" * 2000, b"ok" + b"\x80" * 10])
+async def test_binary_files_come_as_a_link_that_resources_serve(client: Client, provider: FakeProvider, data: bytes):
+    box = await created(client)
+    provider.agent.files["/tmp/outputs/a b.bin"] = data
+    result = await client.call_tool("read_artifact", {"sandbox_id": box, "path": "a b.bin"})
+    link = next(block for block in result.content if isinstance(block, ResourceLink))
+    assert link.uri == f"sandbox://{box}/tmp/outputs/a%20b.bin"
+    content = (await client.read_resource(link.uri)).contents[0]
+    assert base64.b64decode(content.blob) == data  # type: ignore[union-attr]
+    assert content.mime_type == "application/octet-stream"
+
+
+async def test_resources_have_the_type_of_their_name_and_unknown_ones_are_errors(
+    client: Client, provider: FakeProvider
+):
+    box = await created(client)
+    provider.agent.files["/tmp/outputs/t.csv"] = b"a,b\n"
+    content = (await client.read_resource(f"sandbox://{box}/tmp/outputs/t.csv")).contents[0]
+    assert (content.mime_type, content.text) == ("text/csv", "a,b\n")  # type: ignore[union-attr]
+    for uri in (f"sandbox://{box}/tmp/outputs/none", "sandbox://sb-0/x", f"sandbox://{box}/../etc/passwd"):
+        with pytest.raises(MCPError):
+            await client.read_resource(uri)
+
+
+async def test_files_go_in_as_text_and_base64(client: Client, provider: FakeProvider):
+    box = await created(client)
+    written = await client.call_tool("write_file", {"sandbox_id": box, "path": "t.json", "content": '{"a": 1}'})
+    assert written.structured_content == {"path": "/workspace/t.json", "size": 8}
+    content = base64.b64encode(PNG).decode()
+    arguments = {"sandbox_id": box, "path": "/tmp/outputs/p.png", "content": content, "encoding": "base64"}
+    await client.call_tool("write_file", arguments)
+    assert provider.agent.files == {"/workspace/t.json": b'{"a": 1}', "/tmp/outputs/p.png": PNG}
+    listed = (await client.call_tool("list_artifacts", {"sandbox_id": box})).structured_content
+    assert listed is not None
+    assert listed["artifacts"][0]["uri"] == f"sandbox://{box}/tmp/outputs/p.png"
+    files = (await client.call_tool("list_files", {"sandbox_id": box})).structured_content
+    assert files == {
+        "path": "/workspace",
+        "entries": [{"path": "/workspace/t.json", "kind": "file", "size": 8}],
+        "truncated": False,
+    }
+
+
+ERRORS: list[tuple[str, dict[str, Any], str]] = [
+    ("run_code", {"code": ""}, "empty"),
+    ("run_code", {"code": "a\0"}, "null byte"),
+    ("run_code", {"code": "1", "timeout_s": 0}, "timeout_s"),
+    ("run_code", {"code": "1", "timeout_s": 10_000}, "600"),
+    ("run_code", {"code": "1", "sandbox_id": "sb-0"}, "create_sandbox"),
+    ("close_sandbox", {"sandbox_id": "sb-0"}, "does not exist"),
+    ("list_files", {"sandbox_id": "sb-0"}, "create_sandbox"),
+    ("list_artifacts", {"sandbox_id": "sb-0"}, "create_sandbox"),
+    ("read_file", {"sandbox_id": "BOX", "path": "none"}, "list_files"),
+    ("read_file", {"sandbox_id": "BOX", "path": "a\0"}, "null byte"),
+    ("read_file", {"sandbox_id": "BOX", "path": "x", "offset": -1}, "offset"),
+    ("read_artifact", {"sandbox_id": "BOX", "path": "/etc/passwd"}, "Use read_file"),
+    ("read_artifact", {"sandbox_id": "BOX", "path": "../../etc/passwd"}, "Use read_file"),
+    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "%%", "encoding": "base64"}, "not valid base64"),
+    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a" * 2000}, "max_write_bytes = 1024"),
+    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a", "encoding": "hex"}, "encoding"),
+]
+
+
+@pytest.mark.parametrize(("tool", "arguments", "words"), ERRORS)
+async def test_errors_say_what_to_do(provider: FakeProvider, tool: str, arguments: dict[str, Any], words: str):
+    async with connected(provider, max_write_bytes=1024) as client:
+        box = await created(client)
+        arguments = {key: box if value == "BOX" else value for key, value in arguments.items()}
+        assert words in await error_of(client, tool, **arguments)
+
+
+async def test_a_template_that_is_not_built_is_an_error_with_the_command(client: Client, provider: FakeProvider):
+    provider.error = TemplateNotBuilt("python-data-analysis")
+    assert "mcp-sandbox template build python-data-analysis" in await error_of(client, "create_sandbox")
+
+
+async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch):
+    async with connected(provider) as client:
+        box = await created(client)
+        for module in ("sandboxes", "code", "files"):
+            monkeypatch.setattr(f"mcp_sandbox.tools.{module}.owner_of", lambda _ctx: "somebody else")
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("run_code", {"code": "1"}),
+            ("read_file", {"path": "x"}),
+            ("write_file", {"path": "x", "content": ""}),
+            ("list_files", {}),
+            ("list_artifacts", {}),
+            ("read_artifact", {"path": "x"}),
+            ("close_sandbox", {}),
+        ]
+        for tool, arguments in calls:
+            mine = await error_of(client, tool, sandbox_id=box, **arguments)
+            nobodys = await error_of(client, tool, sandbox_id="sb-0", **arguments)
+            assert mine.replace(box, "sb-0") == nobodys
+        with pytest.raises(MCPError, match="does not exist"):
+            await client.read_resource(f"sandbox://{box}/x")
+
+
+async def test_an_expired_sandbox_says_so(provider: FakeProvider):
+    async with connected(provider, idle_timeout_s=0.01) as client:
+        box = await created(client)
+        await provider.released.wait()
+        message = await error_of(client, "run_code", code="1", sandbox_id=box)
+        assert "expired: it was idle" in message
+        assert "create_sandbox" in message
+
+
+async def test_a_lost_machine_is_an_error_that_says_what_is_gone(client: Client):
+    box = await created(client)
+    message = await error_of(client, "run_code", code="die", sandbox_id=box)
+    assert "lost its machine" in message
+    assert "create_sandbox" in message
+
+
+async def test_a_run_whose_sandbox_is_closed_ends_with_an_error(client: Client, provider: FakeProvider):
+    box = await created(client)
+
+    async def run() -> None:
+        assert "was closed" in await error_of(client, "run_code", code="forever", sandbox_id=box)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await provider.agent.running.wait()
+        result = await client.call_tool("close_sandbox", {"sandbox_id": box})
+        assert result.structured_content == {"sandbox_id": box, "closed": True}
+
+
+@pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+async def test_a_cancelled_call_interrupts_the_code(provider: FakeProvider, mode: str):
+    async with connected(provider, mode) as client:
+        box = await created(client)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.call_tool, "run_code", {"code": "forever", "sandbox_id": box})
+            await provider.agent.running.wait()
+            tasks.cancel_scope.cancel()
+        again = await client.call_tool("run_code", {"code": "1", "sandbox_id": box})
+        assert "[ok" in text_of(again)
+        assert provider.agent.stops == 1
