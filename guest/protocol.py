@@ -9,6 +9,8 @@ Both sides use this module; in the machine it runs on the image's Python, so it 
 
 import json
 import struct
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
+from json.scanner import c_make_scanner  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 from guest.errors import ProtocolError
@@ -20,8 +22,6 @@ MAX_HEADER = 64 * 1024  # bytes; headers are small, whatever can be large travel
 MAX_BODY = 1024 * 1024  # bytes; keeps one frame from holding up the others for long
 MAX_SKIP = 4 * 1024 * 1024  # bytes of garbage passed over while looking for the first frame
 
-_encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
-
 
 class Frame(NamedTuple):
     """One message."""
@@ -30,9 +30,23 @@ class Frame(NamedTuple):
     body: bytes
 
 
+# The json module's own C functions, called directly. Its Python layer above them builds an encoder for every call and
+# looks for white space with regular expressions: on an emulated CPU more work than the parsing.
+def _refuse(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_encode_parts = c_make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, False)
+_scan = c_make_scanner(json.JSONDecoder(parse_constant=_refuse_constant))
+
+
 def encode_json(value: Any) -> bytes:  # noqa: ANN401 - anything JSON can carry
     """Compact ASCII JSON."""
-    return _encode_json(value).encode("ascii")
+    return "".join(_encode_parts(value, 0)).encode("ascii")
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
@@ -43,19 +57,16 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     return b"".join((PREFIX.pack(MAGIC, len(raw), len(body)), raw, body))
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-_decode_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
-
-
 def decode_json(raw: bytes) -> Any:  # noqa: ANN401 - JSON is what it is; callers check
-    """Parse JSON from an untrusted peer. Raises ProtocolError for anything that is not strict UTF-8 JSON."""
+    """Parse JSON from an untrusted peer. Raises ProtocolError for anything that is not compact strict UTF-8 JSON."""
     try:
-        return _decode_json(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        text = raw.decode("utf-8")
+        value, end = _scan(text, 0)
+    except (ValueError, RecursionError, StopIteration) as error:
         raise ProtocolError(f"not valid JSON: {error}") from error
+    if end != len(text):
+        raise ProtocolError("not valid JSON: something follows it")
+    return value
 
 
 class Decoder:
@@ -66,67 +77,72 @@ class Decoder:
     """
 
     def __init__(self, *, seeking: bool = False) -> None:
-        self._buffer = bytearray()
+        self._held = bytearray()  # the start of a frame whose end has not come yet
         self._seeking = seeking
         self._skipped = 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take in bytes, give back the frames that are complete. Raises ProtocolError on a violation."""
-        buffer = self._buffer
-        buffer += data
+        buffer: bytes | bytearray = data
+        if self._held:
+            self._held += data
+            buffer = self._held
         frames: list[Frame] = []
         start = 0
-        while True:
+        while start < len(buffer):
             try:
-                frame, end = self._cut(start)
+                frame, end = _cut(buffer, start)
             except ProtocolError:
                 if not self._seeking:
                     raise
-                start = self._skip(start)
+                start = self._skip(buffer, start)
                 continue
             if frame is None:
                 break
             frames.append(frame)
             self._seeking = False
             start = end
-        del buffer[:start]
+        if buffer is self._held:
+            del self._held[:start]
+        else:
+            self._held += buffer[start:]
         return frames
 
     def resync(self) -> None:
         """Forget what is half read and look for the next valid frame."""
-        self._buffer.clear()
+        self._held.clear()
         self._seeking = True
         self._skipped = 0
 
-    def _cut(self, start: int) -> tuple[Frame | None, int]:
-        """The frame that begins at `start` and where it ends, or None while it is incomplete."""
-        buffer = self._buffer
-        available = len(buffer) - start
-        if available < PREFIX.size:
-            if buffer[start : start + 4] != MAGIC[:available]:
-                raise ProtocolError("not a frame: the magic is missing")
-            return None, start
-        magic, header_size, body_size = PREFIX.unpack_from(buffer, start)
-        if magic != MAGIC:
-            raise ProtocolError("not a frame: the magic is missing")
-        if header_size > MAX_HEADER or body_size > MAX_BODY:
-            raise ProtocolError(f"a frame of {header_size} + {body_size} bytes is over the limit")
-        middle = start + PREFIX.size + header_size
-        end = middle + body_size
-        if len(buffer) < end:
-            return None, start
-        header = decode_json(bytes(buffer[start + PREFIX.size : middle]))
-        if not isinstance(header, dict):
-            raise ProtocolError("a frame's header is not an object")
-        return Frame(header, bytes(buffer[middle:end])), end
-
-    def _skip(self, start: int) -> int:
+    def _skip(self, buffer: bytes | bytearray, start: int) -> int:
         """Where the next frame might begin."""
-        found = self._buffer.find(MAGIC, start + 1)
+        found = buffer.find(MAGIC, start + 1)
         if found < 0:  # the last bytes may be a magic cut in two
-            found = max(start + 1, len(self._buffer) - len(MAGIC) + 1)
+            found = max(start + 1, len(buffer) - len(MAGIC) + 1)
         self._skipped += found - start
         if self._skipped > MAX_SKIP:
             self._seeking = False
             raise ProtocolError(f"no frame in {self._skipped} bytes")
         return found
+
+
+def _cut(buffer: bytes | bytearray, start: int) -> tuple[Frame | None, int]:
+    """The frame that begins at `start` and where it ends, or None while it is incomplete."""
+    available = len(buffer) - start
+    if available < PREFIX.size:
+        if buffer[start : start + 4] != MAGIC[:available]:
+            raise ProtocolError("not a frame: the magic is missing")
+        return None, start
+    magic, header_size, body_size = PREFIX.unpack_from(buffer, start)
+    if magic != MAGIC:
+        raise ProtocolError("not a frame: the magic is missing")
+    if header_size > MAX_HEADER or body_size > MAX_BODY:
+        raise ProtocolError(f"a frame of {header_size} + {body_size} bytes is over the limit")
+    middle = start + PREFIX.size + header_size
+    end = middle + body_size
+    if len(buffer) < end:
+        return None, start
+    header = decode_json(bytes(buffer[start + PREFIX.size : middle]))
+    if type(header) is not dict:
+        raise ProtocolError("a frame's header is not an object")
+    return Frame(header, bytes(buffer[middle:end])), end

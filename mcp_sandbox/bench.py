@@ -18,7 +18,7 @@ from mcp_sandbox.app import Host, make_host
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
 from mcp_sandbox.lifetime import run_command
-from mcp_sandbox.local import LocalProvider, make_unique
+from mcp_sandbox.local import LocalProvider
 from templates.build import BuiltTemplate
 from templates.model import load_template
 from vmm.errors import VmmError
@@ -191,7 +191,6 @@ async def _cold_boots(
                 stream = await machine.connect()
                 agent = await stack.enter_async_context(AgentClient.open(stream, timeout_s=WARM_TIMEOUT_S))
                 await agent.warm(built.template.warmup.code, timeout_s=WARM_TIMEOUT_S)
-                await make_unique(agent, f"bench-cold-{number}")
                 await _first_run(agent)
                 times.append((anyio.current_time() - began) * 1000)
                 tell(f"cold boots: {len(times)} of {plan.cold_boots}, the last took {times[-1] / 1000:.0f} s")

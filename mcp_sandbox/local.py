@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import anyio
+from anyio.abc import ByteStream
 
 from guest.client import AgentClient
 from guest.client.messages import Identity
@@ -68,8 +69,7 @@ class LocalProvider:
                 with _mapped():
                     machine = await stack.enter_async_context(self._driver.restore(built.snapshot, built.spec(name)))
                     stream = await machine.connect()
-                    agent = await stack.enter_async_context(AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S))
-                    await make_unique(agent, name)
+                    agent = await stack.enter_async_context(open_unique(stream, name))
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
             yield Lease(machine, agent, built.template, facts, timings)
@@ -90,18 +90,21 @@ class LocalProvider:
         return built
 
 
-async def make_unique(agent: AgentClient, hostname: str) -> None:
-    """Give a clone its own entropy, clock and identity: until then it is the twin of every other clone.
+@asynccontextmanager
+async def open_unique(stream: ByteStream, hostname: str) -> AsyncIterator[AgentClient]:
+    """Greet a clone and give it its own entropy, clock and identity: until then it is the twin of every other clone.
 
     Raises:
-        SandboxError: its clock cannot be set right.
+        SandboxError: it is not unique, or its clock cannot be set right.
     """
     identity = Identity(hostname=hostname, machine_id=secrets.token_hex(16), entropy=os.urandom(ENTROPY_BYTES))
-    refreshed = await agent.refresh(identity)
-    if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
-        raise SandboxError(
-            f"The new sandbox's clock is off by {refreshed.clock_skew_s:.1f} s, so it was not handed out. Try again."
-        )
+    async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity) as agent:
+        refreshed = agent.refreshed
+        assert refreshed is not None  # it was opened with an identity
+        if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
+            skew = f"{refreshed.clock_skew_s:.1f} s"
+            raise SandboxError(f"The new sandbox's clock is off by {skew}, so it was not handed out. Try again.")
+        yield agent
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from guest.protocol import Decoder, Frame, encode
 
 READ_BYTES = 64 * 1024
 EDGE = select.EPOLLIN | select.EPOLLET
+BOTH = EDGE | select.EPOLLOUT
 
 
 class Loop:
@@ -36,6 +37,10 @@ class Loop:
         """Call `handler(events)` whenever there is something new on `fd`."""
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
+
+    def look_again(self, fd: int, events: int) -> None:
+        """Make the loop report what is there on `fd` even if it is not new."""
+        self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
         """Forget a descriptor; call it before closing that."""
@@ -94,9 +99,8 @@ class Link:
         self.on_drained: Callable[[], None] | None = None
         for fd in {*fds}:
             os.set_blocking(fd, False)
-        both = EDGE | select.EPOLLOUT
         if self._in == self._out:
-            loop.add(self._in, self._ready, both)
+            loop.add(self._in, self._ready, BOTH)
         else:
             loop.add(self._in, self._ready)
             loop.add(self._out, self._writable, select.EPOLLOUT | select.EPOLLET)
@@ -162,6 +166,7 @@ class Link:
             if not data:
                 self._on_end()
                 return
+            whole = len(data) < READ_BYTES  # nothing is left in a pipe or socket; asking would raise an exception
             try:
                 frames = self._decoder.feed(data)
             except ProtocolError:
@@ -169,6 +174,10 @@ class Link:
                     self._on_end()
                     return
                 self._decoder.resync()
-                continue
+                frames = []
             for frame in frames:
                 self._on_frame(frame)
+            if whole:
+                if self._resyncs and not self._closed:  # a virtio port hands out one buffer a time
+                    self._loop.look_again(self._in, BOTH if self._in == self._out else EDGE)
+                return

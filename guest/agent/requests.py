@@ -124,7 +124,7 @@ class Agent:
             if "ok" in header:
                 self._loop.soon(lambda: self._exercise(cells[1:], done))
 
-        limits = {"id": 0, "grace_s": 1, "head_bytes": 1024, "tail_bytes": 1024, "max_display_bytes": 1024}
+        limits = {"id": 0, "grace_ms": 1000, "head_bytes": 1024, "tail_bytes": 1024, "max_display_bytes": 1024}
         self._kernels.run(limits, cells[0].encode(), send, counted=False)
 
     def _warm_done(self, request: int) -> None:
@@ -133,7 +133,12 @@ class Agent:
         self._identity.credit_entropy(os.urandom(32))
         gc.collect()
         gc.freeze()
-        self._kernels.reseed(lambda: self._answer(request, {}))
+
+        def rehearse() -> None:
+            self._kernels.rehearse()
+            self._answer(request, {})
+
+        self._kernels.reseed(rehearse)
 
     def _start_run(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]

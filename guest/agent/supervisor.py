@@ -1,5 +1,6 @@
 """Keeps a kernel at hand and runs code in it, one run at a time; replaces it when it dies."""
 
+import fcntl
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from guest.errors import RequestRefused
 from guest.protocol import Frame
 
 ZYGOTE_FD = 3
+FIONREAD = 0x541B  # ioctl: how many bytes wait in a pipe
 PIPE_BYTES = 64 * 1024  # read at once; also how much output between two runs is kept for the next
 TURN_BYTES = 1024 * 1024  # read of one pipe before the others have a turn
 DRAIN_BYTES = 64 * 1024 * 1024  # read at the end of a run; only a process the run left behind writes more
@@ -101,6 +103,11 @@ class Supervisor:
             return
         self._on_reseeded = done
         self._kernel.link.send({"op": "reseed"})
+
+    def rehearse(self) -> None:
+        """Keep the kernel busy until it is asked for something; see there."""
+        if self._kernel:
+            self._kernel.link.send({"op": "rehearse"})
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run warm-up code in the zygote; `done` gets its traceback, or None."""
@@ -270,8 +277,9 @@ class Supervisor:
 
     def _drain(self, kernel: Kernel) -> None:
         """Read all that was written so far, so that what comes next comes after it."""
-        for stream in kernel.pipes:
-            self._read_until(kernel, stream, DRAIN_BYTES)
+        for stream, fd in kernel.pipes.items():
+            if any(fcntl.ioctl(fd, FIONREAD, b"\0\0\0\0")):  # reading an empty pipe would raise an exception
+                self._read_until(kernel, stream, DRAIN_BYTES)
 
     def _read_until(self, kernel: Kernel, stream: str, limit: int) -> int:
         fd = kernel.pipes[stream]

@@ -57,6 +57,7 @@ class AgentClient:
     """
 
     hello: Hello
+    refreshed: Refreshed | None = None  # what came of the refresh, if it was opened with an identity
 
     def __init__(self, stream: ByteStream, timeout_s: float) -> None:
         self._stream = stream
@@ -70,25 +71,30 @@ class AgentClient:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, stream: ByteStream, *, timeout_s: float) -> AsyncIterator["AgentClient"]:
+    async def open(
+        cls, stream: ByteStream, *, timeout_s: float, identity: Identity | None = None
+    ) -> AsyncIterator["AgentClient"]:
         """Greet the agent and serve requests until the block ends; then the stream is closed.
 
-        `timeout_s` bounds the greeting and every later request that is not a run.
+        With an `identity` the machine is refreshed in the same breath, which is how every restored machine has to
+        be opened. `timeout_s` bounds the greeting and every later request that is not a run.
         """
         client = cls(stream, timeout_s)
         try:
             async with stream, anyio.create_task_group() as tasks:
                 tasks.start_soon(client._read)
                 try:
-                    await client._greet()
+                    async with anyio.create_task_group() as greeting:  # both requests travel at once
+                        greeting.start_soon(client._greet)
+                        if identity is not None:
+                            greeting.start_soon(client._introduce, identity)
                     yield client
                 finally:
                     client._break(AgentGone("the client was closed"))
                     tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:  # the reader never raises: this is the block's own exception
-            if len(group.exceptions) == 1:
-                raise group.exceptions[0] from group.exceptions[0].__cause__
-            raise
+            error = first_error(group)
+            raise error from error.__cause__
 
     async def refresh(self, identity: Identity) -> Refreshed:
         """Make a restored machine unique: entropy, clock, hostname, machine id, the kernel's generators."""
@@ -254,6 +260,9 @@ class AgentClient:
         args = {"version": PROTOCOL_VERSION, "nonce": nonce}
         self.hello = await self._ask("hello", args, parse=lambda f: parsing.parse_hello(f.header, nonce))
 
+    async def _introduce(self, identity: Identity) -> None:
+        self.refreshed = await self.refresh(identity)
+
     async def _read(self) -> None:
         """Hand every frame to whom it belongs, until the stream ends or the agent breaks the protocol."""
         decoder = Decoder(seeking=True)
@@ -300,3 +309,11 @@ def _encoded(code: str) -> bytes:
     if len(data) > MAX_BODY:
         raise RequestRefused("too_large", f"code of {len(data)} bytes; the limit is {MAX_BODY}: write it to a file")
     return data
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended a group of tasks; the others in it only followed."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -129,7 +129,7 @@ def parse_finished(header: dict[str, Any], body: bytes) -> Finished:
         exit_code=exit_code,
         signal=text_or_none(header, "signal"),
         error=error,
-        duration_s=number(header, "duration_s"),
+        duration_s=whole(header, "duration_ns") / 1e9,
         output=OutputTotals(
             stdout_bytes=whole(output, "stdout_bytes"),
             stderr_bytes=whole(output, "stderr_bytes"),
@@ -202,7 +202,7 @@ def parse_usage(header: dict[str, Any]) -> GuestUsage:
 def run_args(request: RunCode) -> dict[str, Any]:
     """A run's limits as the wire carries them."""
     return {
-        "grace_s": request.grace_s,
+        "grace_ms": round(request.grace_s * 1000),
         "head_bytes": request.head_bytes,
         "tail_bytes": request.tail_bytes,
         "max_display_bytes": request.max_display_bytes,

@@ -22,7 +22,7 @@ DONE: dict[str, Any] = {
     "status": "ok",
     "state": "kept",
     "exit_code": 0,
-    "duration_s": 0.1,
+    "duration_ns": 100_000_000,
     "output": {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0},
 }
 
@@ -324,7 +324,7 @@ RUN_ATTACKS: dict[str, dict[str, Any]] = {
     "no output totals": {**DONE, "output": None},
     "text as exit code": {**DONE, "exit_code": "0"},
     "error that is no object": {**DONE, "error": "boom"},
-    "infinite duration": {**DONE, "duration_s": 1e300},
+    "infinite duration": {**DONE, "duration_ns": 1e300},
 }
 
 

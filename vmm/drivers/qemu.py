@@ -242,7 +242,7 @@ def _unused_uid() -> int | None:
 
 def _ceilings(spec: MachineSpec) -> Limits:
     megabytes = spec.memory_mb + command.TCG_CACHE_MB + command.OVERHEAD_MB
-    return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus, pids=command.THREADS)
+    return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus + 1, pids=command.THREADS)
 
 
 async def _greet(
