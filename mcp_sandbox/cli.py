@@ -68,11 +68,12 @@ def _serve_stdio(settings: "Settings") -> None:
     from mcp_sandbox.app import make_host
     from mcp_sandbox.errors import SandboxError
     from mcp_sandbox.server import run_stdio
+    from templates.errors import TemplateError
     from vmm.errors import VmmError
 
     try:
         host = make_host(settings)
-    except (SandboxError, VmmError) as error:
+    except (SandboxError, TemplateError, VmmError) as error:
         fail(str(error))
     run_stdio(host)
 
@@ -86,7 +87,7 @@ def run(
     save: Annotated[Path | None, typer.Option(help="Directory to put the run's artifacts into.")] = None,
 ) -> None:
     """Run a file in a fresh sandbox and destroy it."""
-    from mcp_sandbox.run_cli import run_once
+    from mcp_sandbox.commands.run import run_once
 
     raise typer.Exit(run_once(settings_of(ctx), file.read(), template, timeout_s, save))
 
@@ -97,7 +98,7 @@ def setup(
     check: Annotated[bool, typer.Option("--check", help="Only say what is missing.")] = False,
 ) -> None:
     """Install the system packages that are missing and fetch the guest kernel."""
-    from mcp_sandbox import setup as setup_cli
+    from mcp_sandbox.commands import setup as setup_cli
 
     raise typer.Exit(setup_cli.main(settings_of(ctx), check=check))
 
@@ -108,7 +109,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Say whether this host can run sandboxes, how well, and what to do if not."""
-    from mcp_sandbox import doctor_view
+    from mcp_sandbox.commands import doctor_view
 
     raise typer.Exit(doctor_view.main(settings_of(ctx), as_json=as_json))
 
@@ -116,38 +117,50 @@ def doctor(
 @app.command()
 def demo(ctx: typer.Context) -> None:
     """Show the product at work: a short tour through a real MCP client."""
-    from mcp_sandbox import demo as demo_cli
+    from mcp_sandbox.commands import demo as demo_cli
 
     raise typer.Exit(demo_cli.main(settings_of(ctx)))
+
+
+@app.command()
+def bench(
+    ctx: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples: a minute instead of five.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure on this host the numbers that docs/specification.md promises."""
+    from mcp_sandbox.commands import bench as bench_cli
+
+    raise typer.Exit(bench_cli.main(settings_of(ctx), quick=quick, as_json=as_json))
 
 
 @template_app.command("build")
 def template_build(ctx: typer.Context, name: TemplateName = None) -> None:
     """Build a template: its files, its guest kernel and its snapshot. What did not change is not made again."""
-    from mcp_sandbox import template_cli
+    from mcp_sandbox.commands import template
 
-    raise typer.Exit(template_cli.build(settings_of(ctx), name))
+    raise typer.Exit(template.build(settings_of(ctx), name))
 
 
 @template_app.command("list")
 def template_list(ctx: typer.Context) -> None:
     """List all templates and what is built of them."""
-    from mcp_sandbox import template_cli
+    from mcp_sandbox.commands import template
 
-    raise typer.Exit(template_cli.show_all(settings_of(ctx)))
+    raise typer.Exit(template.show_all(settings_of(ctx)))
 
 
 @template_app.command("show")
 def template_show(ctx: typer.Context, name: TemplateName = None) -> None:
     """Show one template and everything the store holds for it."""
-    from mcp_sandbox import template_cli
+    from mcp_sandbox.commands import template
 
-    raise typer.Exit(template_cli.show(settings_of(ctx), name))
+    raise typer.Exit(template.show(settings_of(ctx), name))
 
 
 @template_app.command("remove")
 def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Name of a template.")]) -> None:
     """Remove what was built of a template. Its definition stays."""
-    from mcp_sandbox import template_cli
+    from mcp_sandbox.commands import template
 
-    raise typer.Exit(template_cli.remove(settings_of(ctx), name))
+    raise typer.Exit(template.remove(settings_of(ctx), name))

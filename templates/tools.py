@@ -1,18 +1,15 @@
 """How a build step runs other programs: everything they print goes to the step's log."""
 
-import os
 import shlex
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from vmm import process
+from vmm.errors import ToolFailed, ToolMissing
+from vmm.process import run_tool
 
 TAIL_LINES = 30  # of the log, shown with an error: enough for a traceback of pip or a refusal of apt
-
-# Debian keeps mkfs and its like out of the PATH of ordinary users.
-SYSTEM_PATH = ("/usr/sbin", "/sbin")
 
 
 class StepFailed(Exception):
@@ -54,12 +51,11 @@ class LoggedTools:
             if line.strip():
                 self._on_line(line.strip())
 
-        path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_PATH))
         try:
-            await process.run_tool(argv, on_line=take, env={"PATH": path, "LC_ALL": "C.UTF-8", **(env or {})}, cwd=cwd)
-        except FileNotFoundError:
-            raise StepFailed(f"{argv[0]} is not installed; `mcp-sandbox doctor` says how to get it") from None
-        except process.ToolFailed as error:
+            await run_tool(argv, on_line=take, env={"LC_ALL": "C.UTF-8", **(env or {})}, cwd=cwd)
+        except ToolMissing as error:
+            raise StepFailed(str(error)) from None
+        except ToolFailed as error:
             how = f"signal {error.exit.signal}" if error.exit.signal else f"status {error.exit.code}"
             raise StepFailed(f"{Path(argv[0]).name} ended with {how}") from error
         return lines

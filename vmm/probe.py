@@ -10,12 +10,13 @@ import anyio
 
 from vmm.driver import DriverConfig
 from vmm.drivers import qemu_command as command
-from vmm.errors import MachineLost
+from vmm.errors import MachineLost, ToolFailed
 from vmm.limits import Hierarchy
-from vmm.process import Confinement, ToolFailed, run_tool, spawn
+from vmm.process import Confinement, run_tool, spawn
 from vmm.types import Accel, GuestKernel, Probe, Usage
 
 KVM_DEADLINE_S = 15.0  # a guest that boots at all under KVM prints its word within one second
+CONFINE_DEADLINE_S = 10.0  # it takes milliseconds
 PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # what the initramfs prints when it is asked to
 KVM_DEVICE = Path("/dev/kvm")
 INSTALL = "apt-get install qemu-system-x86"
@@ -28,6 +29,12 @@ async def qemu(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
     if binary is None:
         return Probe(usable=False, reason=f"{command.SYSTEM} is not installed", fix=INSTALL)
     version = await _version(binary)
+    trouble = await _confinement_trouble()
+    if trouble is not None:
+        advice = (
+            "let users make user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=9999"
+        )
+        return Probe(usable=False, reason=f"no process can be confined here: {trouble}", fix=advice, version=version)
     missing = _not_in_force(hierarchy)
     if config.accel is Accel.TCG:
         return Probe(True, "emulation (TCG), as asked for", None, Accel.TCG, version, missing)
@@ -74,8 +81,17 @@ async def _boot(binary: str, kernel: GuestKernel) -> str | None:
     with anyio.move_on_after(KVM_DEADLINE_S):
         async with spawn(argv, confinement=Confinement()) as process:
             end = await process.wait()
-            return None if PROBE_WORD in end.detail else f"the guest ended with {end}"
+            return None if PROBE_WORD in end.detail else f"the guest ended with {str(end).splitlines()[0]}"
     return f"no guest booted in {KVM_DEADLINE_S:.0f} s"
+
+
+async def _confinement_trouble() -> str | None:
+    """Take the same things away from a process as from a machine; None, or what went wrong."""
+    with anyio.move_on_after(CONFINE_DEADLINE_S):
+        async with spawn(["true"], confinement=Confinement()) as process:
+            end = await process.wait()
+            return None if end.code == 0 else str(end)
+    return f"it did not end in {CONFINE_DEADLINE_S:.0f} s"
 
 
 async def _version(binary: str) -> str:

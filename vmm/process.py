@@ -6,7 +6,7 @@ process dies, and leaving the block kills the group and reaps it, however the bl
 
 import asyncio
 import os
-import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
-from vmm.errors import VmmError
+from vmm.errors import ToolFailed, ToolMissing
 from vmm.types import Exit
 
 REAP_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
@@ -25,17 +25,20 @@ TOOL_GRACE_S = 3.0  # mmdebstrap and apt remove their scratch directories when a
 LAST_WORDS_S = 0.5  # what an ended process had printed is in the pipe already
 TAIL_BYTES = 16 * 1024  # the last words of a process, kept for error messages
 
+SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # Debian keeps mkfs and its like out of the PATH of ordinary users
+
 # The child waits for one line before it becomes the program. Until then its owner can put it under limits; and
 # since the death signal is armed before the wait, an owner that dies in between leaves nothing behind.
 GATE = 'read -r _ && exec "$@"'
 
 
-class ToolFailed(VmmError):
-    """A command that was run to its end reported failure."""
+def find_tool(program: str) -> str | None:
+    """Where a program of the host's is."""
+    return shutil.which(program, path=_search_path())
 
-    def __init__(self, argv: Sequence[str], exit_: Exit) -> None:
-        super().__init__(f"`{shlex.join(argv)}` ended with {exit_}")
-        self.exit = exit_
+
+def _search_path() -> str:
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_DIRS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +153,17 @@ async def run_tool(
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> None:
-    """Run a command to its end, handing over what it prints line by line. Raises ToolFailed."""
+    """Run a command to its end, handing over what it prints line by line. Raises ToolMissing or ToolFailed."""
+    program = find_tool(argv[0])
+    if program is None:
+        raise ToolMissing(argv[0])
     process = await anyio.open_process(
-        argv,
+        ["setpriv", "--pdeathsig=TERM", program, *argv[1:]],  # a build must not go on when its builder was killed
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env=None if env is None else {**os.environ, **env},
+        env={**os.environ, "PATH": _search_path(), **(env or {})},
         cwd=cwd,
         pass_fds=pass_fds,
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox import doctor_view
+from mcp_sandbox.commands import doctor_view
+from mcp_sandbox.commands.doctor import DriverReport, MissingReport, Report, TemplateReport, examine, judge, one_line
 from mcp_sandbox.config import Settings
-from mcp_sandbox.doctor import DriverReport, MissingReport, Report, TemplateReport, examine, judge, one_line
 
 QEMU = DriverReport(
     name="qemu",

@@ -71,13 +71,9 @@ class StubBuilder:
 
 
 class StubAgent:
-    def __init__(self, skew_s: float) -> None:
-        self._skew_s = skew_s
-        self.identities: list[Identity] = []
-
-    async def refresh(self, identity: Identity) -> Refreshed:
-        self.identities.append(identity)
-        return Refreshed(self._skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
+    def __init__(self, identity: Identity, skew_s: float) -> None:
+        self.identity = identity
+        self.refreshed = Refreshed(skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
 
 
 class Bench:
@@ -94,10 +90,10 @@ class Bench:
         self.provider = LocalProvider(driver, builder, max_restores=2)
 
     @asynccontextmanager
-    async def _open(self, _stream: Any, *, timeout_s: float) -> AsyncIterator[StubAgent]:
+    async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:
         if self.greeting is not None:
             raise self.greeting
-        self.agents.append(StubAgent(self.skew_s))
+        self.agents.append(StubAgent(identity, self.skew_s))
         yield self.agents[-1]
 
 
@@ -112,7 +108,7 @@ async def test_a_lease_is_unique_before_anyone_has_it(bench: Bench):
             assert bench.driver.alive == 1
             assert (lease.facts.driver, lease.facts.isolation, lease.facts.accel) == ("stub", "kernel", "kvm")
     assert bench.driver.alive == 0
-    identities = [identity for agent in bench.agents for identity in agent.identities]
+    identities = [agent.identity for agent in bench.agents]
     assert len(identities) == 3
     for field in ("hostname", "machine_id", "entropy"):
         assert len({getattr(identity, field) for identity in identities}) == 3

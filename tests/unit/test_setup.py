@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mcp_sandbox import setup
+from mcp_sandbox.commands import setup
+from mcp_sandbox.commands.setup import NEEDS, Need, make_plan
 from mcp_sandbox.config import Settings
-from mcp_sandbox.setup import NEEDS, Need, make_plan
 
 ORDINARY_UID = 54321  # nobody's
 
@@ -20,7 +20,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
-    monkeypatch.setattr(setup, "SYSTEM_PATH", ())
+    monkeypatch.setattr("vmm.process.SYSTEM_DIRS", ())
     monkeypatch.setattr(setup, "NEEDS", tuple(need for need in NEEDS if not need.what.startswith("/")))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(setup, "make_host", lambda *_: SimpleNamespace(builder=SimpleNamespace(find_kernel=Path)))
@@ -38,10 +38,13 @@ def add(directory: Path, name: str, script: str = "exit 0") -> None:
     path.chmod(0o755)
 
 
+SETPRIV = 'shift; exec "$@"'  # what we start other tools with
+
+
 def add_all(directory: Path, *, but: tuple[str, ...] = ()) -> None:
     for need in NEEDS:
         if not need.what.startswith("/") and need.what not in but:
-            add(directory, need.what)
+            add(directory, need.what, SETPRIV if need.what == "setpriv" else "exit 0")
 
 
 def test_a_host_that_has_everything_is_told_so_in_one_line(programs, settings, capsys):

@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from vmm.process import Confinement, ToolFailed, run_tool, spawn
+from vmm.errors import ToolFailed, ToolMissing
+from vmm.process import Confinement, run_tool, spawn
 
 PLAIN = Confinement(offline=False)
 
@@ -138,6 +139,16 @@ async def test_a_chatty_process_is_read_to_its_end_and_only_the_tail_is_kept():
 async def test_a_failed_tool_says_what_was_run_and_what_it_printed():
     with pytest.raises(ToolFailed, match=r"sh -c 'echo went wrong >&2; exit 3'.*status 3: went wrong"):
         await run_tool(["sh", "-c", "echo went wrong >&2; exit 3"])
+
+
+async def test_a_missing_tool_is_named_with_the_way_to_get_it():
+    with pytest.raises(ToolMissing, match="no-such-tool is not installed; `mcp-sandbox setup` gets it"):
+        await run_tool(["no-such-tool"])
+
+
+async def test_a_tool_outside_an_ordinary_users_path_is_found(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    await run_tool(["mkfs.ext4", "-V"])
 
 
 async def test_a_tool_hands_over_its_lines_whole_even_the_last_one():

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from mcp_sandbox.commands.doctor import MB, DriverReport, Report, TemplateReport, examine, one_line
 from mcp_sandbox.config import Settings
-from mcp_sandbox.doctor import MB, DriverReport, Report, TemplateReport, examine, one_line
 from mcp_sandbox.lifetime import run_command
 from templates.errors import TemplateError
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from mcp_sandbox.app import Host, make_host
+from mcp_sandbox.commands.setup import make_plan
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
-from mcp_sandbox.setup import make_plan
 from templates.errors import TemplateError
 from templates.model import Template, find_templates
 from templates.store import Entry

@@ -45,6 +45,8 @@ def build(settings: Settings, name: str | None) -> int:
                 if not verdict.usable:
                     raise HostNotReady(verdict.reason, verdict.fix)
                 await host.builder.build(template, host.driver)
+                for entry in await host.builder.outdated(template, host.driver):
+                    await host.store.remove(entry.kind, entry.key)
             finally:
                 with anyio.CancelScope(shield=True):
                     await host.driver.aclose()

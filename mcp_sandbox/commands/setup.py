@@ -3,7 +3,6 @@
 import os
 import pwd
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.lifetime import run_command
 from templates.build import Progress
 from templates.errors import BuildFailed, TemplateError
-from templates.tools import SYSTEM_PATH, LoggedTools, StepFailed, tail
+from templates.tools import LoggedTools, StepFailed, tail
 from vmm.errors import VmmError
+from vmm.process import find_tool
 
 LOG_NAME = "setup.log"
 UPDATE = ("apt-get", "update")
@@ -96,7 +96,7 @@ def make_plan(settings: Settings, needs: Iterable[Need] = NEEDS) -> Plan:
     if grant_ids_to is not None:
         purpose = f"user ids for {grant_ids_to} to put a Debian together with"
         missing.append(Need("an entry in /etc/subuid", None, purpose, "build"))
-    has_apt = _find("apt-get") is not None
+    has_apt = find_tool("apt-get") is not None
     return Plan(
         missing=tuple(missing),
         grant_ids_to=grant_ids_to,
@@ -110,14 +110,10 @@ def is_met(need: Need) -> bool:
     """Whether this host has it."""
     if need.what.startswith("/"):
         return Path(need.what).is_file()
-    program = _find(need.what)
+    program = find_tool(need.what)
     if program is None or need.what != "busybox":
         return program is not None
     return b"/ld-linux" not in Path(program).read_bytes()  # in a machine it finds no library to load
-
-
-def _find(program: str) -> str | None:
-    return shutil.which(program, path=os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_PATH)))
 
 
 def _user_without_ids(etc: Path = Path("/etc")) -> str | None:

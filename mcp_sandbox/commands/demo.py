@@ -18,12 +18,12 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Column, Table
 
-from mcp_sandbox import template_cli
+from mcp_sandbox.commands import template
+from mcp_sandbox.commands.doctor import examine
+from mcp_sandbox.commands.doctor_view import show_verdict
+from mcp_sandbox.commands.processes import ProcessId, children_of, is_alive, own_child
 from mcp_sandbox.config import ENV_PREFIX, Settings
-from mcp_sandbox.doctor import examine
-from mcp_sandbox.doctor_view import show_verdict
 from mcp_sandbox.lifetime import run_command
-from mcp_sandbox.processes import ProcessId, children_of, is_alive, own_child
 from templates.errors import TemplateError
 
 TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
@@ -64,7 +64,7 @@ class Timed:
 
 def main(settings: Settings) -> int:
     """Build the template if it is not there yet, and show the tour; the result is an exit status."""
-    status = template_cli.build(settings, None)
+    status = template.build(settings, None)
     if status != 0:
         return status
     try:

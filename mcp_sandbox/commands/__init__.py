@@ -1,0 +1,1 @@
+"""The commands of `mcp-sandbox`, one module each; `mcp_sandbox.cli` has their flags."""
