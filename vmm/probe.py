@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,8 @@ KVM_DEADLINE_S = 15.0  # a guest that boots at all under KVM prints its word wit
 CONFINE_DEADLINE_S = 10.0  # it takes milliseconds
 PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # what the initramfs prints when it is asked to
 KVM_DEVICE = Path("/dev/kvm")
+UIDS = range(1_900_000_000, 2_000_000_000)  # nobody's: above all that distributions and systemd hand out
+EVERYBODY, GROUP = 0o006, 0o060  # may read and write
 INSTALL = "apt-get install qemu-system-x86"
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -40,7 +43,7 @@ async def qemu(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
         return Probe(True, "emulation (TCG), as asked for", None, Accel.TCG, version, missing)
     works, reason, fix = await kvm_boots(config, binary, version)
     if works:
-        return Probe(True, reason, None, Accel.KVM, version, missing)
+        return Probe(True, reason, None, Accel.KVM, version, (*missing, *_kvm_not_in_force()))
     if config.accel is Accel.KVM:
         return Probe(False, reason, fix, None, version, missing)
     return Probe(True, f"emulation (TCG): {reason}", fix, Accel.TCG, version, missing)
@@ -77,11 +80,13 @@ async def kvm_boots(config: DriverConfig, binary: str, version: str) -> tuple[bo
 
 async def _boot(binary: str, kernel: GuestKernel) -> str | None:
     """Boot a guest that prints a word and ends; None, or what went wrong."""
-    argv = command.probe_argv(binary, Accel.KVM, str(kernel.vmlinuz), str(kernel.initramfs))
-    with anyio.move_on_after(KVM_DEADLINE_S):
-        async with spawn(argv, confinement=Confinement()) as process:
-            end = await process.wait()
-            return None if PROBE_WORD in end.detail else f"the guest ended with {str(end).splitlines()[0]}"
+    with kernel.vmlinuz.open("rb") as vmlinuz, kernel.initramfs.open("rb") as initramfs:
+        files = (vmlinuz.fileno(), initramfs.fileno())
+        argv = command.probe_argv(binary, Accel.KVM, *files)
+        with anyio.move_on_after(KVM_DEADLINE_S):
+            async with spawn(argv, confinement=confinement(Accel.KVM), pass_fds=files) as process:
+                end = await process.wait()
+                return None if PROBE_WORD in end.detail else f"the guest ended with {str(end).splitlines()[0]}"
     return f"no guest booted in {KVM_DEADLINE_S:.0f} s"
 
 
@@ -100,6 +105,29 @@ async def _version(binary: str) -> str:
         await run_tool([binary, "--version"], on_line=lines.append)
     found = re.search(r"version (\S+)(?: \(([^)]*)\))?", lines[0] if lines else "")
     return f"QEMU {found[2] or found[1]}" if found else "QEMU of unknown version"
+
+
+def confinement(accel: Accel) -> Confinement:
+    """What a machine's process may be: a user that owns nothing on this host, another one for each machine.
+
+    Only root can become one. With KVM it has to be allowed to open the device, by the device's group if need be.
+    """
+    if os.geteuid() != 0:
+        return Confinement()
+    if accel is not Accel.KVM:
+        return Confinement(uid=secrets.choice(UIDS))
+    device = KVM_DEVICE.stat()
+    if device.st_mode & EVERYBODY == EVERYBODY:
+        return Confinement(uid=secrets.choice(UIDS))
+    if device.st_mode & GROUP == GROUP and device.st_gid != 0:
+        return Confinement(uid=secrets.choice(UIDS), groups=(device.st_gid,))
+    return Confinement()
+
+
+def _kvm_not_in_force() -> tuple[str, ...]:
+    if os.geteuid() == 0 and confinement(Accel.KVM).uid is None:
+        return ("machines run as root, because nobody else may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
+    return ()
 
 
 def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:

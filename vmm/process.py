@@ -46,18 +46,15 @@ class Confinement:
     """What is taken away from a process before it becomes the program."""
 
     uid: int | None = None  # become this user, who owns nothing; None: stay who we are
+    groups: tuple[int, ...] = ()  # the only groups that user is in, for devices it may open
     offline: bool = True  # a network namespace with nothing in it
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
         """`argv` behind the tools that take the privileges away."""
         privileges = ["setpriv", "--pdeathsig=KILL", "--no-new-privs"]
         if self.uid is not None:
-            privileges += [
-                f"--reuid={self.uid}",
-                f"--regid={self.uid}",
-                "--clear-groups",
-                "--bounding-set=-all",
-            ]
+            groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
+            privileges += [f"--reuid={self.uid}", f"--regid={self.uid}", groups, "--bounding-set=-all"]
         namespaces = ["unshare", "--net", "--ipc"] if self.offline else []
         if self.offline and os.geteuid() != 0:
             namespaces += ["--user", "--map-current-user"]

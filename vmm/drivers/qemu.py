@@ -1,7 +1,6 @@
 """QEMU microVMs: a kernel of their own behind KVM, or behind emulation where the host has no KVM."""
 
 import os
-import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,13 +17,12 @@ from vmm import limits, memory, probe, tsc
 from vmm.driver import DriverConfig, Machine
 from vmm.drivers import qemu_command as command
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
-from vmm.process import REAP_S, Confinement, RunningProcess, run_tool, spawn
+from vmm.process import REAP_S, RunningProcess, run_tool, spawn
 from vmm.types import Accel, Capabilities, Exit, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
 
 MIB = 1024 * 1024
 MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
 SAVE_S = 60.0  # device state is 60 KB; the memory is not part of it
-UIDS = range(1_900_000_000, 1_999_999_999)  # belong to nobody: above all that distributions and systemd hand out
 MEMORY, STATE, DISK = "memory", "state", "disk"  # the files of a snapshot
 # No journal: the disk of a machine that crashed is thrown away. Nothing is discarded or zeroed: it is all holes.
 MAKE_FILE_SYSTEM = (
@@ -190,7 +188,7 @@ class QemuDriver:
         process = await stack.enter_async_context(
             spawn(
                 argv,
-                confinement=Confinement(uid=_unused_uid()),
+                confinement=probe.confinement(accel),
                 before_start=group.add if group else lambda pid: None,
                 pass_fds=files.all(),
             )
@@ -233,11 +231,6 @@ def _socket_pair(stack: AsyncExitStack) -> tuple[socket.socket, socket.socket]:
     stack.callback(ours.close)
     stack.callback(theirs.close)
     return ours, theirs
-
-
-def _unused_uid() -> int | None:
-    """A user that owns nothing on this host, another one for each machine. Only root can become one."""
-    return secrets.choice(UIDS) if os.geteuid() == 0 else None
 
 
 def _ceilings(spec: MachineSpec) -> Limits:

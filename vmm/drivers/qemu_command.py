@@ -71,11 +71,11 @@ def machine_argv(binary: str, spec: MachineSpec, accel: Accel, files: Descriptor
     ]
 
 
-def probe_argv(binary: str, accel: Accel, vmlinuz: str, initramfs: str) -> list[str]:
+def probe_argv(binary: str, accel: Accel, vmlinuz: int, initramfs: int) -> list[str]:
     """The smallest machine there is: it boots, prints a word and ends."""
     return [
         *base_argv(binary, accel),
-        *("-m", "128M", "-kernel", vmlinuz, "-initrd", initramfs),
+        *("-m", "128M", "-kernel", f"/proc/self/fd/{vmlinuz}", "-initrd", f"/proc/self/fd/{initramfs}"),
         *("-append", f"{CONSOLE_ARGS} mcp_sandbox.probe"),
         *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
     ]
