@@ -10,7 +10,7 @@ from templates.tools import StepFailed
 
 # What a machine needs before it has a root file system. A kernel may have any of them built in; one that has
 # neither the module nor the code fails in the machine, where /init says so.
-NEEDED = (
+NEEDED: tuple[str, ...] = (
     "virtio_mmio",
     "virtio_blk",
     "virtio_console",

@@ -1,0 +1,138 @@
+"""A host with working KVM on a machine that has none: QEMU emulates a CPU with virtualization, and a kernel on it.
+
+Slow, but true KVM: what runs inside uses /dev/kvm as on any other host. It sees the repo's rooms, QEMU, and the
+template's image, all read-only, and prints what it finds out.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from templates import kernel, modules
+from templates.build import BuiltTemplate
+from templates.cpio import CpioArchive
+from templates.store import Store
+from templates.tools import LoggedTools
+from vmm.process import Confinement, find_tool, run_tool, spawn
+from vmm.tsc import tsc_khz
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("qemu-system-x86_64", "unshare", "setpriv", "mkfs.ext4")
+FIRMWARE = ("bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvmvapic.bin")
+LIBRARIES = ("anyio", "idna", "qemu", "typing_extensions")
+HOST_MODULES = ("virtio_pci", "virtio_blk", "erofs", "overlay", "kvm_amd")
+KVM_GROUP = 104  # udev gives /dev/kvm to a group; which one does not matter
+
+INIT = f"""#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc && mount -t sysfs sysfs /sys && mount -t devtmpfs devtmpfs /dev
+while read -r module; do insmod "/modules/$module.ko"; done </modules/order
+chown 0:{KVM_GROUP} /dev/kvm && chmod 660 /dev/kvm
+mount -t erofs -o ro /dev/vda /image && mount -t erofs -o ro /dev/vdb /host && mount -t tmpfs tmpfs /tmp
+mkdir /tmp/upper /tmp/work
+mount -t overlay -o lowerdir=/host/programs:/image,upperdir=/tmp/upper,workdir=/tmp/work overlay /root
+mkdir -p /root/host && mount -o move /host /root/host
+for place in proc sys dev; do mount -o move "/$place" "/root/$place"; done
+mkdir -p /root/dev/shm && mount -t tmpfs tmpfs /root/tmp
+chroot /root /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/host/python PYTHONDONTWRITEBYTECODE=1 \\
+    /usr/bin/python3 /host/script.py
+reboot -f
+"""
+
+
+async def run_in_emulated_host(script: Path, store: Store, built: BuiltTemplate, scratch: Path) -> str:
+    """Boot the host, run `script` in it with guest kernel and image at hand in /host, return what it printed."""
+    found = await _kernel_with_kvm(store)
+    tree = scratch / "tree"
+    await anyio.to_thread.run_sync(_fill, tree, script, built)
+    await _copy_programs(tree / "programs")
+    disk = scratch / "host.erofs"
+    await run_tool(["mkfs.erofs", "--all-root", str(disk), str(tree)])
+    initramfs = scratch / "initramfs.cpio"
+    initramfs.write_bytes(_initramfs(found))
+    async with spawn(_argv(found / kernel.VMLINUZ, initramfs, built.image, disk), confinement=Confinement()) as host:
+        await host.wait()
+        return host.tail
+
+
+def _argv(vmlinuz: Path, initramfs: Path, image: Path, disk: Path) -> list[str]:
+    return [
+        *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-M", "q35", "-accel", "tcg", "-cpu", "EPYC,+svm", "-m", "3G"),
+        *("-kernel", str(vmlinuz), "-initrd", str(initramfs), "-serial", "stdio"),
+        *("-append", f"console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable tsc_early_khz={tsc_khz()}"),
+        *(word for file in (image, disk) for word in _drive(file)),
+    ]
+
+
+def _drive(file: Path) -> list[str]:
+    name = file.stem.replace(".", "-")
+    drive = f"if=none,id={name},format=raw,readonly=on,file={file}"
+    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name}"]
+
+
+async def _kernel_with_kvm(store: Store) -> Path:
+    """The guest kernel's package once more, this time with the modules of a host. Kept in the store."""
+
+    async def make(staging: Path) -> dict[str, str]:
+        needed, modules.NEEDED = modules.NEEDED, HOST_MODULES
+        try:
+            await kernel.make_kernel(LoggedTools(store.logs / "emulatedhost.log", lambda line: None), staging, None)
+        finally:
+            modules.NEEDED = needed
+        return {}
+
+    return await store.obtain("emulatedhost", {**kernel.kernel_inputs(None), "modules": HOST_MODULES}, make)
+
+
+def _fill(tree: Path, script: Path, built: BuiltTemplate) -> None:
+    python = tree / "python"
+    for room in ("vmm", "guest"):
+        shutil.copytree(ROOT / room, python / room)
+    for name in LIBRARIES:
+        source = _site_packages() / name
+        if source.is_dir():
+            shutil.copytree(source, python / name)
+        else:
+            shutil.copy(source.with_suffix(".py"), python)
+    shutil.copy(script, tree / "script.py")
+    shutil.copy(built.image, tree / "root.erofs")
+    shutil.copy(built.kernel.vmlinuz, tree / "vmlinuz")
+    shutil.copy(built.kernel.initramfs, tree / "initramfs.cpio")
+    firmware = tree / "programs/usr/share/qemu"
+    firmware.mkdir(parents=True)
+    for name in FIRMWARE:
+        shutil.copy(Path("/usr/share/qemu") / name, firmware)
+
+
+async def _copy_programs(tree: Path) -> None:
+    """The host's programs with the libraries they load, at the same paths."""
+    files = [Path(found) for program in PROGRAMS if (found := find_tool(program))]
+    lines: list[str] = []
+    await run_tool(["ldd", *map(str, files)], on_line=lines.append)
+    files += {Path(path) for path in re.findall(r"(/\S+\.so\S*)", "\n".join(lines))}
+    for file in files:
+        target = tree / file.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+
+
+def _initramfs(found: Path) -> bytes:
+    archive = CpioArchive()
+    for directory in ("bin", "dev", "host", "image", "proc", "root", "sys", "tmp"):
+        archive.add_directory(directory)
+    archive.add_character_device("dev/console", 5, 1)
+    archive.add_file("bin/busybox", (found / "busybox").read_bytes(), executable=True)
+    for path in sorted((found / "modules").iterdir()):
+        archive.add_file(f"modules/{path.name}", path.read_bytes())
+    archive.add_file("init", INIT.encode(), executable=True)
+    return archive.finish()
+
+
+def _site_packages() -> Path:
+    return next(Path(entry) for entry in sys.path if entry.endswith("site-packages"))

@@ -1,0 +1,52 @@
+"""Runs inside the emulated host: the qemu driver from probe to restored machine, under real KVM."""
+
+import json
+import os
+from pathlib import Path
+
+import anyio
+
+from guest.client import AgentClient
+from guest.client.messages import Display, Identity, RunCode
+from vmm.driver import DriverConfig, SnapshotDriver, load_driver
+from vmm.types import GuestKernel, MachineSpec
+
+HOST = Path("/host")
+SLOW_S = 120.0  # everything here is emulated
+
+
+async def main() -> None:
+    kernel = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
+    driver = load_driver("qemu", DriverConfig(run_dir=Path("/tmp/run"), cache_dir=Path("/tmp/cache"), kernel=kernel))
+    assert isinstance(driver, SnapshotDriver)
+    verdict = await driver.probe()
+    tell("probe", accel=verdict.accel, reason=verdict.reason)
+    frozen = Path("/tmp/snapshot")
+    frozen.mkdir()
+    async with (
+        driver.launch(spec("cold", kernel)) as machine,
+        AgentClient.open(await machine.connect(), timeout_s=SLOW_S) as agent,
+    ):
+        await agent.warm("warm = True", timeout_s=SLOW_S)
+        snapshot = await driver.snapshot(machine, frozen)
+    identity = Identity(hostname="sandbox-kvm", machine_id="1" * 32, entropy=os.urandom(64))
+    async with driver.restore(snapshot, spec("clone", kernel)) as machine:
+        status = Path(f"/proc/{machine.pid}/status").read_text()  # type: ignore[attr-defined]
+        async with AgentClient.open(await machine.connect(), timeout_s=SLOW_S, identity=identity) as agent:
+            assert agent.refreshed is not None
+            async with agent.run(RunCode(code="__import__('socket').gethostname(), 6 * 7")) as run:
+                shown = [event.data["text/plain"] async for event in run if isinstance(event, Display)]
+    await driver.aclose()
+    uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid"))
+    tell("restored", shown=shown, uid=uid, skew_s=agent.refreshed.clock_skew_s)
+
+
+def spec(name: str, kernel: GuestKernel) -> MachineSpec:
+    return MachineSpec(name, HOST / "root.erofs", kernel, memory_mb=512, vcpus=1, disk_mb=64)
+
+
+def tell(what: str, **facts: object) -> None:
+    print("KVM", json.dumps({"what": what, **facts}), flush=True)
+
+
+anyio.run(main)
