@@ -21,7 +21,7 @@ from templates.tools import StepFailed, Tools
 
 VMLINUZ = "vmlinuz"
 INITRAMFS = "initramfs.cpio"
-RECIPE = 1  # raise it when a change here must reach machines that are already built
+RECIPE = 2  # raise it when a change here must reach machines that are already built
 SETTING = "MCP_SANDBOX_GUEST_KERNEL"
 
 # Debian's kernel for cloud machines has all a microVM needs and little else.
@@ -41,6 +41,7 @@ _APPLETS = (
     "reboot",
     "switch_root",
 )
+READABLE = 0o644  # whatever the umask is: a machine's process is another user than the one who builds
 _SCRIPTS = Path(__file__).parent / "initramfs"
 # A folder of the guest package: the host's end of the wire. Machines have no use for it, and a change of it must
 # not make their snapshots stale.
@@ -74,8 +75,12 @@ def kernel_inputs(own: OwnKernel | None) -> dict[str, Any]:
 
 async def make_kernel(tools: Tools, staging: Path, own: OwnKernel | None) -> dict[str, Any]:
     """Put vmlinuz, busybox and modules/ into `staging`."""
-    if own is None:
-        return await _fetch_debian_kernel(tools, staging)
+    details = await _fetch_debian_kernel(tools, staging) if own is None else _take_own_kernel(staging, own)
+    (staging / VMLINUZ).chmod(READABLE)
+    return details
+
+
+def _take_own_kernel(staging: Path, own: OwnKernel) -> dict[str, Any]:
     busybox = shutil.which("busybox")
     if busybox is None or b"/ld-linux" in Path(busybox).read_bytes():  # the name of the dynamic loader
         raise StepFailed("a kernel of your own needs a statically linked busybox (Debian: busybox-static)")
@@ -98,6 +103,7 @@ def initramfs_inputs(kernel_id: str) -> dict[str, Any]:
 async def make_initramfs(_tools: Tools, staging: Path, kernel: Path) -> dict[str, Any]:
     """Put initramfs.cpio into `staging`."""
     (staging / INITRAMFS).write_bytes(pack_initramfs(kernel))
+    (staging / INITRAMFS).chmod(READABLE)
     return {}
 
 

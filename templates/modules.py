@@ -14,7 +14,6 @@ NEEDED: tuple[str, ...] = (
     "virtio_mmio",
     "virtio_blk",
     "virtio_console",
-    "virtio_rng",
     "erofs",
     "ext4",
     "overlay",

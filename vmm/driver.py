@@ -83,12 +83,8 @@ class SnapshotDriver(Driver, Protocol):
 
 def load_driver(name: str, config: DriverConfig) -> Driver:
     """The driver called `name`, imported now."""
-    try:
-        module = importlib.import_module(f"vmm.drivers.{name.replace('-', '_')}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("vmm.drivers"):
-            raise
+    if name not in DRIVER_NAMES:
         known = ", ".join(DRIVER_NAMES)
-        raise DriverUnavailable(f"there is no driver called {name!r}", fix=f"choose one of: {known}") from None
-    driver: Driver = module.create(config)
+        raise DriverUnavailable(f"there is no driver called {name!r}", fix=f"choose one of: {known}")
+    driver: Driver = importlib.import_module(f"vmm.drivers.{name.replace('-', '_')}").create(config)
     return driver

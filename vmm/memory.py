@@ -4,8 +4,11 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import anyio
+import anyio.to_thread
 
 PAGE = 4096
 CHUNK = 4 * 1024 * 1024
@@ -34,6 +37,34 @@ def load_sealed(file: Path) -> int:
             os.close(memory)
             raise
     return memory
+
+
+class SealedMemory:
+    """The snapshots' memory that is in use, loaded once each."""
+
+    def __init__(self) -> None:
+        self._loading = anyio.Lock()
+        self._loaded: dict[Path, tuple[tuple[int, int], int]] = {}  # which file it was, and its content
+
+    async def get(self, file: Path) -> int:
+        """A descriptor of the sealed content of `file`, valid until `close` or until the file is another one."""
+        async with self._loading:
+            status = file.stat()
+            identity = (status.st_ino, status.st_mtime_ns)
+            known = self._loaded.get(file)
+            if known is None or known[0] != identity:
+                memory = await anyio.to_thread.run_sync(load_sealed, file)
+                self._forget(lambda path: path == file or not path.exists())
+                self._loaded[file] = (identity, memory)
+            return self._loaded[file][1]
+
+    def close(self) -> None:
+        """Give all of it back. Machines that map it keep their mapping."""
+        self._forget(lambda path: True)
+
+    def _forget(self, which: Callable[[Path], bool]) -> None:
+        for path in list(filter(which, self._loaded)):
+            os.close(self._loaded.pop(path)[1])
 
 
 def save_sparse(source: int, file: Path) -> None:

@@ -6,6 +6,7 @@ process dies, and leaving the block kills the group and reaps it, however the bl
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,14 +18,15 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
-from vmm.errors import ToolFailed, ToolMissing
-from vmm.types import Exit
+from vmm.errors import MachineLost, ToolFailed, ToolMissing
+from vmm.types import Exit, Usage
 
 REAP_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
 TOOL_GRACE_S = 3.0  # mmdebstrap and apt remove their scratch directories when asked to end
 LAST_WORDS_S = 0.5  # what an ended process had printed is in the pipe already
 TAIL_BYTES = 16 * 1024  # the last words of a process, kept for error messages
 
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # Debian keeps mkfs and its like out of the PATH of ordinary users
 
 # The child waits for one line before it becomes the program. Until then its owner can put it under limits; and
@@ -67,7 +69,6 @@ class RunningProcess:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._tail = bytearray()
-        self._reaped = False
         self._drained = anyio.Event()
 
     @property
@@ -104,13 +105,11 @@ class RunningProcess:
 
     async def kill(self) -> None:
         """End the whole group, and reap the process."""
-        if self._reaped:  # the number may belong to somebody else by now
-            return
         with anyio.move_on_after(REAP_S, shield=True):
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            if self._process.returncode is None:  # else the number may belong to somebody else by now
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
             await self._process.wait()
-            self._reaped = True
             await self._process.aclose()
 
 
@@ -129,6 +128,7 @@ async def spawn(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        env={"PATH": _search_path(), "LC_ALL": "C.UTF-8"},  # nothing of ours: there may be secrets in it
         pass_fds=pass_fds,
     )
     running = RunningProcess(process)
@@ -189,13 +189,30 @@ async def _read_lines(process: Process, on_line: Callable[[str], None]) -> str:
 
 async def _stop_tool(process: Process) -> None:
     """End a tool that is still running, and reap it either way."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with anyio.move_on_after(TOOL_GRACE_S, shield=True):
-            await process.wait()
-    with anyio.move_on_after(REAP_S, shield=True):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+    for end, patience_s in ((signal.SIGTERM, TOOL_GRACE_S), (signal.SIGKILL, REAP_S)):
+        if process.returncode is None:  # else the number may belong to somebody else by now
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, end)
+            with anyio.move_on_after(patience_s, shield=True):
+                await process.wait()
+    with anyio.CancelScope(shield=True):
         await process.aclose()
+
+
+def usage(pid: int) -> Usage:
+    """What a process takes from the host."""
+    try:
+        rollup = _kilobytes(Path(f"/proc/{pid}/smaps_rollup").read_text())
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise MachineLost("the machine's process has ended") from None
+    user, system = int(fields[11]), int(fields[12])
+    return Usage(
+        memory_bytes=rollup["Pss"] * 1024,
+        private_bytes=(rollup["Private_Dirty"] + rollup["Private_Clean"]) * 1024,
+        cpu_s=(user + system) / CLOCK_TICKS_PER_S,
+    )
+
+
+def _kilobytes(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}

@@ -81,3 +81,31 @@ def test_a_missing_file_leaves_no_descriptor_behind(tmp_path):
     with pytest.raises(FileNotFoundError):
         memory.load_sealed(tmp_path / "absent")
     assert os.listdir("/proc/self/fd") == before
+
+
+async def test_memory_is_loaded_once_for_as_long_as_its_file_is_the_same(sparse):
+    sealed = memory.SealedMemory()
+    try:
+        first = await sealed.get(sparse)
+        assert await sealed.get(sparse) == first
+        other = sparse.with_name("other")
+        other.write_bytes(b"made anew at the same place")
+        other.replace(sparse)
+        assert os.pread(await sealed.get(sparse), 100, 0) == b"made anew at the same place"
+    finally:
+        sealed.close()
+
+
+async def test_memory_of_a_removed_snapshot_is_given_back_when_another_is_loaded(sparse, tmp_path):
+    sealed = memory.SealedMemory()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    try:
+        await sealed.get(sparse)
+        other = tmp_path / "other"
+        other.write_bytes(b"x")
+        sparse.unlink()
+        await sealed.get(other)
+        assert len(os.listdir("/proc/self/fd")) == descriptors + 1
+    finally:
+        sealed.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors

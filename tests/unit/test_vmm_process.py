@@ -19,6 +19,13 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def runs(pid: int, program: str) -> bool:
+    try:
+        return program in Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 async def test_leaving_the_block_kills_and_reaps_the_process():
     with anyio.fail_after(10):
         async with spawn(["sleep", "1000"], confinement=PLAIN) as process:
@@ -96,7 +103,7 @@ async def test_a_process_dies_when_its_owner_is_killed():
         assert alive(child)
         owner.send_signal(signal.SIGKILL)
     with anyio.fail_after(5):
-        while alive(child) and "sleep" in Path(f"/proc/{child}/cmdline").read_text():
+        while runs(child, "sleep"):
             await anyio.sleep(0)
 
 
@@ -118,6 +125,15 @@ async def test_a_confined_process_is_a_user_without_any_rights():
     assert status["Groups"].split() == []
     assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
     assert status["NoNewPrivs"].strip() == "1"
+
+
+async def test_a_confined_process_gets_nothing_of_our_environment(monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "secret")
+    with anyio.fail_after(10):
+        async with spawn(["env"], confinement=PLAIN) as process:
+            await process.wait()
+    names = {line.partition("=")[0] for line in process.tail.splitlines()}
+    assert names <= {"PATH", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_"}
 
 
 async def test_the_end_of_a_process_tells_its_signal_and_last_words():

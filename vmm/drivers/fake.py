@@ -9,15 +9,11 @@ from typing import Any
 import anyio
 from anyio.abc import ByteStream, SocketStream
 
-from vmm.driver import DriverConfig, Machine
+from vmm.driver import Machine
 from vmm.errors import MachineLost
 from vmm.types import Capabilities, Exit, Isolation, MachineSpec, Probe, Snapshot, Usage
 
 Guest = Callable[[ByteStream], Coroutine[Any, Any, None]]
-
-
-def create(_config: DriverConfig) -> "FakeDriver":
-    return FakeDriver()
 
 
 class FakeMachine:

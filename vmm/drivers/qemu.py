@@ -2,9 +2,10 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,19 @@ import anyio.to_thread
 from anyio.abc import ByteStream, SocketStream
 from qemu.qmp import QMPClient, QMPError
 
-from vmm import limits, memory, probe, tsc
+from vmm import limits, memory, tsc
 from vmm.driver import DriverConfig, Machine
 from vmm.drivers import qemu_command as command
+from vmm.drivers import qemu_probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
-from vmm.process import REAP_S, RunningProcess, run_tool, spawn
+from vmm.process import REAP_S, RunningProcess, run_tool, spawn, usage
 from vmm.types import Accel, Capabilities, Exit, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
 
 MIB = 1024 * 1024
 MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
 SAVE_S = 60.0  # device state is 60 KB; the memory is not part of it
-MEMORY, STATE, DISK = "memory", "state", "disk"  # the files of a snapshot
+MEMORY, STATE, DISK, TSC_KHZ = "memory", "state", "disk", "tsc_khz"  # the files of a snapshot
+RATE_TOLERANCE = 0.001  # two measurements differ by 0.0001 %, two kinds of host by more than this
 # No journal: the disk of a machine that crashed is thrown away. Nothing is discarded or zeroed: it is all holes.
 MAKE_FILE_SYSTEM = (
     *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
@@ -56,12 +59,14 @@ class QemuMachine:
         monitor: QMPClient,
         agent: socket.socket,
         backing: Backing,
+        group: limits.ControlGroup | None,
     ) -> None:
         self.spec = spec
         self.backing = backing
         self._process = process
         self._monitor = monitor
         self._agent: socket.socket | None = agent
+        self._group = group
 
     @property
     def id(self) -> str:
@@ -84,10 +89,13 @@ class QemuMachine:
         await self.execute("cont")
 
     async def usage(self) -> Usage:
-        return probe.usage(self.pid)
+        return usage(self.pid)
 
     async def wait(self) -> Exit:
-        return await self._process.wait()
+        end = await self._process.wait()
+        if self._group is not None and self._group.out_of_memory():
+            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
+        return end
 
     async def execute(self, name: str, arguments: dict[str, object] | None = None) -> Any:  # noqa: ANN401 - its answers are JSON
         """Ask QEMU's monitor."""
@@ -119,21 +127,19 @@ class QemuDriver:
         self._hierarchy = limits.detect()
         self._verdict: Probe | None = None
         self._probing = anyio.Lock()
-        self._loading = anyio.Lock()
-        self._sealed: dict[Path, int] = {}  # snapshot memory: one copy for all machines
+        self._sealed = memory.SealedMemory()  # one copy for all machines
 
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                self._verdict = await probe.qemu(self._config, self._hierarchy)
+                limits.sweep(self._hierarchy)
+                await anyio.to_thread.run_sync(tsc.tsc_khz)  # takes 50 ms the first time
+                self._verdict = await qemu_probe.probe(self._config, self._hierarchy)
             return self._verdict
 
     async def fingerprint(self) -> str:
         accel, version = await self._engine()
-        if accel is Accel.KVM:
-            return f"{version} {accel} {probe.cpu_model()}"
-        rate_mhz = (tsc.tsc_khz() or 0) // 1000  # the guest's clock runs at the rate it was booted with
-        return f"{version} {accel} {command.TCG_CPU} {rate_mhz}"
+        return f"{version} {accel} {qemu_probe.cpu_model()} {command.recipe(accel)}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -155,23 +161,28 @@ class QemuDriver:
             os.fsync(state.fileno())
         await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
         await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK)
+        (dst / TSC_KHZ).write_text(str(tsc.tsc_khz()))
         return Snapshot(driver=self.name, path=dst)
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
-        ram = await self._sealed_memory(snapshot.path / MEMORY)
         async with AsyncExitStack() as stack:
-            disk = _owned(stack, memory.scratch_copy(snapshot.path / DISK, self._run_dir()))
+            with _reading(snapshot):
+                accel, _ = await self._engine()
+                if accel is Accel.TCG:
+                    _check_rate((snapshot.path / TSC_KHZ).read_text())
+                state = stack.enter_context((snapshot.path / STATE).open("rb"))
+                ram = await self._sealed.get(snapshot.path / MEMORY)
+                copy = partial(memory.scratch_copy, snapshot.path / DISK, self._run_dir())
+                disk = _owned(stack, await anyio.to_thread.run_sync(copy))
             machine = await self._start(stack, spec, Backing(ram, disk, shared=False))
-            with (snapshot.path / STATE).open("rb") as state:
-                await machine.execute("migrate-set-capabilities", IGNORE_SHARED)
-                await machine.send_file("state", state.fileno())
-                await machine.execute("migrate-incoming", {"uri": "fd:state"})
+            await machine.execute("migrate-set-capabilities", IGNORE_SHARED)
+            await machine.send_file("state", state.fileno())
+            await machine.execute("migrate-incoming", {"uri": "fd:state"})
             yield machine
 
     async def aclose(self) -> None:
-        while self._sealed:
-            os.close(self._sealed.popitem()[1])
+        self._sealed.close()
 
     async def _start(self, stack: AsyncExitStack, spec: MachineSpec, backing: Backing) -> QemuMachine:
         """Start QEMU on the given files and greet its monitor."""
@@ -188,7 +199,7 @@ class QemuDriver:
         process = await stack.enter_async_context(
             spawn(
                 argv,
-                confinement=probe.confinement(accel),
+                confinement=qemu_probe.confinement(accel),
                 before_start=group.add if group else lambda pid: None,
                 pass_fds=files.all(),
             )
@@ -196,7 +207,7 @@ class QemuDriver:
         agent.close()
         monitor.close()
         client = await _greet(stack, spec, process, control)
-        machine = QemuMachine(spec, process, client, ours, backing)
+        machine = QemuMachine(spec, process, client, ours, backing, group)
         stack.callback(machine.close)
         return machine
 
@@ -205,15 +216,6 @@ class QemuDriver:
         if not verdict.usable or verdict.accel is None:
             raise DriverUnavailable(verdict.reason, fix=verdict.fix)
         return verdict.accel, verdict.version or ""
-
-    async def _sealed_memory(self, file: Path) -> int:
-        async with self._loading:
-            if file not in self._sealed:
-                try:
-                    self._sealed[file] = await anyio.to_thread.run_sync(memory.load_sealed, file)
-                except OSError as error:
-                    raise SnapshotFailed(f"cannot load the snapshot's memory: {error}") from error
-            return self._sealed[file]
 
     def _run_dir(self) -> Path:
         self._config.run_dir.mkdir(parents=True, exist_ok=True)
@@ -238,6 +240,25 @@ def _ceilings(spec: MachineSpec) -> Limits:
     return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus + 1, pids=command.THREADS)
 
 
+@contextmanager
+def _reading(snapshot: Snapshot) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
+
+
+def _check_rate(taken_khz: str) -> None:
+    """An emulated guest's clock goes at the rate of the host it was booted on."""
+    here = tsc.tsc_khz()
+    if here is None or not taken_khz.isdigit():
+        return
+    if abs(int(taken_khz) - here) > RATE_TOLERANCE * here:
+        raise SnapshotFailed(
+            "the snapshot was taken on a host whose clock goes at another rate; build the template anew"
+        )
+
+
 async def _greet(
     stack: AsyncExitStack, spec: MachineSpec, process: RunningProcess, control: socket.socket
 ) -> QMPClient:
@@ -248,6 +269,7 @@ async def _greet(
             await client.connect(control)
     except (QMPError, OSError, TimeoutError, EOFError) as error:
         raise LaunchFailed(f"QEMU did not start for machine {spec.id}: {process.tail or error}") from error
+    client.events.names.add("SHUTDOWN")  # nobody listens; unfiltered it would keep every event a guest can cause
     stack.push_async_callback(_leave, client)
     return client
 

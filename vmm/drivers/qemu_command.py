@@ -1,9 +1,11 @@
 """The QEMU command line of a machine, as a function of what the machine is."""
 
+import hashlib
 import shutil
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
-from vmm.types import Accel, MachineSpec
+from vmm.types import Accel, GuestKernel, MachineSpec
 
 # Debian also has a small build for KVM only. It starts faster, but it was built without the seccomp sandbox.
 SYSTEM = "qemu-system-x86_64"
@@ -16,13 +18,13 @@ OVERHEAD_MB = 96
 # Threads of QEMU: one per CPU, main, RCU, and a pool for disk requests.
 THREADS = 96
 
-# x86-64-v2, the least that today's numpy wheels ask for. Emulating wider vectors gains nothing.
 CONSOLE_ARGS = "console=ttyS0 quiet reboot=t panic=-1"  # a reboot ends the machine, see -no-reboot
 # One tenant, thrown away after use: no security modules, no accounting, no zeroing of what is overwritten anyway,
 # no huge pages that a small write would copy whole. Less code to translate, and more memory shared by clones.
 LEAN_ARGS = "lsm=capability audit=0 psi=0 nowatchdog norandmaps init_on_alloc=0 transparent_hugepage=never"
 EMULATED_ARGS = "mitigations=off tsc=reliable"  # an emulated CPU speculates nothing
 
+# x86-64-v2, the least that today's numpy wheels ask for. Emulating wider vectors gains nothing.
 TCG_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
 
 
@@ -69,6 +71,14 @@ def machine_argv(binary: str, spec: MachineSpec, accel: Accel, files: Descriptor
         *("-chardev", f"socket,id=monitor,fd={files.monitor}", "-mon", "chardev=monitor,mode=control"),
         *(_restore_argv() if restore else _boot_argv(files, accel, tsc_khz)),
     ]
+
+
+def recipe(accel: Accel) -> str:
+    """What kind of machine this module makes: a snapshot of another kind cannot be restored."""
+    nowhere = Path("/")
+    spec = MachineSpec("machine", nowhere, GuestKernel(nowhere, nowhere), memory_mb=1, vcpus=1, disk_mb=1)
+    argv = machine_argv(SYSTEM, spec, accel, Descriptors(*range(7)), tsc_khz=None)
+    return hashlib.sha256("\0".join(argv).encode()).hexdigest()[:16]
 
 
 def probe_argv(binary: str, accel: Accel, vmlinuz: int, initramfs: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Facts about this host, each from something that really ran."""
+"""Whether QEMU can run machines on this host, and how well: each verdict from something that really ran."""
 
 import json
 import os
@@ -11,10 +11,10 @@ import anyio
 
 from vmm.driver import DriverConfig
 from vmm.drivers import qemu_command as command
-from vmm.errors import MachineLost, ToolFailed
+from vmm.errors import ToolFailed
 from vmm.limits import Hierarchy
 from vmm.process import Confinement, run_tool, spawn
-from vmm.types import Accel, GuestKernel, Probe, Usage
+from vmm.types import Accel, GuestKernel, Probe
 
 KVM_DEADLINE_S = 15.0  # a guest that boots at all under KVM prints its word within one second
 CONFINE_DEADLINE_S = 10.0  # it takes milliseconds
@@ -22,11 +22,13 @@ PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # what the initramfs prints when it is aske
 KVM_DEVICE = Path("/dev/kvm")
 UIDS = range(1_900_000_000, 2_000_000_000)  # nobody's: above all that distributions and systemd hand out
 EVERYBODY, GROUP = 0o006, 0o060  # may read and write
+BETTER_HOST = "use a host with hardware virtualization, or name a kernel made for this one's KVM"
+ROOT_ADVICE = "root needs its usual rights: in a container, CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP"
+USER_ADVICE = "let users make namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=9999"
 INSTALL = "apt-get install qemu-system-x86"
-CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-async def qemu(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
+async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
     """Can QEMU run machines here, and with which accelerator?"""
     binary = command.find_binary()
     if binary is None:
@@ -34,10 +36,10 @@ async def qemu(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
     version = await _version(binary)
     trouble = await _confinement_trouble()
     if trouble is not None:
-        advice = (
-            "let users make user namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=9999"
+        reason = f"no process can be confined here: {trouble}"
+        return Probe(
+            usable=False, reason=reason, fix=ROOT_ADVICE if os.geteuid() == 0 else USER_ADVICE, version=version
         )
-        return Probe(usable=False, reason=f"no process can be confined here: {trouble}", fix=advice, version=version)
     missing = _not_in_force(hierarchy)
     if config.accel is Accel.TCG:
         return Probe(True, "emulation (TCG), as asked for", None, Accel.TCG, version, missing)
@@ -61,7 +63,8 @@ async def kvm_boots(config: DriverConfig, binary: str, version: str) -> tuple[bo
     question = {
         "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "qemu": version,
-        "kernel": str(config.kernel.vmlinuz),
+        "kernel": [str(config.kernel.vmlinuz), str(config.kernel.initramfs)],
+        "user": os.geteuid(),
     }
     with suppress(OSError, ValueError):
         known = json.loads(cache.read_text())
@@ -70,11 +73,12 @@ async def kvm_boots(config: DriverConfig, binary: str, version: str) -> tuple[bo
     trouble = await _boot(binary, config.kernel)
     works = trouble is None
     reason = f"/dev/kvm opens, but {trouble}" if trouble else "a guest booted under KVM"
-    fix = None if works else "use a host with hardware virtualization, or name a kernel made for this one's KVM"
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    scratch = cache.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps({"question": question, "works": works, "reason": reason, "fix": fix}))
-    scratch.replace(cache)
+    fix = None if works else f"{BETTER_HOST} (to have it tried again: rm {cache})"
+    with suppress(OSError):  # a verdict that cannot be kept is still a verdict
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        scratch = cache.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps({"question": question, "works": works, "reason": reason, "fix": fix}))
+        scratch.replace(cache)
     return works, reason, fix
 
 
@@ -92,11 +96,13 @@ async def _boot(binary: str, kernel: GuestKernel) -> str | None:
 
 async def _confinement_trouble() -> str | None:
     """Take the same things away from a process as from a machine; None, or what went wrong."""
-    with anyio.move_on_after(CONFINE_DEADLINE_S):
-        async with spawn(["true"], confinement=Confinement()) as process:
-            end = await process.wait()
-            return None if end.code == 0 else str(end)
-    return f"it did not end in {CONFINE_DEADLINE_S:.0f} s"
+    try:
+        with anyio.fail_after(CONFINE_DEADLINE_S):
+            async with spawn(["true"], confinement=confinement(Accel.TCG)) as process:
+                end = await process.wait()
+                return None if end.code == 0 else str(end)
+    except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not there
+        return str(error) or f"it did not end in {CONFINE_DEADLINE_S:.0f} s"
 
 
 async def _version(binary: str) -> str:
@@ -144,22 +150,3 @@ def cpu_model() -> str:
     """The host CPU's name: snapshots taken under KVM only continue on the same kind."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else "unknown"
-
-
-def usage(pid: int) -> Usage:
-    """What a process takes from the host."""
-    try:
-        rollup = _kilobytes(Path(f"/proc/{pid}/smaps_rollup").read_text())
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        raise MachineLost("the machine's process has ended") from None
-    user, system = int(fields[11]), int(fields[12])
-    return Usage(
-        memory_bytes=rollup["Pss"] * 1024,
-        private_bytes=(rollup["Private_Dirty"] + rollup["Private_Clean"]) * 1024,
-        cpu_s=(user + system) / CLOCK_TICKS_PER_S,
-    )
-
-
-def _kilobytes(text: str) -> dict[str, int]:
-    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}

@@ -1,0 +1,88 @@
+"""What the qemu driver decides before any machine runs."""
+
+import pytest
+
+from vmm.driver import DriverConfig, load_driver
+from vmm.drivers import qemu, qemu_command, qemu_probe
+from vmm.errors import DriverUnavailable, SnapshotFailed
+from vmm.types import Accel, GuestKernel, MachineSpec
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return MachineSpec("box", tmp_path, GuestKernel(tmp_path, tmp_path), memory_mb=512, vcpus=2, disk_mb=64)
+
+
+BOOTS = qemu_command.Descriptors(3, 4, 5, 6, 7, 8, 9)
+RESTORES = qemu_command.Descriptors(3, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize("files", [BOOTS, RESTORES])
+@pytest.mark.parametrize("accel", list(Accel))
+def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spec, accel, files):
+    argv = qemu_command.machine_argv("qemu", spec, accel, files, tsc_khz=None)
+    assert argv[argv.index("-sandbox") + 1].startswith("on,")
+    assert {"-nodefaults", "-no-user-config"} <= set(argv)
+    devices = [argv[at + 1] for at, word in enumerate(argv) if word in ("-device", "-netdev", "-nic", "-net")]
+    assert {device.partition(",")[0] for device in devices} == {
+        "virtio-blk-device",
+        "virtio-serial-device",
+        "virtserialport",
+    }
+
+
+def test_a_machine_names_no_path_of_the_host(spec, tmp_path):
+    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, tsc_khz=None)
+    assert not [word for word in argv if str(tmp_path) in word]
+
+
+def test_only_a_clone_maps_its_memory_privately(spec):
+    def share(files: qemu_command.Descriptors) -> str:
+        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, files, tsc_khz=None)
+        return argv[argv.index("-object") + 1].rpartition(",")[2]
+
+    assert (share(BOOTS), share(RESTORES)) == ("share=on", "share=off")
+
+
+def test_an_emulated_guest_is_told_the_rate_of_its_clock(spec):
+    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, tsc_khz=2_400_000)
+    assert "tsc_early_khz=2400000" in argv[argv.index("-append") + 1]
+
+
+def test_another_kind_of_machine_has_another_recipe(monkeypatch):
+    before = qemu_command.recipe(Accel.TCG)
+    assert before == qemu_command.recipe(Accel.TCG) != qemu_command.recipe(Accel.KVM)
+    monkeypatch.setattr(qemu_command, "LEAN_ARGS", "something=else")
+    assert qemu_command.recipe(Accel.TCG) != before
+
+
+def test_a_snapshot_from_a_host_with_another_clock_rate_is_refused_and_a_measuring_error_is_not(monkeypatch):
+    monkeypatch.setattr("vmm.tsc.tsc_khz", lambda: 2_500_000)
+    qemu._check_rate("2499998")
+    with pytest.raises(SnapshotFailed, match="another rate"):
+        qemu._check_rate("2600000")
+
+
+@pytest.mark.parametrize("name", ["fake", "qemu_command", "no-such-driver", "../qemu"])
+def test_only_drivers_people_can_choose_are_loaded_by_name(name, tmp_path):
+    with pytest.raises(DriverUnavailable) as refused:
+        load_driver(name, DriverConfig(tmp_path, tmp_path))
+    assert refused.value.fix == "choose one of: qemu"
+
+
+async def test_a_host_without_qemu_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    driver = load_driver("qemu", DriverConfig(tmp_path, tmp_path))
+    verdict = await driver.probe()
+    assert (verdict.usable, verdict.fix) == (False, qemu_probe.INSTALL)
+
+
+async def test_a_host_that_cannot_confine_a_process_is_not_usable(monkeypatch, tmp_path):
+    async def refused() -> str:
+        return "status 1: Operation not permitted"
+
+    monkeypatch.setattr(qemu_probe, "_confinement_trouble", refused)
+    verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
+    assert not verdict.usable
+    assert "Operation not permitted" in verdict.reason
+    assert verdict.fix
