@@ -22,7 +22,7 @@ from guest.errors import GuestError
 from templates import debian, image, kernel, snapshot
 from templates.errors import BuildFailed
 from templates.kernel import OwnKernel
-from templates.model import Template
+from templates.model import Template, find_templates
 from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools, StepFailed, Tools, tail
 from vmm.driver import SnapshotDriver
@@ -31,6 +31,8 @@ from vmm.types import GuestKernel, MachineSpec, Snapshot
 
 _First = TypeVar("_First")
 _Second = TypeVar("_Second")
+
+SHARED_KINDS = ("base", "kernel", "initramfs")  # made for several templates
 
 Step = Literal["base", "packages", "image", "kernel", "initramfs", "snapshot"]
 State = Literal["started", "running", "done", "ready"]  # ready: was made before
@@ -125,15 +127,20 @@ class Builder:
         return [entry for entry in self._store.entries() if entry.details.get("template") == template.name]
 
     async def outdated(self, template: Template, driver: SnapshotDriver) -> list[Entry]:
-        """Those of its entries that nothing uses any more, once the template is built for `driver`."""
+        """What nothing uses any more once the template is built for `driver`: its old images and snapshots, and bases,
+        kernels and initramfs that no template is made from today."""
         current = await self.find(template, driver)
-        if current is None:
+        kernels = self._find_kernel()
+        if current is None or kernels is None:
             return []
-        used = {current.image.parent, current.snapshot.path}
+        plans = [_plan_image(known) for known in (template, *find_templates().values())]
+        bases = [self._store.get("base", inputs) for plan in plans for inputs in (plan.base, plan.layer) if inputs]
+        used = {current.image.parent, current.snapshot.path, *bases, *(entry.path for entry in kernels)}
+        own = {entry.path for entry in self.entries_of(template) if entry.details.get("driver") in (None, driver.name)}
         return [
             entry
-            for entry in self.entries_of(template)
-            if entry.path not in used and entry.details.get("driver", driver.name) == driver.name
+            for entry in self._store.entries()
+            if entry.path not in used and (entry.path in own or entry.kind in SHARED_KINDS)
         ]
 
     async def _image(self, template: Template) -> Entry:

@@ -3,6 +3,7 @@
 TemplateError
 ├── UnknownTemplate   no template has that name; says which there are
 ├── InvalidTemplate   a template.toml cannot be used; names file, field and what to do
+├── UnusableKernel    the guest kernel the user named cannot be used
 └── BuildFailed       a step of a build went wrong; carries the step and the end of its log
 """
 

@@ -229,6 +229,19 @@ async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Bu
     assert [entry.path for entry in await builder.outdated(template(), driver)] == [built.snapshot.path]
 
 
+async def test_what_all_templates_share_is_outdated_when_none_is_made_from_it_any_more(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+):
+    driver = FakeDriver()
+    await builder.build(template(), driver)
+    assert await builder.outdated(template(), driver) == []
+    monkeypatch.setattr("templates.kernel.RECIPE", 1_000)
+    monkeypatch.setattr("templates.debian.RECIPE", 1_000)
+    await builder.build(template(), driver)
+    kinds = [entry.kind for entry in await builder.outdated(template(), driver)]
+    assert sorted(kinds) == ["base", "image", "initramfs", "kernel", "snapshot"]
+
+
 async def test_an_image_outlives_the_base_it_was_made_from(builder: Builder, workshop: Workshop, tmp_path: Path):
     await builder.build_image(template())
     store = Store(tmp_path)
