@@ -1,0 +1,53 @@
+"""Every example runs as its own text says, on real machines."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE_S = 60  # what an example promises to stay below
+PNG = b"\x89PNG\r\n\x1a\n"
+
+pytestmark = pytest.mark.vm
+
+
+def call(directory: Path, *argv: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path}
+    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, timeout=EXAMPLE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_every_example_is_tested_here():
+    tested = {"mcp_client.py", "run_once.sh", "when_code_misbehaves.py"}
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+
+
+def test_the_client_computes_draws_and_saves_a_chart(tmp_path: Path):
+    text = call(tmp_path, sys.executable, str(EXAMPLES / "mcp_client.py"))
+    assert "543" in text
+    assert (tmp_path / "chart.png").read_bytes().startswith(PNG)
+
+
+def test_the_shell_script_prints_and_saves_what_the_code_left(tmp_path: Path):
+    text = call(tmp_path, str(EXAMPLES / "run_once.sh"), "kept")
+    assert "the walk ends at" in text
+    assert (tmp_path / "kept" / "figure-1.png").read_bytes().startswith(PNG)
+    assert len((tmp_path / "kept" / "steps.csv").read_text().splitlines()) == 500
+
+
+def test_code_that_misbehaves_is_told_truthfully(tmp_path: Path):
+    text = call(tmp_path, sys.executable, str(EXAMPLES / "when_code_misbehaves.py"))
+    for words in (
+        "ZeroDivisionError: division by zero",
+        "exited with code 3",
+        "stopped: time limit of 5 s reached; variables are kept",
+        "result:\n42",
+        "bytes left out; to read on: read_file(",
+        "was closed; its variables and files are gone. Call create_sandbox to get a new one.",
+    ):
+        assert words in text
