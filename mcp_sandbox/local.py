@@ -19,6 +19,7 @@ from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import find_templates, load_template
 from vmm.driver import SnapshotDriver
 from vmm.errors import DriverUnavailable, VmmError
+from vmm.types import Isolation
 
 AGENT_TIMEOUT_S = 20.0  # an answer takes milliseconds; on a loaded host under emulation it may take far longer
 MAX_CLOCK_SKEW_S = 1.0  # certificates, caches and logs start to go wrong beyond
@@ -69,7 +70,7 @@ class LocalProvider:
                 with _mapped():
                     machine = await stack.enter_async_context(self._driver.restore(built.snapshot, built.spec(name)))
                     stream = await machine.connect()
-                    agent = await stack.enter_async_context(open_unique(stream, name))
+                    agent = await stack.enter_async_context(open_unique(stream, name, facts.isolation))
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
             yield Lease(machine, agent, built.template, facts, timings)
@@ -91,7 +92,7 @@ class LocalProvider:
 
 
 @asynccontextmanager
-async def open_unique(stream: ByteStream, hostname: str) -> AsyncIterator[AgentClient]:
+async def open_unique(stream: ByteStream, hostname: str, isolation: Isolation) -> AsyncIterator[AgentClient]:
     """Greet a clone and give it its own entropy, clock and identity: until then it is the twin of every other clone.
 
     Raises:
@@ -101,6 +102,10 @@ async def open_unique(stream: ByteStream, hostname: str) -> AsyncIterator[AgentC
     async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity) as agent:
         refreshed = agent.refreshed
         assert refreshed is not None  # it was opened with an identity
+        if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
+            # Only a kernel that was frozen with the snapshot can be a twin; elsewhere the host's own one serves entropy.
+            what = "name" if refreshed.entropy_credited else "entropy"
+            raise SandboxError(f"The new sandbox got no {what} of its own, so it was not handed out. Try again.")
         if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
             skew = f"{refreshed.clock_skew_s:.1f} s"
             raise SandboxError(f"The new sandbox's clock is off by {skew}, so it was not handed out. Try again.")

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,6 +77,9 @@ class StubAgent:
         self.refreshed = Refreshed(skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
 
 
+KERNELS_OF_THEIR_OWN = Capabilities(Isolation.VM, snapshot=True)
+
+
 class Bench:
     """A provider over stubs, and the agents it greeted."""
 
@@ -84,6 +88,7 @@ class Bench:
         self.builder = StubBuilder(tmp_path)
         self.agents: list[StubAgent] = []
         self.skew_s = 0.0
+        self.refused: set[str] = set()  # what the machine's kernel does not do at a refresh
         self.greeting: Exception | None = None
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
@@ -93,8 +98,10 @@ class Bench:
     async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:
         if self.greeting is not None:
             raise self.greeting
-        self.agents.append(StubAgent(identity, self.skew_s))
-        yield self.agents[-1]
+        agent = StubAgent(identity, self.skew_s)
+        agent.refreshed = replace(agent.refreshed, **dict.fromkeys(self.refused, False))
+        self.agents.append(agent)
+        yield agent
 
 
 @pytest.fixture
@@ -123,6 +130,22 @@ async def test_a_machine_with_a_wrong_clock_is_not_handed_out(bench: Bench, skew
         async with bench.provider.acquire(TEMPLATE):
             pytest.fail("it was handed out")
     assert bench.driver.alive == 0
+
+
+@pytest.mark.parametrize(("refused", "word"), [("entropy_credited", "entropy"), ("hostname_set", "name")])
+async def test_a_virtual_machine_that_is_still_a_twin_is_not_handed_out(bench: Bench, refused: str, word: str):
+    bench.driver.capabilities = KERNELS_OF_THEIR_OWN
+    bench.refused = {refused}
+    with pytest.raises(SandboxError, match=f"no {word} of its own"):
+        async with bench.provider.acquire(TEMPLATE):
+            pytest.fail("it was handed out")
+    assert bench.driver.alive == 0
+
+
+async def test_a_machine_served_by_the_hosts_kernel_has_nothing_to_reseed(bench: Bench):
+    bench.refused = {"entropy_credited", "hostname_set"}
+    async with bench.provider.acquire(TEMPLATE):
+        assert bench.driver.alive == 1
 
 
 async def test_the_host_is_probed_once(bench: Bench):
