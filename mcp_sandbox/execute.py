@@ -11,7 +11,7 @@ from guest.client.runs import Run
 from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import NEXT_CREATE, BadRequest, FileProblem, SandboxError
-from mcp_sandbox.files import image_mime, read_all
+from mcp_sandbox.files import FILE_TIMEOUT_S, image_mime, read_all
 from mcp_sandbox.provider import Lease
 from mcp_sandbox.runs import Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
 from mcp_sandbox.sandbox import Sandbox, State
@@ -128,21 +128,22 @@ async def _stop(run: Run, fold: Fold, bound_s: float) -> None:
 
 
 async def _pictures(lease: Lease, artifacts: Iterable[Artifact], settings: Settings) -> tuple[Picture, ...]:
-    """The run's new images, as many as may be shown at once."""
+    """The run's new images, as many as may be shown at once and come in time."""
     room = settings.inline_image_bytes
     pictures: list[Picture] = []
-    for artifact in artifacts:
-        if len(pictures) >= settings.inline_images:
-            break
-        if not artifact.mime_type.startswith("image/") or artifact.size > room:
-            continue
-        try:
-            data = await read_all(lease.agent, artifact.path, room)
-        except FileProblem:  # it changed or went away since; the list of artifacts still names it
-            continue
-        if mime := image_mime(data):
-            pictures.append(Picture(artifact.path, mime, data))
-            room -= len(data)
+    with anyio.move_on_after(FILE_TIMEOUT_S):
+        for artifact in artifacts:
+            if len(pictures) >= settings.inline_images:
+                break
+            if not artifact.mime_type.startswith("image/") or artifact.size > room:
+                continue
+            try:
+                data = await read_all(lease.agent, artifact.path, room)
+            except FileProblem:  # it changed or went away since; the list of artifacts still names it
+                continue
+            if mime := image_mime(data):
+                pictures.append(Picture(artifact.path, mime, data))
+                room -= len(data)
     return tuple(pictures)
 
 

@@ -5,6 +5,8 @@ import posixpath
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import anyio
+
 from guest.client import AgentClient
 from guest.errors import RequestRefused
 from mcp_sandbox.errors import BadRequest, FileProblem
@@ -12,6 +14,7 @@ from mcp_sandbox.runs import WORKSPACE
 
 MAX_PATH_BYTES = 4095  # PATH_MAX without its final NUL
 CHUNK_BYTES = 1 << 20  # the most one frame of the guest protocol carries
+FILE_TIMEOUT_S = 30.0  # all of one operation; 16 MB take a second or two, but a guest may be busy or mean to be slow
 
 SNIFF_BYTES = 16  # enough to know a picture
 _PICTURES = (  # what models can look at, by how its bytes begin
@@ -57,10 +60,20 @@ def image_mime(data: bytes) -> str | None:
 
 
 @contextmanager
-def refusals_of(path: str) -> Iterator[None]:
-    """Say what an agent's refusal means for `path`."""
+def file_operation(path: str) -> Iterator[None]:
+    """Bound what is done with the file at `path` in time, and say what an agent's refusal means for it.
+
+    Raises:
+        FileProblem: it was refused, or took too long; the sandbox is as good as before.
+    """
     try:
-        yield
+        with anyio.fail_after(FILE_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        raise FileProblem(
+            f"{path}: the sandbox did not answer within {FILE_TIMEOUT_S:g} s. It may be busy; try again, "
+            "or close it if it stays so."
+        ) from None
     except RequestRefused as refusal:
         why = _ADVICE.get(refusal.code, f"was refused by the sandbox: {refusal.message}")
         raise FileProblem(f"{path} {why}.") from refusal
@@ -73,7 +86,7 @@ async def read_all(agent: AgentClient, path: str, max_bytes: int) -> bytes:
         FileProblem: it is longer than `max_bytes`, or cannot be read.
     """
     data = bytearray()
-    with refusals_of(path):
+    with file_operation(path):
         while True:
             chunk = await agent.read(path, offset=len(data), limit=min(CHUNK_BYTES, max_bytes - len(data) + 1))
             data += chunk.data

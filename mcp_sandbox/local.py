@@ -12,6 +12,7 @@ from guest.client import AgentClient
 from guest.client.messages import Identity
 from guest.errors import GuestError
 from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, UnknownTemplate
+from mcp_sandbox.files import FILE_TIMEOUT_S
 from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings
 from templates.build import Builder, BuiltTemplate
 from templates.errors import TemplateError
@@ -21,7 +22,7 @@ from vmm.driver import SnapshotDriver
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.types import Isolation
 
-AGENT_TIMEOUT_S = 20.0  # an answer takes milliseconds; on a loaded host under emulation it may take far longer
+AGENT_TIMEOUT_S = FILE_TIMEOUT_S + 10.0  # who asks gives up sooner and may try again: this is for a wire that is dead
 MAX_CLOCK_SKEW_S = 1.0  # certificates, caches and logs start to go wrong beyond
 ENTROPY_BYTES = 64  # twice what the kernel's generator holds
 

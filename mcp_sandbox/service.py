@@ -12,7 +12,7 @@ from guest.client.messages import FileChunk, FileInfo, Listing
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import LimitReached, NotFound
 from mcp_sandbox.execute import check, run_in
-from mcp_sandbox.files import read_all, refusals_of, resolve
+from mcp_sandbox.files import file_operation, read_all, resolve
 from mcp_sandbox.provider import HostFacts, LeaseTimings, Provider
 from mcp_sandbox.runs import OUTPUTS, RunRequest, RunResult
 from mcp_sandbox.sandbox import Lifespan, Sandbox, State
@@ -153,7 +153,7 @@ class SandboxService:
         """A part of a file."""
         where = resolve(path)
         async with self._find(owner, sandbox_id).use() as lease:
-            with refusals_of(where):
+            with file_operation(where):
                 return await lease.agent.read(where, offset=offset, limit=limit)
 
     async def read_all(self, owner: str, sandbox_id: str, path: str) -> bytes:
@@ -167,14 +167,14 @@ class SandboxService:
         if len(data) > self.settings.max_write_bytes:
             raise LimitReached("max_write_bytes", self.settings.max_write_bytes, f"{where} was not written.")
         async with self._find(owner, sandbox_id).use() as lease:
-            with refusals_of(where):
+            with file_operation(where):
                 return await lease.agent.write(where, data)
 
     async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool) -> Listing:
         """What is in a directory."""
         where = resolve(path)
         async with self._find(owner, sandbox_id).use() as lease:
-            with refusals_of(where):
+            with file_operation(where):
                 return await lease.agent.list(where, recursive=recursive, max_entries=self.settings.max_list_entries)
 
     async def artifacts(self, owner: str, sandbox_id: str) -> Listing:

@@ -1,11 +1,12 @@
 """Sandboxes of many owners, with machines that exist only in memory."""
 
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import anyio
 import pytest
 
-from guest.client.messages import CodeError, Output, OutputTotals
+from guest.client.messages import CodeError, FileChunk, Output, OutputTotals
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import (
     BadRequest,
@@ -306,6 +307,52 @@ async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: 
             await service.read_all(ME, box, "big")
         with pytest.raises(LimitReached, match="max_write_bytes"):
             await service.write(ME, box, "big", bytes(1025))
+
+
+@pytest.fixture
+def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("files", "execute"):
+        monkeypatch.setattr(f"mcp_sandbox.{module}.FILE_TIMEOUT_S", 0.02)
+
+
+async def one_byte_a_round(_path: str, *, offset: int = 0, limit: int) -> FileChunk:  # noqa: ARG001
+    await anyio.lowlevel.checkpoint()
+    return FileChunk(b"x", 1000, eof=False)
+
+
+async def no_answer(*_: object, **__: object) -> NoReturn:
+    await anyio.sleep_forever()
+
+
+@pytest.mark.usefixtures("_little_patience")
+async def test_a_slow_file_answer_is_an_error_to_try_again_and_the_sandbox_stays(
+    service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+):
+    box = (await service.create(ME)).id
+    for name in ("read", "write", "list"):
+        monkeypatch.setattr(provider.agent, name, no_answer)
+    for call in (
+        lambda: service.read(ME, box, "a", limit=1),
+        lambda: service.read_all(ME, box, "a"),
+        lambda: service.write(ME, box, "a", b""),
+        lambda: service.list_files(ME, box, ".", recursive=True),
+        lambda: service.artifacts(ME, box),
+    ):
+        with pytest.raises(FileProblem, match="try again"):
+            await call()
+    assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
+
+
+@pytest.mark.usefixtures("_little_patience")
+async def test_an_agent_that_never_comes_to_an_end_does_not_keep_the_host_busy(provider: FakeProvider):
+    with anyio.fail_after(5):
+        async with SandboxService(provider, Settings(max_read_bytes=1 << 30, inline_image_bytes=1 << 30)) as service:
+            box = (await service.create(ME)).id
+            provider.agent.draws("draw", "a.png", "b.png")
+            provider.agent.read = one_byte_a_round  # type: ignore[method-assign]
+            with pytest.raises(FileProblem, match="try again"):
+                await service.read_all(ME, box, "endless")
+            assert (await service.run(RunRequest(ME, "draw", box))).pictures == ()
 
 
 async def test_an_unexpected_failure_of_the_provider_reaches_the_caller_as_words(provider: FakeProvider):
