@@ -94,7 +94,7 @@ def _refusals() -> Iterator[None]:
 
 
 async def _drive(box: Sandbox, run: Run, fold: Fold, timeout_s: float) -> bool:
-    """Take the run's events until it has finished; True if it had to be stopped at its deadline."""
+    """Take the run's events until it has finished; True if its deadline ended it."""
     try:
         with anyio.move_on_after(timeout_s):
             await _drain(run, fold)
@@ -108,7 +108,7 @@ async def _drive(box: Sandbox, run: Run, fold: Fold, timeout_s: float) -> bool:
             except Exception as error:
                 box.end(State.LOST, f"a cancelled run could not be stopped: {error}")
         raise
-    return True
+    return fold.finished is not None and fold.finished.status not in ("ok", "exited")  # it may have been done just then
 
 
 async def _drain(run: Run, fold: Fold) -> None:

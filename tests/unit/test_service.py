@@ -1,12 +1,13 @@
 """Sandboxes of many owners, with machines that exist only in memory."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import anyio
 import pytest
 
-from guest.client.messages import CodeError, FileChunk, Output, OutputTotals
+from guest.client.messages import CodeError, Event, FileChunk, Output, OutputTotals, RunCode
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import (
     BadRequest,
@@ -19,9 +20,10 @@ from mcp_sandbox.errors import (
     SandboxError,
     TemplateNotBuilt,
 )
+from mcp_sandbox.provider import Lease
 from mcp_sandbox.runs import RunRequest
 from mcp_sandbox.service import SandboxService
-from tests.unit.fakes import PNG, TEMPLATE, FakeProvider, finished
+from tests.unit.fakes import PNG, TEMPLATE, FakeAgent, FakeProvider, FakeRun, finished
 
 ME = "me"
 
@@ -125,6 +127,28 @@ async def test_a_run_over_its_time_is_interrupted_and_keeps_its_state(service: S
     assert (result.status, result.state, result.timed_out_after_s) == ("interrupted", "kept", 0.01)
     assert result.stdout.head == "partial"
     assert provider.agent.stops == 1
+
+
+class LateRun(FakeRun):
+    """Is done at the very moment it is told to stop."""
+
+    def __init__(self, agent: FakeAgent, request: RunCode) -> None:
+        super().__init__(agent, request)
+        self._stubborn = True
+
+    async def __anext__(self) -> Event:
+        if self._stubborn:
+            await self._until_stopped()
+            self._stubborn = False
+        return await super().__anext__()
+
+
+async def test_a_run_that_was_done_at_its_deadline_was_not_stopped(
+    service: SandboxService, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tests.unit.fakes.FakeRun", LateRun)
+    result = await service.run(RunRequest(ME, "1", timeout_s=0.01))
+    assert (result.status, result.timed_out_after_s) == ("ok", None)
 
 
 async def test_a_run_that_does_not_react_loses_its_state_and_says_so(service: SandboxService):
