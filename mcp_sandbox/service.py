@@ -15,7 +15,7 @@ from mcp_sandbox.execute import check, run_in
 from mcp_sandbox.files import file_operation, read_all, resolve
 from mcp_sandbox.provider import HostFacts, LeaseTimings, Provider
 from mcp_sandbox.runs import OUTPUTS, RunRequest, RunResult
-from mcp_sandbox.sandbox import Lifespan, Sandbox, State
+from mcp_sandbox.sandbox import FINAL, Lifespan, Sandbox, State
 from templates.model import Template
 
 MEMORY_OF_THE_DEAD = 256  # ended sandboxes whose end can still be explained
@@ -84,8 +84,11 @@ class SandboxService:
 
     async def _start(self, owner: str, template: str | None) -> Sandbox:
         limit = self.settings.max_sandboxes
-        if sum(box.state in (State.STARTING, State.READY) for box in self._alive.values()) >= limit:
-            raise LimitReached("max_sandboxes", limit, "Close a sandbox with close_sandbox, then try again.")
+        while len(self._alive) >= limit:
+            going = next((box for box in self._alive.values() if box.state in FINAL), None)
+            if going is None:
+                raise LimitReached("max_sandboxes", limit, "Close a sandbox with close_sandbox, then try again.")
+            await going.ended.wait()  # its machine takes memory until then
         lifespan = Lifespan(self.settings.idle_timeout_s, self.settings.max_lifetime_s)
         box = Sandbox(f"sb-{secrets.token_hex(8)}", owner, template or self.settings.template, lifespan)
         self._alive[box.id] = box

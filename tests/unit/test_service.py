@@ -102,6 +102,51 @@ async def test_the_limit_on_sandboxes_is_named(service: SandboxService):
         await service.create(ME)
 
 
+class SlowlyReleased(FakeProvider):
+    """Its machines take their time to go, and it remembers how many there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = anyio.Event()
+        self.most = 0
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        async with super().acquire(template) as lease:
+            self.most = max(self.most, self.alive)
+            try:
+                yield lease
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self.go.wait()
+
+
+async def test_a_machine_that_is_still_going_counts_and_the_next_waits_for_it():
+    provider = SlowlyReleased()
+    with anyio.fail_after(5):
+        async with SandboxService(provider, Settings(max_sandboxes=2)) as service, anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(service.run, RunRequest(ME, "1"))
+                await anyio.wait_all_tasks_blocked()
+            provider.go.set()
+    assert (provider.most, len(provider.agents)) == (2, 4)
+
+
+async def test_of_errors_that_come_together_the_first_is_told_and_none_is_dropped(
+    provider: FakeProvider, caplog: pytest.LogCaptureFixture
+):
+    class Broken(FakeProvider):
+        @asynccontextmanager
+        async def acquire(self, template: str) -> AsyncIterator[Lease]:
+            raise ExceptionGroup("both", [TemplateNotBuilt(template), OSError("and the disk is on fire")])
+            yield
+
+    async with SandboxService(Broken(), Settings()) as service:
+        with pytest.raises(TemplateNotBuilt):
+            await service.create(ME)
+    assert "and the disk is on fire" in caplog.text
+
+
 async def test_a_template_that_is_not_built_says_how_to_build_it(service: SandboxService, provider: FakeProvider):
     provider.error = TemplateNotBuilt(TEMPLATE)
     with pytest.raises(TemplateNotBuilt, match=f"mcp-sandbox template build {TEMPLATE}"):
