@@ -88,3 +88,10 @@ class BadRequest(SandboxError):
 
 class FileProblem(SandboxError):
     """A file or directory in the sandbox is not what the caller took it for."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The error itself where task groups have wrapped it, or the first of several; the caller keeps the group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 
+from mcp_sandbox.errors import first_of
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAST_RESORT_S = 4.5  # everything is promised to be gone after 5 s; machines die with this process in any case
 EXIT_HUNG = 70  # EX_SOFTWARE
@@ -75,17 +77,10 @@ async def run_until_told(main: Callable[[], Awaitable[None]], *events: Callable[
                 await main()
                 tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _sole(group) from group
+        raise first_of(group) from group
     finally:
         last_resort.disarm()
     return told[0] if told else None
-
-
-def _sole(error: BaseException) -> BaseException:
-    """The exception itself, where task groups have only wrapped it."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 async def _next_signal(signals: AsyncIterator[signal.Signals]) -> str:

@@ -9,7 +9,7 @@ from enum import StrEnum
 import anyio
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
-from mcp_sandbox.errors import Closed, Expired, MachineLost, SandboxError
+from mcp_sandbox.errors import Closed, Expired, MachineLost, SandboxError, first_of
 from mcp_sandbox.provider import Lease, Provider
 from vmm.driver import Machine
 
@@ -168,17 +168,15 @@ class Sandbox:
         self.end(State.LOST, f"the machine ended with {await machine.wait()}")
 
     def _fail(self, error: Exception) -> None:
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
+        first = first_of(error)
+        if first is not error or not isinstance(first, SandboxError):
+            logger.warning("sandbox %s ended with an error", self.id, exc_info=error)
         if self.state is State.STARTING:
-            if not isinstance(error, SandboxError):
-                logger.error("sandbox %s did not start", self.id, exc_info=error)
-                error = SandboxError(
-                    f"The sandbox could not be started ({error}). Try again; `mcp-sandbox doctor` tells more."
+            if not isinstance(first, SandboxError):
+                first = SandboxError(
+                    f"The sandbox could not be started ({first}). Try again; `mcp-sandbox doctor` tells more."
                 )
-            self._failure = error
+            self._failure = first
             self.end(State.FAILED)
         elif self.state is State.READY:
-            self.end(State.LOST, str(error))
-        else:
-            logger.warning("sandbox %s ended with an error", self.id, exc_info=error)
+            self.end(State.LOST, str(first))
