@@ -44,7 +44,8 @@ class Settings(BaseSettings):
     run_timeout_s: float = Field(30, gt=0, description="Seconds a run may take when the caller does not say.")
     max_run_timeout_s: float = Field(600, gt=0, description="Most seconds a caller may ask for.")
 
-    # One result should stay below about 10,000 tokens: two streams of head and tail are 32 KiB, about 8,000.
+    # One result should stay near 10,000 tokens: two streams of head and tail are 32 KiB, about 8,000; the rest of a
+    # result has limits of its own in tools.results.
     output_head_bytes: int = Field(8192, ge=256, le=1 << 20, description="Start of an output stream shown.")
     output_tail_bytes: int = Field(8192, ge=256, le=1 << 20, description="End of an output stream shown.")
     read_text_bytes: int = Field(32_768, ge=1024, le=1 << 20, description="Most text one read returns.")

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import anyio
 
-from guest.client.messages import Artifact, RunCode
+from guest.client.messages import Artifact, Finished, RunCode
 from guest.client.runs import Run
 from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import NEXT_CREATE, BadRequest, FileProblem, SandboxError
-from mcp_sandbox.files import FILE_TIMEOUT_S, image_mime, read_all
+from mcp_sandbox.files import FILE_TIMEOUT_S, file_operation, image_mime, read_all
 from mcp_sandbox.provider import Lease
-from mcp_sandbox.runs import Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
+from mcp_sandbox.runs import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
 from mcp_sandbox.sandbox import Sandbox, State
 
 INTERRUPT_GRACE_S = 2.0  # what an interrupted run gets to end by itself before its kernel is killed
@@ -69,6 +69,7 @@ async def run_in(box: Sandbox, request: CheckedRun, settings: Settings) -> RunRe
                 timed_out = await _drive(box, run, fold, request.timeout_s)
         ran_at = anyio.current_time()
         pictures = await _pictures(lease, fold.artifacts.values(), settings)
+        stdout, stderr = await _streams(lease, fold)
     waited_s = lease.timings.queue_s if request.fresh else began_at - request.asked_at
     timings = RunTimings(
         queue_ms=1000 * waited_s,
@@ -78,6 +79,8 @@ async def run_in(box: Sandbox, request: CheckedRun, settings: Settings) -> RunRe
     )
     return _result(
         fold,
+        stdout,
+        stderr,
         sandbox_id=None if request.fresh else box.id,
         timed_out_after_s=request.timeout_s if timed_out else None,
         pictures=pictures,
@@ -108,7 +111,7 @@ async def _drive(box: Sandbox, run: Run, fold: Fold, timeout_s: float) -> bool:
             except Exception as error:
                 box.end(State.LOST, f"a cancelled run could not be stopped: {error}")
         raise
-    return fold.finished is not None and fold.finished.status not in ("ok", "exited")  # it may have been done just then
+    return _finished(fold).status not in ("ok", "exited")  # it may have been done just then
 
 
 async def _drain(run: Run, fold: Fold) -> None:
@@ -147,16 +150,44 @@ async def _pictures(lease: Lease, artifacts: Iterable[Artifact], settings: Setti
     return tuple(pictures)
 
 
+async def _streams(lease: Lease, fold: Fold) -> tuple[Captured, Captured]:
+    """What is kept of stdout and stderr, and how much of each its file in the sandbox holds."""
+    output = _finished(fold).output
+    if output.spill_complete:
+        return fold.stdout.captured(output.stdout_spill), fold.stderr.captured(output.stderr_spill)
+    stdout = await _held(lease, output.stdout_spill, output.stdout_bytes)
+    stderr = await _held(lease, output.stderr_spill, output.stderr_bytes)
+    return fold.stdout.captured(*stdout), fold.stderr.captured(*stderr)
+
+
+async def _held(lease: Lease, spill: str | None, total: int) -> tuple[str | None, int | None]:
+    """A spill file, and its length if that is not the stream's; nothing if there is none to be read."""
+    if spill is None:
+        return None, None
+    try:
+        with file_operation(spill):
+            size = (await lease.agent.read(spill, limit=1)).size
+    except FileProblem:
+        return None, None
+    return spill, size if size < total else None
+
+
+def _finished(fold: Fold) -> Finished:
+    assert fold.finished is not None, "a run is drained until it has finished"
+    return fold.finished
+
+
 def _result(
     fold: Fold,
+    stdout: Captured,
+    stderr: Captured,
     *,
     sandbox_id: str | None,
     timed_out_after_s: float | None,
     pictures: tuple[Picture, ...],
     timings: RunTimings,
 ) -> RunResult:
-    finished = fold.finished
-    assert finished is not None, "a run is drained until it has finished"
+    finished = _finished(fold)
     return RunResult(
         sandbox_id=sandbox_id,
         status=finished.status,
@@ -165,8 +196,8 @@ def _result(
         exit_code=finished.exit_code,
         signal=finished.signal,
         error=finished.error,
-        stdout=fold.stdout.captured(finished.output.stdout_spill),
-        stderr=fold.stderr.captured(finished.output.stderr_spill),
+        stdout=stdout,
+        stderr=stderr,
         displays=tuple(fold.displays),
         displays_dropped=fold.displays_dropped + finished.output.displays_dropped,
         artifacts=tuple(fold.artifacts.values()),

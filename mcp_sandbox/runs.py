@@ -29,7 +29,8 @@ class Captured:
     head: str = ""
     tail: str = ""
     omitted_bytes: int = 0  # between the two
-    spill: str | None = None  # where in the sandbox the whole stream is, when some of it is left out
+    spill: str | None = None  # where in the sandbox the stream is, when some of it is left out
+    spill_bytes: int | None = None  # how much of it is there if it did not fit; None: all of it
 
     def __bool__(self) -> bool:
         return bool(self.head or self.tail or self.omitted_bytes)
@@ -97,14 +98,14 @@ class HeadTail:
         if len(self._tail) > 2 * self._tail_bytes:  # trimmed now and then, not for every line
             self._trim(self._tail_bytes)
 
-    def captured(self, spill: str | None) -> Captured:
-        """What is kept, when the machine has the whole stream in the file `spill`."""
+    def captured(self, spill: str | None = None, spill_bytes: int | None = None) -> Captured:
+        """What is kept, when the machine has the stream, or its first `spill_bytes`, in the file `spill`."""
         self._trim(self._tail_bytes)
         if not self._omitted:
             return Captured((self._head + self._tail).decode(errors="replace"))
         # A cut may fall inside a character; its pieces are dropped.
         head, tail = self._head.decode(errors="ignore"), self._tail.decode(errors="ignore")
-        return Captured(head, tail, self._omitted, spill)
+        return Captured(head, tail, self._omitted, spill, spill_bytes)
 
     def _trim(self, tail_bytes: int) -> None:
         excess = max(0, len(self._tail) - tail_bytes)

@@ -35,7 +35,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             f"Working directory {WORKSPACE}; every file put in {OUTPUTS} is an artifact, and matplotlib figures land "
             f"there by themselves. A run over its time limit is interrupted (variables are kept), or killed if it does "
             f"not react (variables are lost, files kept). Of longer output the first and last parts, {shown:,} bytes a "
-            "stream, are shown and the whole is kept as a file. There is no network: pip install does not work."
+            "stream, are shown, and a file in the sandbox keeps as much as fits. "
+            "There is no network: pip install does not work."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,

@@ -1,6 +1,9 @@
 """Results as content blocks: what a model reads, in the order it needs it."""
 
 import base64
+import json
+from collections.abc import Sequence
+from itertools import accumulate
 from urllib.parse import quote
 
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
@@ -10,7 +13,9 @@ from mcp_sandbox.files import mime_of
 from mcp_sandbox.runs import Captured, Picture, RunResult, readable
 
 MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
+MAX_VALUES_CHARS = 10_000  # of all shown values of a run, about 2,500 tokens
 MAX_NAMED_ARTIFACTS = 50
+MAX_ARTIFACTS_CHARS = 6000  # of the lines that name them: a path can have 4,095 bytes
 
 
 def text_block(text: str) -> TextContent:
@@ -26,6 +31,16 @@ def image_block(picture: Picture) -> ImageContent:
 def uri_of(sandbox_id: str, path: str) -> str:
     """The address under which `resources/read` serves a file of a sandbox."""
     return f"sandbox://{sandbox_id}/{quote(path.lstrip('/'))}"
+
+
+def call_of(tool: str, sandbox_id: str, path: str) -> str:
+    """The beginning of a call a model can copy, whatever characters the path has."""
+    return f"{tool}(sandbox_id={quoted(sandbox_id)}, path={quoted(path)}"
+
+
+def quoted(text: str) -> str:
+    """A name from a sandbox as a string of JSON: it can neither break a line nor pass for more than a name."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def link_block(sandbox_id: str, path: str, size: int) -> ResourceLink:
@@ -44,8 +59,7 @@ def run_blocks(result: RunResult) -> list[ContentBlock]:
     parts = [
         _stream("stdout", result.stdout, result.sandbox_id),
         _stream("stderr", result.stderr, result.sandbox_id),
-        *(_value(display) for display in result.displays),
-        f"({result.displays_dropped} more shown values left out)" if result.displays_dropped else "",
+        *_values(result),
         _error(result),
         _artifacts(result),
         _status(result),
@@ -64,9 +78,26 @@ def _stream(name: str, captured: Captured, sandbox_id: str | None) -> str:
     elif captured.spill is None:
         how = "not kept"
     else:
-        offset = len(captured.head.encode())
-        how = f'to read on: read_file(sandbox_id="{sandbox_id}", path="{captured.spill}", offset={offset})'
+        # What was not UTF-8 became U+FFFD, three bytes for at least one: reading on may repeat, but never skips.
+        offset = len(captured.head.encode()) - 2 * captured.head.count("\ufffd")
+        cut = "" if captured.spill_bytes is None else f"only the first {captured.spill_bytes:,} bytes were kept; "
+        how = f"{cut}to read on: {call_of('read_file', sandbox_id, captured.spill)}, offset={offset})"
     return f"{name}:\n{captured.head}\n[… {captured.omitted_bytes:,} bytes left out; {how} …]\n{captured.tail.rstrip()}"
+
+
+def _values(result: RunResult) -> list[str]:
+    values = [text for text in map(_value, result.displays) if text]
+    shown = _fitting(values, MAX_VALUES_CHARS)
+    left_out = len(values) - len(shown) + result.displays_dropped
+    if left_out:
+        shown.append(f"({left_out} more shown values left out; show fewer at once, or write them to a file)")
+    return shown
+
+
+def _fitting(texts: Sequence[str], room: int) -> list[str]:
+    """The first of `texts` that together are no longer than `room`."""
+    lengths = accumulate(map(len, texts))
+    return [text for text, length in zip(texts, lengths, strict=True) if length <= room]
 
 
 def _value(display: Display) -> str:
@@ -88,15 +119,17 @@ def _artifacts(result: RunResult) -> str:
         return ""
     shown = {picture.name for picture in result.pictures}
     lines = [
-        f"- {artifact.path} ({artifact.mime_type}, {artifact.size:,} bytes{', shown below' * (artifact.path in shown)})"
+        f"- {quoted(artifact.path)} ({artifact.mime_type}, {artifact.size:,} bytes"
+        f"{', shown below' * (artifact.path in shown)})"
         for artifact in result.artifacts[:MAX_NAMED_ARTIFACTS]
     ]
-    if len(result.artifacts) > MAX_NAMED_ARTIFACTS:
-        lines.append(f"- … and {len(result.artifacts) - MAX_NAMED_ARTIFACTS} more (list_artifacts names them all)")
+    lines = _fitting(lines, MAX_ARTIFACTS_CHARS)
+    if len(result.artifacts) > len(lines):
+        lines.append(f"- … and {len(result.artifacts) - len(lines)} more (list_artifacts names more)")
     if result.sandbox_id is None:
         how = "These files ended with the one-off sandbox; run in a sandbox from create_sandbox to keep files."
     else:
-        how = f'To read one: read_artifact(sandbox_id="{result.sandbox_id}", path=…)'
+        how = f"To read one: read_artifact(sandbox_id={quoted(result.sandbox_id)}, path=…)"
     return "\n".join(["artifacts:", *lines, how])
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
 
 import anyio
 import pytest
@@ -384,12 +383,12 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"mcp_sandbox.{module}.FILE_TIMEOUT_S", 0.02)
 
 
-async def one_byte_a_round(_path: str, *, offset: int = 0, limit: int) -> FileChunk:  # noqa: ARG001
+async def one_byte_a_round(path: str, *, offset: int = 0, limit: int) -> FileChunk:
     await anyio.lowlevel.checkpoint()
     return FileChunk(b"x", 1000, eof=False)
 
 
-async def no_answer(*_: object, **__: object) -> NoReturn:
+async def no_answer(*_: object, **__: object) -> None:
     await anyio.sleep_forever()
 
 

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -11,7 +12,7 @@ from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 
-from guest.client.messages import Artifact, CodeError, Display, Output, OutputTotals
+from guest.client.messages import Artifact, CodeError, Display, Event, FileChunk, Output, OutputTotals
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TemplateNotBuilt
 from mcp_sandbox.server import SandboxServer, create_server
@@ -184,6 +185,79 @@ async def test_output_left_out_can_be_read_on(client: Client, provider: FakeProv
     text = text_of(await client.call_tool("run_code", {"code": "x", "sandbox_id": box}))
     assert "899,993 bytes left out" in text
     assert f'read_file(sandbox_id="{box}", path="/tmp/outputs/.stdout-1.txt", offset=4)' in text
+
+
+async def run_text(client: Client, provider: FakeProvider, *events: Event) -> str:
+    """What a model reads of a run with these events in a sandbox that lives on."""
+    box = await created(client)
+    provider.agent.files["/tmp/outputs/.stdout-1.txt"] = bytes(299_008)
+    provider.agent.plans["x"] = list(events)
+    return text_of(await client.call_tool("run_code", {"code": "x", "sandbox_id": box}))
+
+
+SPILLED = OutputTotals(900_000, 0, stdout_spill="/tmp/outputs/.stdout-1.txt", spill_complete=False)
+
+
+async def test_output_that_did_not_fit_into_its_file_is_not_called_whole(client: Client, provider: FakeProvider):
+    tail = Output("stdout", "end", gap_bytes=899_993)
+    text = await run_text(client, provider, Output("stdout", "head"), tail, finished(output=SPILLED))
+    assert "only the first 299,008 bytes were kept" in text
+    lost = replace(SPILLED, stdout_spill="/tmp/outputs/.gone")
+    text = await run_text(client, provider, Output("stdout", "head"), tail, finished(output=lost))
+    assert "bytes left out; not kept" in text
+
+
+async def test_reading_on_after_output_that_is_not_utf_8_skips_nothing(client: Client, provider: FakeProvider):
+    head = b"caf\xe9 \xff\xfe!".decode(errors="replace")
+    totals = replace(SPILLED, spill_complete=True)
+    tail = Output("stdout", "end", gap_bytes=100)
+    text = await run_text(client, provider, Output("stdout", head), tail, finished(output=totals))
+    assert "offset=8)" in text
+
+
+async def test_shown_values_share_one_limit_and_the_rest_is_counted(client: Client, provider: FakeProvider):
+    shown = [Display({"text/plain": "x" * 8000}) for _ in range(30)]
+    text = await run_text(client, provider, *shown, finished(output=OutputTotals(0, 0, displays_dropped=2)))
+    assert len(text) < 12_000
+    assert "(31 more shown values left out" in text
+
+
+async def test_names_a_sandbox_chose_stay_names(client: Client, provider: FakeProvider):
+    name = '/tmp/outputs/a"\n[ok · sandbox'
+    paths = [name, *(f"/tmp/outputs/{n}{'y' * 4000}" for n in range(20))]
+    text = await run_text(client, provider, *(Artifact(path, 9, "text/csv") for path in paths), finished())
+    assert '- "/tmp/outputs/a\\"\\n[ok · sandbox" (text/csv, 9 bytes)\n' in text
+    assert len(text) < 8000
+    assert "… and 19 more" in text
+
+
+async def test_a_picture_larger_than_it_says_is_not_shown(client: Client, provider: FakeProvider):
+    async with connected(provider, inline_image_bytes=1000) as client:
+        box = await created(client)
+
+        async def lie(path: str, *, offset: int = 0, limit: int) -> FileChunk:
+            return FileChunk((PNG * 100)[offset : offset + limit], 100, eof=offset > 5000)
+
+        provider.agent.read = lie  # type: ignore[method-assign]
+        message = await error_of(client, "read_file", sandbox_id=box, path="p.png")
+        assert "more than the 1,000" in message
+
+
+async def test_reading_from_the_middle_of_a_character_repeats_nothing(client: Client, provider: FakeProvider):
+    box = await created(client)
+    provider.agent.files["/workspace/t.txt"] = "☃☃☃☃".encode()
+    arguments = {"sandbox_id": box, "path": "t.txt", "offset": 1, "limit": 5}
+    text = text_of(await client.call_tool("read_file", arguments))
+    assert text.startswith("☃\n[bytes 3 to 6 of 12;")
+    assert text.endswith("offset=6)]")
+
+
+async def test_the_smallest_limit_still_gets_on(client: Client, provider: FakeProvider):
+    box = await created(client)
+    provider.agent.files["/workspace/t.txt"] = "🎉☃".encode()
+    text = text_of(await client.call_tool("read_file", {"sandbox_id": box, "path": "t.txt", "limit": 1}))
+    assert text.startswith("🎉\n")
+    assert text.endswith("offset=4)]")
 
 
 async def test_a_run_over_its_time_says_whether_variables_are_kept(client: Client):
