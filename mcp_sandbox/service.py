@@ -159,10 +159,11 @@ class SandboxService:
             with file_operation(where):
                 return await lease.agent.read(where, offset=offset, limit=limit)
 
-    async def read_all(self, owner: str, sandbox_id: str, path: str) -> bytes:
-        """A whole file, up to the limit of the settings."""
+    async def read_all(self, owner: str, sandbox_id: str, path: str, *, max_bytes: int | None = None) -> bytes:
+        """A whole file, up to `max_bytes` or the limit of the settings."""
+        limit = self.settings.max_read_bytes if max_bytes is None else max_bytes
         async with self._find(owner, sandbox_id).use() as lease:
-            return await read_all(lease.agent, resolve(path), self.settings.max_read_bytes)
+            return await read_all(lease.agent, resolve(path), limit)
 
     async def write(self, owner: str, sandbox_id: str, path: str, data: bytes) -> FileInfo:
         """Create or replace a file, atomically."""

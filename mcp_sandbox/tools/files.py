@@ -199,7 +199,7 @@ def _register_resource(mcp: MCPServer[SandboxService]) -> None:
         except SandboxError as error:
             raise ResourceError(str(error)) from error
         text = decoded(data, at_end=True)
-        return data if text is None or len(text.encode()) != len(data) else text
+        return data if text is None else text
 
 
 def _bytes_of(content: str, encoding: Literal["text", "base64"]) -> bytes:

@@ -6,7 +6,7 @@ from guest.client.messages import FileChunk
 from mcp_sandbox.files import SNIFF_BYTES, image_mime, mime_of
 from mcp_sandbox.runs import Picture
 from mcp_sandbox.service import SandboxService
-from mcp_sandbox.tools.results import image_block, link_block, text_block, uri_of
+from mcp_sandbox.tools.results import call_of, image_block, link_block, text_block, uri_of
 
 UTF8_REST_BYTES = 3  # of a character of up to four, what a cut can leave
 
@@ -17,15 +17,18 @@ async def read_blocks(
     """What `tool` answers for the file at the absolute `path`."""
     chunk = await service.read(owner, sandbox_id, path, offset=offset, limit=max(limit, SNIFF_BYTES))
     if offset == 0 and (mime := image_mime(chunk.data)):
-        if chunk.size <= service.settings.inline_image_bytes:
-            return [image_block(Picture(path, mime, await service.read_all(owner, sandbox_id, path)))]
+        room = service.settings.inline_image_bytes
+        if chunk.size <= room:
+            data = await service.read_all(owner, sandbox_id, path, max_bytes=room)  # the guest may lie about the size
+            return [image_block(Picture(path, mime, data))]
         note = f"{path} is a picture of {chunk.size:,} bytes, too large to show. Shrink it in the sandbox, or read "
         return [
             text_block(f"{note}{uri_of(sandbox_id, path)} with resources/read."),
             link_block(sandbox_id, path, chunk.size),
         ]
-    part = chunk.data[:limit]
-    text = decoded(part, at_end=offset + len(part) >= chunk.size)
+    part = chunk.data[: max(limit, UTF8_REST_BYTES + 1)]
+    start = _first_character(part) if offset else 0
+    text = decoded(part[start:], at_end=offset + len(part) >= chunk.size)
     if text is None:
         note = f"{path} is binary ({mime_of(path)}, {chunk.size:,} bytes). Read {uri_of(sandbox_id, path)} with "
         return [
@@ -34,16 +37,20 @@ async def read_blocks(
         ]
     return [
         text_block(text),
-        *_paging(chunk, text, offset, f'{tool}(sandbox_id="{sandbox_id}", path="{path}"'),
+        *_paging(chunk, text, offset + start, call_of(tool, sandbox_id, path)),
     ]
 
 
-def decoded(data: bytes, *, at_end: bool) -> str | None:
-    """The text in a piece of a file, without the parts of characters at its cuts; None if it is not text."""
+def _first_character(data: bytes) -> int:
+    """Where the first whole character begins: before it may be the rest of one that a cut went through."""
     start = 0
     while start < min(UTF8_REST_BYTES, len(data)) and 0x80 <= data[start] < 0xC0:
         start += 1
-    data = data[start:]
+    return start
+
+
+def decoded(data: bytes, *, at_end: bool) -> str | None:
+    """The text in a piece of a file, without the part of a character at its end; None if it is not text."""
     for cut in range(1 if at_end else UTF8_REST_BYTES + 1):
         try:
             text = data[: len(data) - cut].decode()
@@ -56,7 +63,7 @@ def decoded(data: bytes, *, at_end: bool) -> str | None:
 def _paging(chunk: FileChunk, text: str, offset: int, call: str) -> list[ContentBlock]:
     if offset > chunk.size:
         return [text_block(f"[offset {offset:,} is past the end: the file has {chunk.size:,} bytes]")]
-    end = min(chunk.size, offset + max(1, len(text.encode())))
+    end = offset + len(text.encode())
     if end >= chunk.size:
         return [] if text else [text_block("[the file is empty]" if not chunk.size else "[end of the file]")]
     return [text_block(f"[bytes {offset:,} to {end:,} of {chunk.size:,}; to read on: {call}, offset={end})]")]
