@@ -104,7 +104,7 @@ async def open_unique(stream: ByteStream, hostname: str, isolation: Isolation) -
         refreshed = agent.refreshed
         assert refreshed is not None  # it was opened with an identity
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
-            # Only a kernel that was frozen with the snapshot can be a twin; elsewhere the host's own one serves entropy.
+            # Only a kernel frozen with the snapshot can be a twin; elsewhere the host's own one gives entropy.
             what = "name" if refreshed.entropy_credited else "entropy"
             raise SandboxError(f"The new sandbox got no {what} of its own, so it was not handed out. Try again.")
         if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
