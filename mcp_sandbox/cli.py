@@ -66,16 +66,14 @@ def main(
 
 def _serve_stdio(settings: "Settings") -> None:
     from mcp_sandbox.app import make_host
-    from mcp_sandbox.errors import SandboxError
+    from mcp_sandbox.commands.common import guarded
     from mcp_sandbox.server import run_stdio
-    from templates.errors import TemplateError
-    from vmm.errors import VmmError
 
-    try:
-        host = make_host(settings)
-    except (SandboxError, TemplateError, VmmError) as error:
-        fail(str(error))
-    run_stdio(host)
+    def serve() -> int:
+        run_stdio(make_host(settings))
+        return 0
+
+    raise typer.Exit(guarded(serve))
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """`mcp-sandbox demo`: a tour of the product, through the real server and a real MCP client on stdio."""
 
 import base64
-import os
 import re
 import sys
 import time
@@ -19,16 +18,16 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 
 from mcp_sandbox.commands import template
+from mcp_sandbox.commands.common import SERVER, environment, guarded
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.commands.processes import ProcessId, children_of, is_alive, own_child
-from mcp_sandbox.config import ENV_PREFIX, Settings
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.lifetime import run_command
-from templates.errors import TemplateError
 
 TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
 CHART = Path("demo-output") / "chart.png"
-SERVER = ("-m", "mcp_sandbox")
 
 FIRST = "import random\nnumbers = [random.gauss(100, 15) for _ in range(1000)]\nlen(numbers)"
 SECOND = "sum(numbers) / len(numbers)   # `numbers` is still there"
@@ -46,10 +45,9 @@ plt.show()"""
 FRESH = '"numbers" in globals()   # nothing is shared between sandboxes'
 
 out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 
-class DemoFailed(Exception):
+class DemoFailed(SandboxError):
     """The tour cannot go on; the message says why."""
 
 
@@ -67,15 +65,16 @@ def main(settings: Settings) -> int:
     status = template.build(settings, None)
     if status != 0:
         return status
+    return guarded(lambda: _shown(settings))
+
+
+def _shown(settings: Settings) -> int:
     try:
         return run_command(lambda: _demo(settings))
     except MCPError as error:
-        err.print(f"[red]The server refused or ended: {escape(str(error))}[/]")
+        raise DemoFailed(f"The server refused or ended: {error}") from error
     except TimeoutError:
-        err.print(f"[red]The tour took longer than {TOUR_S:.0f} s and was stopped.[/]")
-    except (DemoFailed, TemplateError, OSError) as error:
-        err.print(f"[red]{escape(str(error))}[/]")
-    return 1
+        raise DemoFailed(f"The tour took longer than {TOUR_S:.0f} s and was stopped.") from None
 
 
 async def _demo(settings: Settings) -> int:
@@ -189,12 +188,6 @@ class Guide:
     def _note(self, server: str) -> None:
         last = self.timings[-1]
         self.timings[-1] = Timed(last.step, last.client_ms, server)
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """Our variables with the settings among them, so that the server has the same ones wherever they came from."""
-    values = settings.model_dump(mode="json", exclude_none=True)
-    return {**os.environ, **{f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in values.items()}}
 
 
 def _text(result: CallToolResult) -> str:

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.commands.doctor import MB, DriverReport, Report, TemplateReport, examine, one_line
 from mcp_sandbox.config import Settings
 from mcp_sandbox.lifetime import run_command
-from templates.errors import TemplateError
 
 GB = 1000 * MB
 _BUILT = {True: "[green]yes[/]", False: "no", None: "unknown"}
@@ -30,11 +30,7 @@ def main(settings: Settings, *, as_json: bool) -> int:
             show(report)
         return 0 if report.ready else 1
 
-    try:
-        return run_command(examined)
-    except TemplateError as error:
-        err.print(f"[red]{escape(str(error))}[/]")
-        return 1
+    return guarded(lambda: run_command(examined))
 
 
 def show(report: Report) -> None:

@@ -5,26 +5,21 @@ import sys
 from pathlib import Path
 
 from mcp_sandbox.app import Host, make_host, open_service
+from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FileProblem, SandboxError
+from mcp_sandbox.errors import FileProblem
 from mcp_sandbox.lifetime import run_command
 from mcp_sandbox.runs import Captured, RunRequest, RunResult, readable
 from mcp_sandbox.service import SandboxService
-from vmm.errors import VmmError
 
 OWNER = "command line"
-EXIT_ERROR = 1
 EXIT_TIMEOUT = 124  # as timeout(1) says it
 
 
 def run_once(settings: Settings, code: str, template: str | None, timeout_s: float | None, save: Path | None) -> int:
     """Run `code`; the result is an exit status."""
     request = RunRequest(OWNER, code, None, template, timeout_s)
-    try:
-        return run_command(lambda: _run(make_host(settings), request, save))
-    except (SandboxError, VmmError) as error:
-        sys.stderr.write(f"mcp-sandbox: {error}\n")
-        return EXIT_ERROR
+    return guarded(lambda: run_command(lambda: _run(make_host(settings), request, save)))
 
 
 async def _run(host: Host, request: RunRequest, save: Path | None) -> int:

@@ -14,13 +14,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mcp_sandbox.app import make_host
+from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.lifetime import run_command
 from templates.build import Progress
-from templates.errors import BuildFailed, TemplateError
 from templates.tools import LoggedTools, StepFailed, tail
-from vmm.errors import VmmError
 from vmm.process import find_tool
 
 LOG_NAME = "setup.log"
@@ -141,23 +139,21 @@ def _granted(file: Path) -> Iterator[tuple[str, int]]:
 
 def main(settings: Settings, *, check: bool) -> int:
     """Get what is missing, or with `check` only say what it is; the result is an exit status."""
+    return guarded(lambda: _setup(settings, check=check))
+
+
+def _setup(settings: Settings, *, check: bool) -> int:
     plan = make_plan(settings)
     show(plan)
-    try:
-        if check:
-            return _report(settings, plan)
-        if not plan.complete:
-            if not plan.can_install:
-                _explain(plan)
-                return 1
-            if not _make_complete(settings, plan):
-                return 1
-        return run_command(lambda: _fetch_kernel(settings))
-    except BuildFailed as failure:
-        err.print(f"[red]{escape(str(failure))}[/]\n{escape(failure.log_tail)}\nThe log: {failure.log_path}")
-    except (SandboxError, TemplateError, VmmError, OSError) as error:
-        err.print(f"[red]{escape(str(error))}[/]")
-    return 1
+    if check:
+        return _report(settings, plan)
+    if not plan.complete:
+        if not plan.can_install:
+            _explain(plan)
+            return 1
+        if not _make_complete(settings, plan):
+            return 1
+    return run_command(lambda: _fetch_kernel(settings))
 
 
 def show(plan: Plan) -> None:

@@ -1,21 +1,18 @@
 """`mcp-sandbox template …`: build, list, show and remove, for people."""
 
-from collections.abc import Awaitable, Callable
-
 import anyio
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from mcp_sandbox.app import make_host
+from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import HostNotReady, SandboxError
+from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.lifetime import run_command
 from templates.build import Builder, Progress
-from templates.errors import BuildFailed, TemplateError
 from templates.model import Template, find_templates, load_template
 from templates.store import Entry
-from vmm.errors import VmmError
 
 MB = 1_000_000
 
@@ -53,7 +50,7 @@ def build(settings: Settings, name: str | None) -> int:
         err.print(f"Template [bold]{template.name}[/] is ready.")
         return 0
 
-    return _guarded(main)
+    return guarded(lambda: run_command(main))
 
 
 def show_all(settings: Settings) -> int:
@@ -77,7 +74,7 @@ def show_all(settings: Settings) -> int:
         await host.driver.aclose()
         return 0
 
-    return _guarded(main)
+    return guarded(lambda: run_command(main))
 
 
 def show(settings: Settings, name: str | None) -> int:
@@ -91,7 +88,7 @@ def show(settings: Settings, name: str | None) -> int:
         await host.driver.aclose()
         return 0
 
-    return _guarded(main)
+    return guarded(lambda: run_command(main))
 
 
 def remove(settings: Settings, name: str) -> int:
@@ -106,7 +103,7 @@ def remove(settings: Settings, name: str) -> int:
         err.print(f"Removed {_total(entries)} of {name}.")
         return 0
 
-    return _guarded(main)
+    return guarded(lambda: run_command(main))
 
 
 def _print_entries(builder: Builder, template: Template) -> None:
@@ -118,14 +115,3 @@ def _print_entries(builder: Builder, template: Template) -> None:
 
 def _total(entries: list[Entry]) -> str:
     return f"{len(entries)} entries, {sum(entry.size_bytes for entry in entries) / MB:.0f} MB,"
-
-
-def _guarded(main: Callable[[], Awaitable[int]]) -> int:
-    """Run `main` and say what went wrong in words."""
-    try:
-        return run_command(main)
-    except BuildFailed as failure:
-        err.print(f"[red]{escape(str(failure))}[/]\n{escape(failure.log_tail)}\nThe log: {failure.log_path}")
-    except (SandboxError, TemplateError, VmmError) as error:
-        err.print(f"[red]{escape(str(error))}[/]")
-    return 1

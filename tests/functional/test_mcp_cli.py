@@ -40,3 +40,44 @@ def test_an_unknown_driver_is_named(tmp_path: Path):
 def test_running_from_a_template_that_is_not_there_says_so(tmp_path: Path):
     result = CliRunner().invoke(app, ["--home", str(tmp_path), "template", "show", "nonsense"])
     assert result.exit_code == 1
+
+
+COMMANDS: tuple[list[str], ...] = (
+    ["run", "-"],
+    ["bench", "--quick"],
+    ["template", "list"],
+    ["setup"],
+    ["setup", "--check"],
+    [],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_names_a_guest_kernel_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+):
+    monkeypatch.setenv("MCP_SANDBOX_GUEST_KERNEL", "/nonexistent")
+    monkeypatch.setattr("mcp_sandbox.commands.setup.is_met", lambda _need: True)
+    monkeypatch.setattr("mcp_sandbox.commands.setup._user_without_ids", lambda: None)
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), *command], input="1")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "/nonexistent" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "-"], ["bench", "--quick"], ["template", "build"]], ids=" ".join)
+def test_every_command_names_a_template_that_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+):
+    monkeypatch.setenv("MCP_SANDBOX_TEMPLATE", "cobol")
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), "--driver", "fake", *command], input="1")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "cobol" in result.stderr
+
+
+def test_a_home_that_cannot_be_used_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["--home", str(tmp_path / "file" / "home"), "template", "build"])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)

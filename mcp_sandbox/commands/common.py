@@ -1,0 +1,30 @@
+"""What all commands share: how they tell people what went wrong, and how they start a server of their own."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from mcp_sandbox.config import ENV_PREFIX, Settings
+from mcp_sandbox.errors import SandboxError
+from templates.errors import BuildFailed, TemplateError
+from vmm.errors import VmmError
+
+EXIT_ERROR = 1
+SERVER = ("-m", "mcp_sandbox")  # arguments of this Python that make it an MCP server on stdio
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Run `main` to its exit status; what goes wrong with this host or the settings is said in words."""
+    try:
+        return main()
+    except BuildFailed as failure:
+        sys.stderr.write(f"mcp-sandbox: {failure}\n{failure.log_tail}\nThe log: {failure.log_path}\n")
+    except (SandboxError, TemplateError, VmmError, OSError) as error:
+        sys.stderr.write(f"mcp-sandbox: {error}\n")
+    return EXIT_ERROR
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Our variables with the settings among them, so that a server has the same ones wherever they came from."""
+    values = settings.model_dump(mode="json", exclude_none=True)
+    return {**os.environ, **{f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in values.items()}}
