@@ -1,19 +1,21 @@
 """`mcp-sandbox run`: one file in one fresh sandbox, with its output where a shell expects it."""
 
-import posixpath
+import re
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TextIO
 
 from mcp_sandbox.app import Host, make_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileProblem
 from mcp_sandbox.lifetime import run_command
-from mcp_sandbox.runs import Captured, RunRequest, RunResult, readable
+from mcp_sandbox.runs import OUTPUTS, Captured, RunRequest, RunResult, readable
 from mcp_sandbox.service import SandboxService
 
 OWNER = "command line"
 EXIT_TIMEOUT = 124  # as timeout(1) says it
+_CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # colours, and all but tab and newline
 
 
 def run_once(settings: Settings, code: str, template: str | None, timeout_s: float | None, save: Path | None) -> int:
@@ -33,16 +35,21 @@ async def _run(host: Host, request: RunRequest, save: Path | None) -> int:
 
 
 def _print(result: RunResult) -> None:
-    sys.stdout.write(_whole(result.stdout))
+    _write(sys.stdout, _whole(result.stdout))
     for display in result.displays:
         if value := readable(display):
-            sys.stdout.write(f"{value.rstrip()}\n")
+            _write(sys.stdout, f"{value.rstrip()}\n")
     sys.stdout.flush()
-    sys.stderr.write(_whole(result.stderr))
+    _write(sys.stderr, _whole(result.stderr))
     if result.error is not None:
-        sys.stderr.write(f"{result.error.traceback.rstrip() or result.error.message}\n")
+        _write(sys.stderr, f"{result.error.traceback.rstrip() or result.error.message}\n")
     if result.timed_out_after_s is not None:
         sys.stderr.write(f"mcp-sandbox: stopped after {result.timed_out_after_s:g} s\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write what code has written; it may not steer a terminal."""
+    stream.write(_CONTROLS.sub("", text) if stream.isatty() else text)
 
 
 def _whole(captured: Captured) -> str:
@@ -51,18 +58,31 @@ def _whole(captured: Captured) -> str:
 
 
 async def _save(service: SandboxService, box: str, result: RunResult, directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     for artifact in result.artifacts:
-        # The name comes from the machine: only its last part is used, so that nothing lands elsewhere.
-        name = posixpath.basename(artifact.path)
-        if name in ("", ".", ".."):
+        name = _safe_name(artifact.path)
+        if name is None:
+            sys.stderr.write(f"not saved: {artifact.path!r} has a name that is hidden or leads elsewhere\n")
             continue
+        target = directory / name
         try:
-            (directory / name).write_bytes(await service.read_all(OWNER, box, artifact.path))
-        except FileProblem as problem:
+            data = await service.read_all(OWNER, box, artifact.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as file:
+                file.write(data)
+        except (FileProblem, OSError) as problem:
             sys.stderr.write(f"not saved: {problem}\n")
         else:
-            sys.stderr.write(f"saved {directory / name}\n")
+            sys.stderr.write(f"saved {target}\n")
+
+
+def _safe_name(path: str) -> PurePosixPath | None:
+    """Where below a directory an artifact may land: its path is the machine's choice, what is on the host is not."""
+    try:
+        name = PurePosixPath(path).relative_to(OUTPUTS)
+    except ValueError:
+        return None
+    good = name.parts and all(part.isprintable() and not part.startswith(".") for part in name.parts)
+    return name if good else None
 
 
 def _exit_status(result: RunResult) -> int:

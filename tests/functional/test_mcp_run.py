@@ -1,0 +1,96 @@
+"""`mcp-sandbox run` over machines that exist only in memory: what reaches the host's files and terminal."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from guest.client.messages import Artifact, CodeError, Display, Event, Output
+from mcp_sandbox.commands import run
+from mcp_sandbox.config import Settings
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import FakeAgent, FakeProvider, finished
+
+CODE = "x"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
+    provider = FakeProvider()
+    monkeypatch.setattr(run, "make_host", lambda settings: settings)
+    monkeypatch.setattr(run, "open_service", lambda settings: SandboxService(provider, settings))
+    return provider
+
+
+def leaves(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
+    """The code makes these files."""
+
+    async def read_back(self: FakeAgent, path: str, *, offset: int = 0, limit: int) -> object:
+        self.files.update(files)
+        return await plain_read(self, path, offset=offset, limit=limit)
+
+    plain_read = FakeAgent.read
+    monkeypatch.setattr(FakeAgent, "read", read_back)
+    artifacts: list[Event] = [Artifact(path, len(data), "text/plain") for path, data in files.items()]
+    provider.plans[CODE] = [*artifacts, finished()]
+
+
+def saved(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def run_once(save: Path | None = None) -> int:
+    return run.run_once(Settings(), CODE, None, None, save)
+
+
+def test_artifacts_keep_their_places_and_do_not_overwrite_each_other(
+    provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    leaves(provider, monkeypatch, {"/tmp/outputs/a/t.csv": b"1", "/tmp/outputs/b/t.csv": b"2"})
+    assert run_once(tmp_path / "new") == 0
+    assert saved(tmp_path / "new") == {"a/t.csv": b"1", "b/t.csv": b"2"}
+
+
+def test_code_in_a_sandbox_cannot_overwrite_or_hide_files_on_the_host(
+    provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    directory = tmp_path / "here"
+    directory.mkdir()
+    (directory / "Makefile").write_bytes(b"mine")
+    names = ["Makefile", ".bashrc", ".git/config", "../escaped", "../../etc/escaped", "bad\x1b[2Jname", "good"]
+    leaves(provider, monkeypatch, {f"/tmp/outputs/{name}": b"theirs" for name in names} | {"/etc/x": b"theirs"})
+    assert run_once(directory) == 0
+    assert saved(tmp_path) == {"here/Makefile": b"mine", "here/good": b"theirs"}
+    told = capsys.readouterr().err
+    assert told.count("not saved") == 7
+    assert "\x1b" not in told
+
+
+STEERING = "red \x1b[31mtext\x1b[0m\x1b]0;title\x07\ttab\r\x9b2J\n"
+EVENTS: list[Event] = [
+    Output("stdout", STEERING),
+    Output("stderr", STEERING),
+    Display({"text/plain": STEERING}),
+    finished("error", error=CodeError("E", "e", STEERING)),
+]
+
+
+def test_what_code_prints_does_not_steer_a_terminal(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch):
+    provider.plans[CODE] = EVENTS
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert run_once() == 1
+    assert out.getvalue() == err.getvalue() == "red text]0;title\ttab2J\n" * 2
+
+
+def test_what_code_prints_into_a_pipe_is_left_as_it_is(provider: FakeProvider, capsys: pytest.CaptureFixture[str]):
+    provider.plans[CODE] = EVENTS
+    run_once()
+    assert capsys.readouterr().out == STEERING * 2
