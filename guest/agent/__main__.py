@@ -8,7 +8,8 @@ import os
 from contextlib import suppress
 
 from guest.agent.requests import Agent
-from guest.agent.user import WORKSPACE, parse_user
+from guest.agent.user import parse_user
+from guest.places import WORKSPACE
 
 PORT_NAME = "agent"
 PORTS = "/sys/class/virtio-ports"

@@ -5,7 +5,7 @@
 
 import os
 
-from guest.agent.user import OUTPUTS
+from guest.places import OUTPUTS
 
 MAX_FILES = 500  # looked at; a run that leaves more has its newest ones missed, not the machine slowed
 Snapshot = dict[str, tuple[int, int]]  # path: size, mtime in ns

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from guest.agent.output import Capture
-from guest.agent.user import OUTPUTS, User
+from guest.agent.user import User
+from guest.places import OUTPUTS
 from guest.protocol import MAX_BODY
 
 MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for

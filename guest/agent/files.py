@@ -9,8 +9,9 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from guest.agent.user import WORKSPACE, User
+from guest.agent.user import User
 from guest.errors import RequestRefused
+from guest.places import WORKSPACE
 from guest.protocol import MAX_BODY, encode_json
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from guest.agent.files import Files
 from guest.agent.identity import Identity
 from guest.agent.loop import Link, Loop
 from guest.agent.supervisor import Supervisor
-from guest.agent.user import WORKSPACE, User
+from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
+from guest.places import WORKSPACE
 from guest.protocol import PROTOCOL_VERSION, Frame
 
 AGENT_VERSION = "0.1.0"

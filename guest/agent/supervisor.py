@@ -65,11 +65,6 @@ class Supervisor:
         self._on_warmed: Callable[[str | None], None] | None = None
         channel.on_drained = self._resume
 
-    @property
-    def busy(self) -> bool:
-        """Whether a run is on."""
-        return self._run is not None
-
     # ------------------------------------------------------------ what the agent asks for
 
     def run(self, header: dict[str, Any], code: bytes, send: Send, *, counted: bool = True) -> None:

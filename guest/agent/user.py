@@ -1,4 +1,4 @@
-"""The unprivileged user whose code a machine runs, and the places that are theirs."""
+"""The unprivileged user whose code a machine runs."""
 
 # pathlib costs imports and instructions that an emulated CPU feels
 # ruff: noqa: PTH103, PTH118
@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-WORKSPACE = "/workspace"  # where code runs and relative paths start
-OUTPUTS = "/tmp/outputs"  # noqa: S108 - artifacts; the whole machine belongs to one owner
-SETTINGS = "/tmp/.ipython"  # noqa: S108 - what IPython insists on writing
-PLACES = (WORKSPACE, OUTPUTS, SETTINGS)
+from guest.places import OUTPUTS, SETTINGS, WORKSPACE
 
 
 class User(NamedTuple):
@@ -43,7 +40,7 @@ class User(NamedTuple):
 
     def make_places(self) -> None:
         """Create the user's directories and make everything in them theirs."""
-        for place in PLACES:
+        for place in (WORKSPACE, OUTPUTS, SETTINGS):
             os.makedirs(place, exist_ok=True)
             if self.uid is None or self.gid is None:
                 continue

@@ -15,7 +15,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.lib import pretty
 
-from guest.agent.user import OUTPUTS
+from guest.places import OUTPUTS
 from guest.protocol import MAX_BODY, encode, encode_json
 
 FILE_TYPES = {

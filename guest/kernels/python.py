@@ -21,10 +21,10 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from guest.agent.user import SETTINGS, WORKSPACE
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.figures import BACKEND, install
 from guest.kernels.reseed import Generators
+from guest.places import SETTINGS, WORKSPACE
 from guest.protocol import Decoder, Frame
 
 if TYPE_CHECKING:
