@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from guest.client import parsing
+from guest.client.groups import first_error
 from guest.client.messages import FileChunk, FileInfo, GuestUsage, Hello, Identity, Listing, Refreshed, RunCode
 from guest.client.runs import Run
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
@@ -274,6 +275,10 @@ class AgentClient:
             self._break(error)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             self._break(AgentGone("the machine's agent closed the stream"))
+        except Exception as error:  # a fault of ours that the agent found; whoever waits for an answer has to know
+            fault = ProtocolError(f"what the agent sent could not be handled: {error!r}")
+            fault.__cause__ = error
+            self._break(fault)
 
     def _dispatch(self, frame: Frame) -> None:
         number = frame.header.get("id")
@@ -309,11 +314,3 @@ def _encoded(code: str) -> bytes:
     if len(data) > MAX_BODY:
         raise RequestRefused("too_large", f"code of {len(data)} bytes; the limit is {MAX_BODY}: write it to a file")
     return data
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended a group of tasks; the others in it only followed."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

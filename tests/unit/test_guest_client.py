@@ -11,7 +11,8 @@ from anyio.streams.stapled import StapledObjectStream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guest.client.client import MAX_LATE_BYTES, AgentClient
+from guest.client import AgentClient
+from guest.client.groups import first_error
 from guest.client.messages import Artifact, Display, Finished, Identity, Output, RunCode
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
 from guest.protocol import MAGIC, MAX_BODY, PREFIX, Decoder, Frame, encode
@@ -362,22 +363,27 @@ async def test_endless_events_end_in_a_protocol_error(header, body):
                 await client.stat("never answered")
 
 
-async def test_answers_to_ended_requests_are_dropped_but_not_for_ever():
+async def test_a_fault_of_our_own_reader_breaks_the_client_and_hides_no_exception(monkeypatch):
+    def fault(*_: object) -> None:
+        raise RecursionError("ours")
+
     async def script(agent: FakeAgent) -> None:
-        run = await agent.expect("run")
-        await agent.reply(run, DONE)
-        number = await agent.expect("remove")
-        await agent.reply(run, DONE)
-        await agent.reply(number, {"ok": True})
-        for _ in range(MAX_LATE_BYTES // MAX_BODY + 1):
-            await agent.reply(run, {"event": "output", "stream": "stdout"}, b"x" * MAX_BODY)
+        await agent.reply(await agent.expect("remove"), {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        await collect(client, RunCode("1"))
-        await client.remove("x")
-        with pytest.raises(ProtocolError, match="requests that have ended"):
-            await client.stat("x")
+        monkeypatch.setattr(client, "_dispatch", fault)
+        with pytest.raises(ProtocolError, match="ours"):
+            await client.remove("x")
+
+
+def test_the_first_error_of_a_group_tells_the_others_in_its_notes():
+    first, second = ValueError("first"), KeyError("second")
+    group = BaseExceptionGroup("all", [BaseExceptionGroup("inner", [first]), second, first])
+    assert first_error(group) is first
+    assert first.__notes__ == ["KeyError('second') happened beside it"]
+    assert first_error(second) is second
+    assert not hasattr(second, "__notes__")
 
 
 async def test_unread_events_of_a_run_hold_up_nobody():
