@@ -141,7 +141,7 @@ class AgentClient:
             parts.append(chunk.data)
             offset += len(chunk.data)
             limit -= len(chunk.data)
-            if chunk.eof or limit <= 0 or not chunk.data:
+            if chunk.eof or limit <= 0:
                 return FileChunk(b"".join(parts), chunk.size, chunk.eof)
 
     async def write(self, path: str, data: bytes, *, append: bool = False, mode: int | None = None) -> FileInfo:
@@ -153,7 +153,7 @@ class AgentClient:
                 part = data[sent : sent + MAX_BODY]
                 last = sent + len(part) >= len(data)
                 args = {"path": path, "append": append, "mode": mode, "upload": upload, "last": last}
-                info = await self._ask("write", args, part, parse=parsing.parse_written)
+                info = await self._ask("write", args, part, parse=partial(parsing.parse_written, last=last))
                 sent += len(part)
                 if info is not None:
                     return info

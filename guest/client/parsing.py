@@ -172,13 +172,19 @@ def parse_chunk(frame: Frame, limit: int) -> FileChunk:
     """Part of a file."""
     if len(frame.body) > limit:
         raise ProtocolError("the agent sent more of a file than was asked for")
-    return FileChunk(frame.body, whole(frame.header, "size"), flag(frame.header, "eof"))
+    chunk = FileChunk(frame.body, whole(frame.header, "size"), flag(frame.header, "eof"))
+    if len(chunk.data) < limit and not chunk.eof:  # asked again and again, it would keep the host busy for ever
+        raise ProtocolError("the agent sent less of a file than was asked for, and not its end")
+    return chunk
 
 
-def parse_written(frame: Frame) -> FileInfo | None:
-    """The file that was written, once its last part has arrived."""
-    entry = frame.header.get("file")
-    return None if entry is None else parse_file_info(entry)
+def parse_written(frame: Frame, *, last: bool) -> FileInfo | None:
+    """The file that was written; it is there when its last part has arrived, and not before."""
+    if last:
+        return parse_file_info(frame.header.get("file"))
+    if frame.header.get("file") is not None:
+        raise ProtocolError("the agent says a file is written of which it has but a part")
+    return None
 
 
 def parse_listing(frame: Frame, limit: int) -> Listing:

@@ -363,6 +363,27 @@ async def test_endless_events_end_in_a_protocol_error(header, body):
                 await client.stat("never answered")
 
 
+@pytest.mark.parametrize("answer", [{}, {"file": {"path": "a", "kind": "file", "size": 1, "mtime": 0.0}}])
+async def test_a_write_ends_with_its_last_part_and_not_before_or_after(answer):
+    async def script(agent: FakeAgent) -> None:
+        while True:
+            await agent.reply(await agent.expect("write"), {"ok": True, **answer})
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            await client.write("x", b"x" * (1 if not answer else MAX_BODY + 1))
+
+
+async def test_a_file_handed_out_byte_by_byte_is_an_attack():
+    async def script(agent: FakeAgent) -> None:
+        while True:
+            await agent.reply(await agent.expect("read"), {"ok": True, "size": 10**9, "eof": False}, b"x")
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError, match="less of a file"):
+            await client.read("x", limit=100)
+
+
 async def test_a_fault_of_our_own_reader_breaks_the_client_and_hides_no_exception(monkeypatch):
     def fault(*_: object) -> None:
         raise RecursionError("ours")
