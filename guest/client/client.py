@@ -126,6 +126,10 @@ class AgentClient:
         number = self._register(run)
         try:
             await self._send(number, "run", parsing.run_args(request), code)
+        except BaseException:  # never sent: there is nothing to stop
+            self._open.pop(number, None)
+            raise
+        try:
             yield run
         finally:
             if number in self._open:

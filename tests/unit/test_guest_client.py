@@ -363,6 +363,21 @@ async def test_endless_events_end_in_a_protocol_error(header, body):
                 await client.stat("never answered")
 
 
+async def test_a_run_cancelled_before_it_was_sent_leaves_the_client_usable(monkeypatch):
+    monkeypatch.setattr("guest.client.client.KILL_MARGIN_S", 0.05)
+
+    async def script(agent: FakeAgent) -> None:
+        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        async with anyio.create_task_group() as tasks, client._sending:  # another frame is on its way out
+            tasks.start_soon(collect, client, RunCode("1", grace_s=0.0))
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        await client.remove("x")
+
+
 @pytest.mark.parametrize("answer", [{}, {"file": {"path": "a", "kind": "file", "size": 1, "mtime": 0.0}}])
 async def test_a_write_ends_with_its_last_part_and_not_before_or_after(answer):
     async def script(agent: FakeAgent) -> None:
