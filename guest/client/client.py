@@ -19,7 +19,6 @@ from guest.protocol import MAX_BODY, PROTOCOL_VERSION, Decoder, Frame, encode
 
 READ_BYTES = 256 * 1024
 MAX_OPEN_REQUESTS = 64
-MAX_LATE_BYTES = 16 * 1024 * 1024  # answers nobody waits for any more; an honest agent stays far below
 KILL_MARGIN_S = 3.0  # after the grace period: a kill and a last frame, on a slow emulated CPU
 MIN_ENTROPY_BYTES = 32
 
@@ -65,7 +64,7 @@ class AgentClient:
         self._timeout_s = timeout_s
         self._open: dict[int, _Answer | Run] = {}
         self._last_id = self._first_id = secrets.randbits(32)  # not the ids of an earlier conversation
-        self._late_bytes = 0
+        self._forgotten: set[int] = set()  # given up, and not answered yet
         self._greeted = False
         self._broken: GuestError | None = None
         self._sending = anyio.Lock(fast_acquire=True)
@@ -202,7 +201,8 @@ class AgentClient:
                 await self._send(number, op, args, body)
                 await answer.done.wait()
         finally:
-            self._open.pop(number, None)
+            if self._open.pop(number, None) is not None:
+                self._forgotten.add(number)
         if answer.failure is not None:
             raise answer.failure
         if answer.frame is None:
@@ -292,12 +292,13 @@ class AgentClient:
             raise ProtocolError(f"the agent answers a request that was never made: {str(number)[:60]!r}")
         self._greeted = True
         entry = self._open.get(number)
-        if entry is None:
-            self._late_bytes += len(frame.body) + 256
-            if self._late_bytes > MAX_LATE_BYTES:
-                raise ProtocolError("the agent goes on answering requests that have ended")
-        elif entry.take(frame):
-            del self._open[number]
+        if entry is not None:
+            if entry.take(frame):
+                del self._open[number]
+        elif number in self._forgotten and "ok" in frame.header:
+            self._forgotten.remove(number)
+        else:
+            raise ProtocolError("the agent goes on answering a request that has ended")
 
     def _break(self, error: GuestError) -> GuestError:
         """Fail all open requests, and every later one."""

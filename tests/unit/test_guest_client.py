@@ -363,6 +363,55 @@ async def test_endless_events_end_in_a_protocol_error(header, body):
                 await client.stat("never answered")
 
 
+async def test_answers_that_come_too_late_never_add_up_to_an_attack():
+    rounds = 20  # of a megabyte each
+
+    async def script(agent: FakeAgent) -> None:
+        for _ in range(rounds):
+            late = await agent.expect("read")
+            number = await agent.expect("remove")
+            await agent.reply(late, {"ok": True, "size": MAX_BODY, "eof": True}, b"x" * MAX_BODY)
+            await agent.reply(number, {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        for _ in range(rounds):
+            with anyio.move_on_after(0.001):
+                await client.read("x", limit=MAX_BODY)
+            await client.remove("x")
+
+
+async def test_a_request_that_was_given_up_is_answered_once_and_no_more():
+    async def script(agent: FakeAgent) -> None:
+        late = await agent.expect("usage")
+        for op in ("remove", "stat"):
+            number = await agent.expect(op)
+            await agent.reply(late, {"ok": True})
+            await agent.reply(number, {"ok": True})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with anyio.move_on_after(0.01):
+            await client.usage()
+        await client.remove("x")
+        with pytest.raises(ProtocolError, match="request that has ended"):
+            await client.stat("x")
+
+
+async def test_a_run_goes_on_answering_after_its_end_only_as_an_attack():
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, DONE)
+        await agent.expect("stat")
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        await collect(client, RunCode("1"))
+        with pytest.raises(ProtocolError, match="request that has ended"):
+            await client.stat("x")
+
+
 async def test_a_run_cancelled_before_it_was_sent_leaves_the_client_usable(monkeypatch):
     monkeypatch.setattr("guest.client.client.KILL_MARGIN_S", 0.05)
 
