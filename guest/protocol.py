@@ -20,6 +20,7 @@ MAGIC = b"MCSB"
 PREFIX = struct.Struct(">4sII")
 MAX_HEADER = 64 * 1024  # bytes; headers are small, whatever can be large travels in the body
 MAX_BODY = 1024 * 1024  # bytes; keeps one frame from holding up the others for long
+MAX_DISPLAYS = 10_000  # of one run; those without text cost nothing else of what a run may show
 MAX_SKIP = 4 * 1024 * 1024  # bytes of garbage passed over while looking for the first frame
 
 

@@ -12,11 +12,12 @@ from typing import Any
 from guest.agent.output import Capture
 from guest.agent.user import User
 from guest.places import OUTPUTS
-from guest.protocol import MAX_BODY
+from guest.protocol import MAX_BODY, MAX_DISPLAYS
 
 MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for
 MAX_GRACE_S = 60.0
 MAX_FILES = 64  # named by one display
+NO_FORMS = b"{}"  # the body of a display that has only files, or lost its text
 
 Send = Callable[[dict[str, Any], bytes], None]
 
@@ -33,6 +34,7 @@ class Execution:
         self._send = send
         self._user = user
         self._display_left = self.max_display_bytes
+        self._displays_left = MAX_DISPLAYS
         self._dropped = 0
         self._head = min(int(header["head_bytes"]), MAX_HEAD)
         self._tail = min(int(header["tail_bytes"]), MAX_BODY)
@@ -66,11 +68,13 @@ class Execution:
         """A value the code shows."""
         files = header.get("files")
         names = [str(name) for name in files[:MAX_FILES]] if isinstance(files, list) else []
-        if header.get("dropped") is True or len(body) > self._display_left:
+        cost = 0 if body == NO_FORMS else len(body)
+        if header.get("dropped") is True or cost > self._display_left or not self._displays_left:
             self._dropped += 1
-            body = b"{}"
-        if body != b"{}" or names:
-            self._display_left -= len(body)
+            body, cost = NO_FORMS, 0
+        if (cost or names) and self._displays_left:
+            self._display_left -= cost
+            self._displays_left -= 1
             self._send({"event": "display", "files": names}, body)
 
     def ended(self, header: dict[str, Any]) -> dict[str, Any]:

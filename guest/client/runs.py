@@ -8,9 +8,9 @@ from typing import get_args
 import anyio
 
 from guest.client import parsing
-from guest.client.messages import Event, Finished, Output, RunCode, Stream
+from guest.client.messages import Artifact, Event, Finished, Output, RunCode, Stream
 from guest.errors import AgentGone, GuestError, ProtocolError
-from guest.protocol import MAX_BODY, MAX_HEADER, Frame, decode_json
+from guest.protocol import MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame, decode_json
 
 QUEUE_ENTRY_BYTES = 512  # what an unread event costs besides its text
 QUEUE_SLACK_BYTES = 8 * 1024 * 1024  # unread events beyond the output itself: artifacts, many short prints
@@ -55,6 +55,7 @@ class Run:
         self._texts: dict[str, _Text] = {name: _Text() for name in get_args(Stream)}
         self._output_left = 2 * (request.head_bytes + request.tail_bytes) + 2
         self._display_left = request.max_display_bytes
+        self._displays_left = MAX_DISPLAYS
         self._queue_left = self._output_left + self._display_left + MAX_BODY + MAX_HEADER + QUEUE_SLACK_BYTES
 
     async def stop(self) -> None:
@@ -109,10 +110,12 @@ class Run:
         if kind == "output":
             self._take_output(header, body)
         elif kind == "display":
-            self._display_left -= len(body)
-            if self._display_left < 0:
+            display = parsing.parse_display(header, decode_json(body))
+            self._display_left -= len(body) if display.data else 0
+            self._displays_left -= 1
+            if self._display_left < 0 or self._displays_left < 0:
                 raise ProtocolError("the agent sent more displays than the run allows")
-            self._put(parsing.parse_display(header, decode_json(body)))
+            self._put(display)
         elif kind == "artifact":
             self._put(parsing.parse_artifact(header))
         else:
@@ -157,4 +160,6 @@ def _cost(event: Event) -> int:
         return QUEUE_ENTRY_BYTES + len(event.text)
     if isinstance(event, Finished):
         return 0
-    return QUEUE_ENTRY_BYTES
+    if isinstance(event, Artifact):
+        return QUEUE_ENTRY_BYTES + len(event.path)
+    return QUEUE_ENTRY_BYTES + sum(map(len, event.files)) + sum(map(len, event.data.values()))

@@ -80,9 +80,9 @@ class Screen:
         sys.stdout.flush()
         sys.stderr.flush()
         body = encode_json(forms)
-        if len(body) > min(MAX_BODY, self._left):  # the plain form alone may still fit
+        if forms and len(body) > min(MAX_BODY, self._left):  # the plain form alone may still fit
             body = encode_json({"text/plain": forms.get("text/plain", "")})
-        dropped = len(body) > min(MAX_BODY, self._left)
+        dropped = bool(forms) and len(body) > min(MAX_BODY, self._left)
         self._left -= 0 if dropped else len(body)
         wait = not last and threading.get_ident() == self._thread
         header = {"event": "display", "run": self._run, "files": files, "dropped": dropped, "wait": wait}

@@ -86,6 +86,17 @@ async def test_displays_beyond_the_limit_are_counted(machine):
     assert 0 < len(result.displays) < 10
 
 
+async def test_pictures_are_shown_after_the_room_for_text_is_used_up(machine):
+    code = """for i in range(3000): display('x' * 100)
+for i in range(200): display({'image/svg+xml': '<svg/>'}, raw=True)
+display({'image/svg+xml': '<svg/>', 'text/plain': 'x' * 1000}, raw=True)"""
+    result = await run(machine, code)
+    assert result.finished.status == "ok"
+    assert sum(len(display.files) for display in result.displays) == 201
+    assert result.finished.output.displays_dropped == 3000 - (len(result.displays) - 201) + 1
+    await run(machine, "!rm /tmp/outputs/*.svg")
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -471,6 +471,54 @@ def test_the_first_error_of_a_group_tells_the_others_in_its_notes():
     assert not hasattr(second, "__notes__")
 
 
+async def test_displays_that_carry_no_text_cost_nothing_of_what_a_run_may_show():
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        for number in range(200):
+            await agent.reply(run, {"event": "display", "files": [f"/tmp/outputs/figure-{number}.png"]}, b"{}")
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        events = await collect(client, RunCode("1", max_display_bytes=1))
+    assert len(events) == 201
+
+
+@pytest.mark.parametrize("body", [b"{}", b" " * 40_000 + b"{}"])
+async def test_displays_that_carry_no_text_are_counted_nevertheless(body):
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        while True:
+            await agent.reply(run, {"event": "display", "files": ["/tmp/outputs/figure-1.png"]}, body)
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            await collect(client, RunCode("1", max_display_bytes=1))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"event": "display", "files": ["x" * 60_000]},
+        {"event": "artifact", "path": "/tmp/outputs/" + "x" * 60_000, "size": 1},
+    ],
+)
+async def test_what_an_unread_event_names_counts_as_kept(header):
+    sent = 0
+
+    async def script(agent: FakeAgent) -> None:
+        nonlocal sent
+        run = await agent.expect("run")
+        while True:
+            await agent.reply(run, header, b"{}")
+            sent += 1
+
+    async with connected(script) as client, client.run(RunCode("1")):
+        with pytest.raises(ProtocolError):
+            await client.stat("never answered")
+    assert sent < 1000
+
+
 async def test_unread_events_of_a_run_hold_up_nobody():
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
