@@ -16,7 +16,8 @@ from guest.protocol import MAX_BODY, MAX_DISPLAYS
 
 MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for
 MAX_GRACE_S = 60.0
-MAX_FILES = 64  # named by one display
+MAX_FILES = 8  # named by one display; a value has no more forms that are files
+MAX_NAME = 255  # characters; with all of them escaped a display still fits a header
 NO_FORMS = b"{}"  # the body of a display that has only files, or lost its text
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -67,7 +68,7 @@ class Execution:
     def display(self, header: dict[str, Any], body: bytes) -> None:
         """A value the code shows."""
         files = header.get("files")
-        names = [str(name) for name in files[:MAX_FILES]] if isinstance(files, list) else []
+        names = _short_names(files[:MAX_FILES]) if type(files) is list else []
         cost = 0 if body == NO_FORMS else len(body)
         if header.get("dropped") is True or cost > self._display_left or not self._displays_left:
             self._dropped += 1
@@ -81,11 +82,11 @@ class Execution:
         """What the kernel says of the cell's end."""
         status = header.get("status")
         if status == "error":
-            error = {"name": str(header.get("name"))[:200], "message": str(header.get("message"))[:4000]}
+            error = {"name": _text(header, "name")[:200], "message": _text(header, "message")[:4000]}
             return {"status": "interrupted" if self.stopped else "error", "state": "kept", "error": error}
         if status == "exited":
             code = header.get("exit_code")
-            return {"status": "exited", "state": "kept", "exit_code": code if type(code) is int else 1}
+            return {"status": "exited", "state": "kept", "exit_code": code & 0xFF if type(code) is int else 1}
         return {"status": "ok", "state": "kept", "exit_code": 0}
 
     def died(self, status: int) -> dict[str, Any]:
@@ -123,3 +124,13 @@ class Execution:
             },
         }
         self._send(answer, trace[:MAX_BODY])
+
+
+def _short_names(files: list[Any]) -> list[str]:
+    return [name for name in files if type(name) is str and len(name) <= MAX_NAME]
+
+
+def _text(header: dict[str, Any], key: str) -> str:
+    """A string; whatever else the code put there is not worth writing out, and may be too deep for it."""
+    value = header.get(key)
+    return value if type(value) is str else ""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_UPLOADS = 16  # half-sent files at once
 MAX_ENTRIES = 5000  # in one listing; the agent does nothing else meanwhile
+LATEST = 2.0**36  # seconds, the year 4147; in memory file systems anybody can set any time, beyond all calendars
 LISTING_BYTES = MAX_BODY - 64 * 1024  # room for the last entry
 
 Reply = tuple[dict[str, Any], bytes]
@@ -203,4 +204,4 @@ def _info(path: str, facts: os.stat_result) -> dict[str, Any]:
     kind = "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else "other"
     if stat.S_ISLNK(mode):
         kind = "link"
-    return {"path": path, "kind": kind, "size": facts.st_size, "mtime": facts.st_mtime}
+    return {"path": path, "kind": kind, "size": facts.st_size, "mtime": min(max(facts.st_mtime, 0.0), LATEST)}

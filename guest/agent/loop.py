@@ -168,15 +168,13 @@ class Link:
                 return
             whole = len(data) < READ_BYTES  # nothing is left in a pipe or socket; asking would raise an exception
             try:
-                frames = self._decoder.feed(data)
+                for frame in self._decoder.feed(data):
+                    self._on_frame(frame)
             except ProtocolError:
-                if not self._resyncs:
+                if not self._resyncs:  # what the peer sent cannot be read, or not be passed on
                     self._on_end()
                     return
                 self._decoder.resync()
-                frames = []
-            for frame in frames:
-                self._on_frame(frame)
             if whole:
                 if self._resyncs and not self._closed:  # a virtio port hands out one buffer a time
                     self._loop.look_again(self._in, BOTH if self._in == self._out else EDGE)

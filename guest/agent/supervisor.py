@@ -15,7 +15,7 @@ from guest.agent.artifacts import Watch
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
 from guest.agent.user import User
-from guest.errors import RequestRefused
+from guest.errors import ProtocolError, RequestRefused
 from guest.protocol import Frame
 
 ZYGOTE_FD = 3
@@ -24,7 +24,9 @@ PIPE_BYTES = 64 * 1024  # read at once; also how much output between two runs is
 TURN_BYTES = 1024 * 1024  # read of one pipe before the others have a turn
 DRAIN_BYTES = 64 * 1024 * 1024  # read at the end of a run; only a process the run left behind writes more
 REST_S = 0.005  # after a short piece of output: many small writes become few frames
+MAX_UNREAD = 64 * 1024  # bytes of acknowledgements; a kernel waits for each before it asks for the next
 HIGH_WATER = 1024 * 1024  # unsent bytes to the host above which no more output is read
+MAX_FIGURES = 10**9  # a higher number is none the kernel gave
 LOST_GRACE_S = 1.0  # for a kernel to end after it closed its socket
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -215,13 +217,15 @@ class Supervisor:
         self._drain(kernel)
         if header.get("wait") is True:
             kernel.link.send({"op": "ack"})
+            if kernel.link.unsent > MAX_UNREAD:
+                raise ProtocolError("the kernel does not read its acknowledgements")
         if self._run is None or header.get("run") != self._run.number:
             return  # from a thread that outlived its run
         if event == "display":
             self._run.display(header, frame.body)
         elif event == "done":
             figures = header.get("figures")
-            self._figures = figures if type(figures) is int else self._figures
+            self._figures = figures if type(figures) is int and 0 <= figures < MAX_FIGURES else self._figures
             self._finish(self._run.ended(header), frame.body)
 
     def _lose_kernel(self, status: int, *, restart: bool = True) -> None:

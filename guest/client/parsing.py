@@ -97,14 +97,22 @@ def parse_file_info(fields: Any) -> FileInfo:  # noqa: ANN401 - checked here
     )
 
 
-def parse_display(header: dict[str, Any], body: Any) -> Display:  # noqa: ANN401 - checked here
-    """A displayed value."""
-    data = table(body, "display data")
+def parse_display(header: dict[str, Any], body: bytes) -> Display:
+    """A displayed value.
+
+    Its forms are the code's own words, passed on unread: nonsense in them is no fault of the agent's, and shows
+    nothing.
+    """
+    try:
+        forms = decode_json(body)
+        data = {mime: text(forms, mime) for mime in table(forms, "display data")}
+    except ProtocolError:
+        data = {}
     files = header.get("files", [])
     if type(files) is not list or len(files) > 64:
         raise ProtocolError("the agent's 'files' is not a short list")
     named = {str(index): name for index, name in enumerate(files)}
-    return Display({mime: text(data, mime) for mime in data}, tuple(text(named, key) for key in named))
+    return Display(data, tuple(text(named, key) for key in named))
 
 
 def parse_artifact(header: dict[str, Any]) -> Artifact:

@@ -10,7 +10,7 @@ import anyio
 from guest.client import parsing
 from guest.client.messages import Artifact, Event, Finished, Output, RunCode, Stream
 from guest.errors import AgentGone, GuestError, ProtocolError
-from guest.protocol import MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame, decode_json
+from guest.protocol import MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame
 
 QUEUE_ENTRY_BYTES = 512  # what an unread event costs besides its text
 QUEUE_SLACK_BYTES = 8 * 1024 * 1024  # unread events beyond the output itself: artifacts, many short prints
@@ -110,8 +110,8 @@ class Run:
         if kind == "output":
             self._take_output(header, body)
         elif kind == "display":
-            display = parsing.parse_display(header, decode_json(body))
-            self._display_left -= len(body) if display.data else 0
+            display = parsing.parse_display(header, body)
+            self._display_left -= 0 if body == b"{}" else len(body)
             self._displays_left -= 1
             if self._display_left < 0 or self._displays_left < 0:
                 raise ProtocolError("the agent sent more displays than the run allows")

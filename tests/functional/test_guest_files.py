@@ -1,5 +1,6 @@
 """File requests through a real agent."""
 
+import datetime
 import os
 from collections.abc import AsyncIterator
 
@@ -178,6 +179,14 @@ async def test_many_requests_at_once_each_get_their_own_answer(machine):
         for number in range(40):
             tasks.start_soon(one, number)
     assert answers == {number: str(number).encode() * 1000 for number in range(40)}
+
+
+async def test_a_file_time_beyond_all_calendars_does_no_harm(machine):
+    for time in (4 * 10**18, -4 * 10**18):
+        await run(machine, f"import os; p = '/dev/shm/{time}'; open(p, 'w').close(); os.utime(p, (0, {time}))")
+    times = [entry.mtime for entry in (await machine.list("/dev/shm", recursive=False, max_entries=10)).entries]
+    assert len(times) == 2
+    assert all(datetime.datetime.fromtimestamp(time, datetime.UTC) for time in times)
 
 
 async def test_stat_tells_what_is_there(machine):

@@ -263,6 +263,41 @@ async def test_a_kernel_that_dies_is_replaced_and_the_loss_is_told(machine, code
     assert after.shown == ["False"]
 
 
+FORGE = """import os, socket, json, struct
+control = next(fd for fd in range(3, 50) if os.path.exists(f'/proc/self/fd/{fd}')
+               and os.readlink(f'/proc/self/fd/{fd}').startswith('socket:'))
+wire = socket.socket(fileno=os.dup(control))
+run = int(get_ipython().display_pub.screen._run)
+def forge(body=b'{}', **header):
+    raw = json.dumps({'run': run, **header}).encode()
+    wire.sendall(struct.pack('>4sII', b'MCSB', len(raw), len(body)) + raw + body)
+print('ready')
+"""
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "forge(event='display', files=['ä' * 10_000])",
+        "forge(event='display', files=['x'] * 1000)",
+        "forge(event='display', files=[[[]]])",
+        "forge(b'nonsense', event='display')",
+        "forge(event='done', status='exited', exit_code=2**40)",
+        "forge(event='done', status='error', name={}, message='ä' * 10_000)",
+        "forge(event='done', figures=-10**30)",
+        "wire.sendall(b'nonsense')",
+        "for _ in range(20_000): forge(event='x', wait=True)",
+    ],
+)
+async def test_nothing_the_code_says_in_the_kernels_name_harms_the_machine(machine, lie):
+    result = await run(machine, FORGE + lie)
+    assert result.stdout == "ready\n"
+    await run(machine, "import os; os._exit(0)")
+    assert (await run(machine, "1 + 1")).shown == ["2"]
+    plot = await run(machine, "import matplotlib.pyplot as plt; plt.plot([1]); plt.show()")
+    assert [path for display in plot.displays for path in display.files if path.startswith("/tmp/outputs/figure-")]
+
+
 async def test_an_interrupted_run_keeps_the_state(machine):
     await run(machine, "x = 1")
     async with machine.run(RunCode("import time; x = 2; print('on')\ntime.sleep(1000)")) as events:

@@ -519,6 +519,19 @@ async def test_what_an_unread_event_names_counts_as_kept(header):
     assert sent < 1000
 
 
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[1]", b'{"text/plain": 1}', b"[" * 50_000, b"\xff"])
+async def test_nonsense_that_the_code_shows_is_not_the_agents_fault(body):
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, {"event": "display", "files": ["/tmp/outputs/a.png"]}, body)
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        events = await collect(client, RunCode("1"))
+    assert events[0] == Display({}, ("/tmp/outputs/a.png",))
+
+
 async def test_unread_events_of_a_run_hold_up_nobody():
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
