@@ -62,8 +62,8 @@ class Agent:
             elif op in self._files.operations:
                 answer, data = self._files.answer(op, header, body)
                 self._answer(request, answer, data)
-                if op in ("write", "remove"):
-                    self._kernels.watch.forget_changes()
+                if "file" in answer and op == "write":
+                    self._kernels.watch.know(answer["file"]["path"])
             else:
                 raise RequestRefused("bad_request", f"this agent knows no {str(op)[:40]!r}")  # noqa: TRY301
         except RequestRefused as refused:

@@ -249,7 +249,10 @@ class Supervisor:
     def _finish(self, result: dict[str, Any], trace: bytes) -> None:
         run, self._run = self._run, None
         assert run is not None
-        run.finish(result, trace, self.watch.changes())
+        changed = self.watch.changes()
+        if not self.watch.complete:
+            result["artifacts_complete"] = False
+        run.finish(result, trace, changed)
 
     # ------------------------------------------------------------ output
 

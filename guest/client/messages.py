@@ -107,6 +107,7 @@ class Finished:
     error: CodeError | None
     duration_s: float
     output: OutputTotals
+    artifacts_complete: bool = True  # False: there are more files among the outputs than the agent looks at
 
 
 Event = Output | Display | Artifact | Finished

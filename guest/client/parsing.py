@@ -146,6 +146,7 @@ def parse_finished(header: dict[str, Any], body: bytes) -> Finished:
             spill_complete=flag(output, "spill_complete"),
             displays_dropped=whole(output, "displays_dropped"),
         ),
+        artifacts_complete=flag(header, "artifacts_complete") if "artifacts_complete" in header else True,
     )
 
 

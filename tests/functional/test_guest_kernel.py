@@ -142,6 +142,36 @@ async def test_new_and_changed_files_are_artifacts_of_the_run_that_made_them(mac
     assert not [event for event in (await run(machine, "1")).events if isinstance(event, Artifact)]
 
 
+def paths(result: Result) -> list[str]:
+    return [event.path for event in result.events if isinstance(event, Artifact)]
+
+
+async def test_a_file_in_a_folder_of_an_earlier_run_is_an_artifact():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client() as client:
+            assert paths(await run(client, "import os; os.mkdir('/tmp/outputs/sub')")) == []
+            assert paths(await run(client, "open('/tmp/outputs/sub/a.txt', 'w').close()")) == ["/tmp/outputs/sub/a.txt"]
+
+
+async def test_a_file_written_by_the_host_during_a_run_hides_none_of_the_runs_own(machine):
+    code = "open('/tmp/outputs/own.txt', 'w').close()\nprint('on')\nwhile not os.path.exists('/workspace/go'): pass"
+    async with machine.run(RunCode(f"import os\n{code}")) as events:
+        assert await anext(events) == Output("stdout", "on\n")
+        await machine.write("/tmp/outputs/hosts/written.txt", b"x")
+        await machine.write("go", b"")
+        assert paths(Result([event async for event in events])) == ["/tmp/outputs/own.txt"]
+    await run(machine, "!rm -r /workspace/go /tmp/outputs/own.txt /tmp/outputs/hosts")
+
+
+async def test_more_artifacts_than_the_agent_looks_at_are_said_to_be_more():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client() as client:
+            assert (await run(client, "1")).finished.artifacts_complete
+            result = await run(client, "for i in range(600): open(f'/tmp/outputs/{i}', 'w').close()")
+            assert (len(paths(result)), result.finished.artifacts_complete) == (500, False)
+            assert (await run(client, "!rm -r /tmp/outputs/*")).finished.artifacts_complete
+
+
 async def test_output_streams_while_the_code_runs(machine):
     code = "import os\nprint('first')\nwhile not os.path.exists('/workspace/go'): pass\nprint('second')"
     async with machine.run(RunCode(code)) as events:
