@@ -246,6 +246,7 @@ class Kernel:
                 decoder.feed(far.recv(65536))
                 self._generators.reseed()
         self.screen.attach(control, self.screen.figures)
+        self.shell.user_ns.pop("_", None)  # the rehearsal's result is nothing of the caller's
 
     def _obey(self, frame: Frame) -> None:
         header, body = frame
