@@ -100,6 +100,10 @@ class Execution:
             name = f"SIG{number}"
         return {"status": "killed", "state": "lost", "signal": name}
 
+    def refuse(self, code: str, message: str) -> None:
+        """End a run whose code was never run."""
+        self._send({"ok": False, "error": {"code": code, "message": message}}, b"")
+
     def finish(self, result: dict[str, Any], trace: bytes, changed: list[tuple[str, int]]) -> None:
         """Send what is left and the result. The last thing a run does."""
         duration = time.monotonic_ns() - self._began  # a whole number: writing fractions is slow

@@ -8,8 +8,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guest.agent.files import Files
 from guest.agent.identity import Identity
@@ -19,6 +18,9 @@ from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
 from guest.places import WORKSPACE
 from guest.protocol import PROTOCOL_VERSION, Frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 AGENT_VERSION = "0.1.0"
 LANGUAGE_VERSION = platform.python_version()
@@ -111,19 +113,21 @@ class Agent:
                 return
             self._user.make_places()
             os.sync()  # nothing is left to be written to disk behind the first caller's back
-            self._exercise(list(WARM_CELLS), lambda: self._warm_done(request))
+            self._exercise(list(WARM_CELLS), request)
 
         self._kernels.warm(body.decode("utf-8"), warmed)
 
-    def _exercise(self, cells: list[str], done: Callable[[], None]) -> None:
+    def _exercise(self, cells: list[str], request: int) -> None:
         """Run cells one after the other, for nothing but having run them."""
         if not cells:
-            done()
+            self._warm_done(request)
             return
 
         def send(header: dict[str, Any], _body: bytes) -> None:
-            if "ok" in header:
-                self._loop.soon(lambda: self._exercise(cells[1:], done))
+            if header.get("ok") is True:
+                self._loop.soon(lambda: self._exercise(cells[1:], request))
+            elif "ok" in header:
+                self._refuse(request, RequestRefused(**header["error"]))
 
         limits = {"id": 0, "grace_ms": 1000, "head_bytes": 1024, "tail_bytes": 1024, "max_display_bytes": 1024}
         self._kernels.run(limits, cells[0].encode(), send, counted=False)

@@ -27,6 +27,7 @@ REST_S = 0.005  # after a short piece of output: many small writes become few fr
 MAX_UNREAD = 64 * 1024  # bytes of acknowledgements; a kernel waits for each before it asks for the next
 HIGH_WATER = 1024 * 1024  # unsent bytes to the host above which no more output is read
 MAX_FIGURES = 10**9  # a higher number is none the kernel gave
+MAX_STILLBORN = 3  # kernels started in a row for nothing
 LOST_GRACE_S = 1.0  # for a kernel to end after it closed its socket
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -41,6 +42,7 @@ class Kernel:
         self.pid = 0  # until the zygote has forked it
         self.early: dict[str, bytes] = {"stdout": b"", "stderr": b""}  # output while no run is on
         self.resting: set[str] = set()
+        self.ready = False  # it came to life and said so
 
     def signal(self, number: int) -> None:
         """Send a signal to the kernel and all of its process group."""
@@ -63,6 +65,7 @@ class Supervisor:
         self._run: Execution | None = None
         self._figures = 0
         self._runs = 0
+        self._stillborn = 0  # kernels in a row that ended before they were ready
         self._on_reseeded: Callable[[], None] | None = None
         self._on_warmed: Callable[[str | None], None] | None = None
         channel.on_drained = self._resume
@@ -73,7 +76,7 @@ class Supervisor:
         """Start a run. Its events and its end go through `send`. Raises RequestRefused."""
         if self._run is not None:
             raise RequestRefused("busy", "another run is on in this sandbox; wait for it or stop it")
-        kernel = self._kernel or self._start_kernel(sweep=False)
+        kernel = self._kernel or self._start_kernel(sweep=self._stillborn > 0)
         self._runs += counted
         number = self._runs if counted else 0
         self._run = run = Execution(header, number, self._user, send)
@@ -142,8 +145,8 @@ class Supervisor:
                 self._lose_zygote()
                 return
             message = json.loads(data)
-            if message["event"] == "warmed" and self._on_warmed:
-                self._on_warmed(message["error"])
+            if message["event"] == "warmed":
+                self._warmed(message["error"])
             elif message["event"] == "forked":
                 self._forked(message["pid"])
             elif message["event"] == "exited" and self._kernel and self._kernel.pid == message["pid"]:
@@ -156,11 +159,15 @@ class Supervisor:
         self._zygote.close()
         self._zygote = None
         _, status = os.waitpid(self._zygote_pid, 0)
-        if self._on_warmed:
-            self._on_warmed("the process that runs code ended; the machine's console says why")
+        self._warmed("the process that runs code ended; the machine's console says why")
         if self._kernel:
             self._kernel.signal(signal.SIGKILL)
             self._lose_kernel(status, restart=False)
+
+    def _warmed(self, error: str | None) -> None:
+        if self._on_warmed:
+            done, self._on_warmed = self._on_warmed, None
+            done(error)
 
     # ------------------------------------------------------------ kernel
 
@@ -220,7 +227,9 @@ class Supervisor:
             if kernel.link.unsent > MAX_UNREAD:
                 raise ProtocolError("the kernel does not read its acknowledgements")
         if self._run is None or header.get("run") != self._run.number:
-            return  # from a thread that outlived its run
+            if event == "ready":
+                kernel.ready, self._stillborn = True, 0
+            return  # or from a thread that outlived its run
         if event == "display":
             self._run.display(header, frame.body)
         elif event == "done":
@@ -229,7 +238,10 @@ class Supervisor:
             self._finish(self._run.ended(header), frame.body)
 
     def _lose_kernel(self, status: int, *, restart: bool = True) -> None:
-        """The kernel is gone, by whatever means. Its run ends, and a fresh kernel takes its place."""
+        """The kernel is gone, by whatever means. Its run ends, and a fresh kernel takes its place.
+
+        Not for ever, if none comes to life: then the next run tries once more.
+        """
         kernel = self._kernel
         assert kernel is not None
         self._drain(kernel)
@@ -241,10 +253,15 @@ class Supervisor:
         if self._on_reseeded:
             done, self._on_reseeded = self._on_reseeded, None
             done()
-        if restart:
+        self._stillborn += not kernel.ready
+        if restart and self._stillborn < MAX_STILLBORN:
             self._start_kernel(sweep=True)
-        if self._run:
-            self._finish(self._run.died(status), b"")
+        run = self._run
+        if run and not kernel.ready and not run.stopped:
+            self._run = None
+            run.refuse("no_kernel", f"the process that runs code ended at its start ({run.died(status)})")
+        elif run:
+            self._finish(run.died(status), b"")
 
     def _finish(self, result: dict[str, Any], trace: bytes) -> None:
         run, self._run = self._run, None

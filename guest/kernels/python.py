@@ -223,6 +223,7 @@ class Kernel:
         self.screen.attach(control, figures)
         _signal.signal(_signal.SIGINT, self._on_sigint)
         self._generators.seed()
+        self.screen.send({"event": "ready"})
         decoder = Decoder()
         while data := control.recv(65536):
             for frame in decoder.feed(data):

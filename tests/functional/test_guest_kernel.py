@@ -564,6 +564,45 @@ async def test_the_first_run_starts_a_kernel_when_none_was_warmed():
             assert (await run(client, "1 + 1")).shown == ["2"]
 
 
+STILLBORN = """import os, guest.kernels.reseed as reseed
+def die(self):
+    with open('/tmp/births', 'a') as file: file.write('x')
+    os._exit(7)
+reseed.Generators.seed = die
+"""
+
+
+async def test_kernels_that_die_at_birth_are_not_started_for_ever():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            with pytest.raises(RequestRefused, match="ended at its start") as caught:
+                await client.warm(STILLBORN, LIMIT_S)
+            assert caught.value.code == "no_kernel"
+            for _ in range(5):
+                with pytest.raises(RequestRefused) as caught:
+                    await run(client, "1")
+                assert caught.value.code == "no_kernel"
+            assert (await client.stat("/tmp/births")).size <= 3 + 5
+
+
+MORTAL = """import os, threading, time
+def wait():
+    while not os.path.exists('/workspace/end'): time.sleep(0.01)
+    os._exit(1)
+threading.Thread(target=wait, daemon=True).start()
+"""
+
+
+async def test_a_zygote_that_ends_takes_its_run_along_and_is_replaced():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(MORTAL) as client:
+            async with client.run(RunCode("print('on')\nwhile True: pass")) as events:
+                await anext(events)
+                await client.write("end", b"")
+                assert (await events.wait_finished()).state == "lost"
+            assert (await run(client, "1 + 1")).shown == ["2"]
+
+
 async def test_warm_up_code_that_fails_says_how():
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
