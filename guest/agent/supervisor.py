@@ -198,8 +198,11 @@ class Supervisor:
                 self._kernel.signal(signal.SIGINT)
 
     def _kill(self, run: Execution) -> None:
+        """End the run by force, with all that it started: processes in groups of their own, too."""
         if self._run is run and self._kernel:
             self._kernel.signal(signal.SIGKILL)
+            if self._zygote:
+                self._order({"op": "sweep"})
 
     def _kernel_hung_up(self) -> None:
         """The kernel's socket closed. It is ending, or the code closed it: either way it is of no more use."""

@@ -53,8 +53,10 @@ mount -t tmpfs -o size=${TMP_MB}m tmpfs workspace
 mount -t proc proc proc
 echo root:x:0:0::/root:/bin/sh > etc/passwd
 echo sandbox:x:1000:1000::/workspace:/bin/sh >> etc/passwd
-exec chroot . /usr/bin/env -i PATH=/usr/bin:/bin PYTHONPATH="$REPO" \
-    "$PYTHON" -B -m guest.agent --stdio --user "$AGENT_USER"
+exec 3<&0
+chroot . /usr/bin/env -i PATH=/usr/bin:/bin PYTHONPATH="$REPO" \
+    "$PYTHON" -B -m guest.agent --stdio --user "$AGENT_USER" <&3 3<&- &
+wait $!  # and take in orphans, as process 1 of a machine does
 """
 
 
@@ -98,7 +100,7 @@ def _agent_process(channel: socket.socket) -> Iterator[None]:
 def _map_ids(pid: int) -> None:
     proc = Path(f"/proc/{pid}")
     if SEPARATE_USER:
-        (proc / "uid_map").write_text("0 0 1\n1000 1000 1\n")
+        (proc / "uid_map").write_text("0 0 1\n1000 1000 1\n65534 65534 1\n")
         (proc / "gid_map").write_text("0 0 1\n1000 1000 1\n")
     else:
         (proc / "uid_map").write_text(f"0 {os.geteuid()} 1\n")

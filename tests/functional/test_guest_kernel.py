@@ -558,6 +558,47 @@ os._exit(1)"""
     assert "4242" not in (await run(machine, names)).shown[0]
 
 
+# Those that are really there: process 1 takes its time to bury the dead.
+COUNT = """import os
+count = 0
+for pid in os.listdir('/proc'):
+    try: count += pid.isdigit() and os.stat(f'/proc/{pid}').st_uid == 1000 and bool(os.listdir(f'/proc/{pid}/fd'))
+    except OSError: pass
+count"""
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+async def test_a_fork_bomb_ends_the_run_and_not_the_machine(machine):
+    code = "import os, signal\nn = 0\nwhile True:\n    if not os.fork(): os.setsid(); signal.pause()\n    n += 1"
+    result = await run(machine, code)
+    assert result.finished.error is not None
+    assert result.finished.error.name == "BlockingIOError"
+    assert 100 < int((await run(machine, "n")).shown[0]) < 500
+    await run(machine, "os._exit(0)")
+    assert (await run(machine, "import os; os.waitpid(os.fork() or os._exit(0), 0)[1]")).shown == ["0"]
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+@pytest.mark.parametrize("extra", ["", "os.setsid()", "os.kill(-1, 9)"])
+async def test_a_bomb_that_never_ends_is_killed_with_all_its_processes(machine, extra):
+    code = f"""import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print('on')
+parent = os.getpid()
+while True:
+    try:
+        if not os.fork() or os.getpid() != parent:
+            {extra}
+            pass
+    except OSError: pass"""
+    async with machine.run(RunCode(code, grace_s=0.1)) as events:
+        await anext(events)
+        await events.stop()
+        finished = await events.wait_finished()
+    assert (finished.status, finished.state, finished.signal) == ("killed", "lost", "SIGKILL")
+    assert (await run(machine, COUNT)).shown == ["1"]
+
+
 async def test_the_first_run_starts_a_kernel_when_none_was_warmed():
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
