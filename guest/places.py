@@ -2,4 +2,6 @@
 
 WORKSPACE = "/workspace"  # where code runs and relative paths start
 OUTPUTS = "/tmp/outputs"  # noqa: S108 - artifacts; the whole machine belongs to one owner
+CONFIG = "/tmp/.config"  # noqa: S108 - what libraries keep for themselves, out of the user's sight
+CACHE = "/tmp/.cache"  # noqa: S108 - the same
 SETTINGS = "/tmp/.ipython"  # noqa: S108 - what IPython insists on writing

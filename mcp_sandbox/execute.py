@@ -63,6 +63,7 @@ async def run_in(box: Sandbox, request: CheckedRun, settings: Settings) -> RunRe
     fold = Fold(HeadTail(*ends), HeadTail(*ends))
     async with box.use() as lease, box.run_lock:
         began_at = anyio.current_time()
+        lost_before, box.state_lost = box.state_lost, False
         code = RunCode(request.code, grace_s=INTERRUPT_GRACE_S, head_bytes=ends[0], tail_bytes=ends[1])
         with _refusals():
             async with lease.agent.run(code) as run:
@@ -82,6 +83,7 @@ async def run_in(box: Sandbox, request: CheckedRun, settings: Settings) -> RunRe
         stdout,
         stderr,
         sandbox_id=None if request.fresh else box.id,
+        lost_before=lost_before,
         timed_out_after_s=request.timeout_s if timed_out else None,
         pictures=pictures,
         timings=timings,
@@ -108,6 +110,7 @@ async def _drive(box: Sandbox, run: Run, fold: Fold, timeout_s: float) -> bool:
         if box.state is State.READY:
             try:
                 await _stop(run, fold, CANCEL_BOUND_S)
+                box.state_lost |= _finished(fold).state == "lost"
             except Exception as error:
                 box.end(State.LOST, f"a cancelled run could not be stopped: {error}")
         raise
@@ -183,6 +186,7 @@ def _result(
     stderr: Captured,
     *,
     sandbox_id: str | None,
+    lost_before: bool,
     timed_out_after_s: float | None,
     pictures: tuple[Picture, ...],
     timings: RunTimings,
@@ -190,6 +194,7 @@ def _result(
     finished = _finished(fold)
     return RunResult(
         sandbox_id=sandbox_id,
+        lost_before=lost_before,
         status=finished.status,
         timed_out_after_s=timed_out_after_s,
         state=finished.state,

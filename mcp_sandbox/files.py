@@ -9,8 +9,8 @@ import anyio
 
 from guest.client import AgentClient
 from guest.errors import RequestRefused
+from guest.places import WORKSPACE
 from mcp_sandbox.errors import BadRequest, FileProblem
-from mcp_sandbox.runs import WORKSPACE
 
 MAX_PATH_BYTES = 4095  # PATH_MAX without its final NUL
 CHUNK_BYTES = 1 << 20  # the most one frame of the guest protocol carries

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 
 from guest.client.messages import Artifact, CodeError, Display, Event, Finished, Output, State, Status
 
-OUTPUTS = "/tmp/outputs"  # noqa: S108 - a directory in the machine, where runs leave their artifacts
-WORKSPACE = "/workspace"
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
 MAX_ARTIFACTS = 1000
 READABLE_FORMS = ("text/markdown", "text/plain", "text/latex", "application/json")  # the first a value has is taken
@@ -60,6 +58,7 @@ class RunResult:
     """All there is to say about one run."""
 
     sandbox_id: str | None  # None: the sandbox ended with the run
+    lost_before: bool  # variables from earlier runs were lost before this one began
     status: Status
     timed_out_after_s: float | None
     state: State

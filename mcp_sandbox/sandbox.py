@@ -56,6 +56,7 @@ class Sandbox:
         self.created = self.last_used = anyio.current_time()
         self.lease: Lease | None = None
         self.run_lock = anyio.Lock()  # one kernel, one run at a time
+        self.state_lost = False  # a run that nobody got the result of had to be killed
         self.settled = anyio.Event()  # it is ready, or never will be
         self.ended = anyio.Event()  # nothing of it is left
         self._reason = ""

@@ -17,11 +17,11 @@ from mcp.server.stdio import stdio_server
 from mcp_types import InputRequiredResult
 from pydantic import AnyUrl
 
+from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.app import Host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.files import mime_of
 from mcp_sandbox.lifetime import parent_gone, run_until_told
-from mcp_sandbox.runs import OUTPUTS, WORKSPACE
 from mcp_sandbox.service import SandboxService
 from mcp_sandbox.stdio import LineReader, TextWriter, claimed_stdio
 from mcp_sandbox.tools import code, files, sandboxes

@@ -9,12 +9,13 @@ from typing import Self
 import anyio
 
 from guest.client.messages import FileChunk, FileInfo, Listing
+from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import LimitReached, NotFound
 from mcp_sandbox.execute import check, run_in
 from mcp_sandbox.files import file_operation, read_all, resolve
 from mcp_sandbox.provider import HostFacts, LeaseTimings, Provider
-from mcp_sandbox.runs import OUTPUTS, RunRequest, RunResult
+from mcp_sandbox.runs import RunRequest, RunResult
 from mcp_sandbox.sandbox import FINAL, Lifespan, Sandbox, State
 from templates.model import Template
 

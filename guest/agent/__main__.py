@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from guest.agent.requests import Agent
 from guest.agent.user import parse_user
-from guest.places import WORKSPACE
+from guest.places import CACHE, CONFIG, WORKSPACE
 
 PORT_NAME = "agent"
 PORTS = "/sys/class/virtio-ports"
@@ -50,6 +50,7 @@ def main() -> None:
     with suppress(OSError):  # it does little, but has to be heard among any number of busy processes
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LANG="C.UTF-8", SHELL="/bin/sh")
+    os.environ.update(XDG_CONFIG_HOME=CONFIG, XDG_CACHE_HOME=CACHE)
     os.umask(0o022)
     Agent(channel, user, ends_with_host=options.stdio).serve()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from guest.places import OUTPUTS, SETTINGS, WORKSPACE
+from guest.places import CACHE, CONFIG, OUTPUTS, SETTINGS, WORKSPACE
 
 NOBODY = 65534
 
@@ -51,7 +51,7 @@ class User(NamedTuple):
 
     def make_places(self) -> None:
         """Create the user's directories and make everything in them theirs."""
-        for place in (WORKSPACE, OUTPUTS, SETTINGS):
+        for place in (WORKSPACE, OUTPUTS, CONFIG, CACHE, SETTINGS):
             os.makedirs(place, exist_ok=True)
             if self.uid is None or self.gid is None:
                 continue

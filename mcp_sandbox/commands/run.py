@@ -5,12 +5,13 @@ import sys
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
+from guest.places import OUTPUTS
 from mcp_sandbox.app import Host, make_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileProblem
 from mcp_sandbox.lifetime import run_command
-from mcp_sandbox.runs import OUTPUTS, Captured, RunRequest, RunResult, readable
+from mcp_sandbox.runs import Captured, RunRequest, RunResult, readable
 from mcp_sandbox.service import SandboxService
 
 OWNER = "command line"

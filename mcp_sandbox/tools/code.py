@@ -6,8 +6,9 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
 from pydantic import Field
 
+from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs import OUTPUTS, WORKSPACE, RunRequest
+from mcp_sandbox.runs import RunRequest
 from mcp_sandbox.service import SandboxService
 from mcp_sandbox.tools.common import (
     SandboxId,

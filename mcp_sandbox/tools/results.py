@@ -125,7 +125,7 @@ def _artifacts(result: RunResult) -> str:
     ]
     lines = _fitting(lines, MAX_ARTIFACTS_CHARS)
     if len(result.artifacts) > len(lines):
-        lines.append(f"- … and {len(result.artifacts) - len(lines)} more (list_artifacts names more)")
+        lines.append(f"- … and at least {len(result.artifacts) - len(lines)} more (list_artifacts names more)")
     if result.sandbox_id is None:
         how = "These files ended with the one-off sandbox; run in a sandbox from create_sandbox to keep files."
     else:
@@ -138,6 +138,8 @@ def _status(result: RunResult) -> str:
     words = [_outcome(result)]
     if result.state == "lost" and result.sandbox_id is not None:
         words.append("the process was restarted: variables and imports are lost, files are kept")
+    elif result.lost_before:
+        words.append("before this run, a cancelled one had to be killed: variables and imports from before are lost")
     words.append(f"sandbox {result.sandbox_id}" if result.sandbox_id else "one-off sandbox, now destroyed")
     words.append(
         f"queue {timings.queue_ms:.0f} ms, restore {timings.restore_ms:.0f} ms, "

@@ -5,8 +5,8 @@ from typing import Annotated
 from mcp.server.mcpserver import MCPServer
 from pydantic import BaseModel, Field
 
+from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs import OUTPUTS, WORKSPACE
 from mcp_sandbox.service import SandboxInfo, SandboxService
 from mcp_sandbox.tools.common import (
     SandboxId,

@@ -76,8 +76,20 @@ class StubAgent:
         self.identity = identity
         self.refreshed = Refreshed(skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
 
+    async def refresh(self, identity: Identity) -> Refreshed:
+        await anyio.lowlevel.checkpoint()
+        return self.refreshed
+
 
 KERNELS_OF_THEIR_OWN = Capabilities(Isolation.VM, snapshot=True)
+
+
+class LateAgent(StubAgent):
+    """One whose greeting was long on its way, so that its clock is late; the next request is quick."""
+
+    async def refresh(self, identity: Identity) -> Refreshed:
+        await anyio.lowlevel.checkpoint()
+        return Refreshed(0.01, clock_settable=True, entropy_credited=True, hostname_set=True)
 
 
 class Bench:
@@ -88,6 +100,7 @@ class Bench:
         self.builder = StubBuilder(tmp_path)
         self.agents: list[StubAgent] = []
         self.skew_s = 0.0
+        self.kind = StubAgent
         self.refused: set[str] = set()  # what the machine's kernel does not do at a refresh
         self.greeting: Exception | None = None
         monkeypatch.setattr(AgentClient, "open", self._open)
@@ -98,7 +111,7 @@ class Bench:
     async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:
         if self.greeting is not None:
             raise self.greeting
-        agent = StubAgent(identity, self.skew_s)
+        agent = self.kind(identity, self.skew_s)
         agent.refreshed = replace(agent.refreshed, **dict.fromkeys(self.refused, False))
         self.agents.append(agent)
         yield agent
@@ -121,6 +134,12 @@ async def test_a_lease_is_unique_before_anyone_has_it(bench: Bench):
         assert len({getattr(identity, field) for identity in identities}) == 3
     assert all(len(identity.entropy) == 64 for identity in identities)
     assert [spec.id for spec in bench.driver.specs] == [identity.hostname for identity in identities]
+
+
+async def test_a_clone_whose_greeting_was_slow_gets_its_clock_set_again(bench: Bench):
+    bench.skew_s, bench.kind = -8.2, LateAgent
+    async with bench.provider.acquire(TEMPLATE):
+        assert bench.driver.alive == 1
 
 
 @pytest.mark.parametrize("skew_s", [1.5, -1.5])

@@ -13,8 +13,8 @@ SYSTEM = "qemu-system-x86_64"
 # Translated code an emulated machine keeps. Less saves memory for each machine, but hot loops over much code
 # are translated again and again.
 TCG_CACHE_MB = 64
-# What QEMU itself may take beside the guest's memory: heap, stacks, page tables, device buffers.
-OVERHEAD_MB = 96
+# What QEMU itself may take beside the guest's memory: heap, stacks, page tables, dirty pages of its disk.
+OVERHEAD_MB = 192
 # Threads of QEMU: one per CPU, main, RCU, and a pool for disk requests.
 THREADS = 96
 
