@@ -1,0 +1,97 @@
+"""Many machines from one snapshot: none sees another, none changes the snapshot."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from mcp_sandbox.local import LocalProvider
+from templates.build import BuiltTemplate
+from tests.functional.machines import START_S, Machines, descriptors
+from vmm.memory import data_extents
+
+pytestmark = pytest.mark.vm
+
+CHUNK = 4 * 1024 * 1024
+
+
+def fingerprint(built: BuiltTemplate) -> dict[str, tuple[str, int]]:
+    """Content and time of last change of everything clones are made from."""
+    files = [*built.snapshot.path.iterdir(), built.image, built.kernel.vmlinuz, built.kernel.initramfs]
+    return {str(file): (digest(file), file.stat().st_mtime_ns) for file in files}
+
+
+def digest(path: Path) -> str:
+    """A hash of what is in a file and where; holes are not read."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        for start, end in data_extents(file.fileno()):
+            found.update(f"{start}-{end}".encode())
+            for at in range(start, end, CHUNK):
+                found.update(os.pread(file.fileno(), min(CHUNK, end - at), at))
+    return found.hexdigest()
+
+
+async def test_clones_share_neither_memory_nor_disk(machines: Machines):
+    with anyio.fail_after(START_S):
+        async with machines.clone() as one, machines.clone() as two:
+            await one.run("import builtins\nmark = builtins.mark = 'one'\nopen('/workspace/mark', 'w').write('one')")
+            await one.run("import os; os.sync()")
+            ran = await two.run(
+                "import builtins, os\nprint(hasattr(builtins, 'mark'), os.path.exists('/workspace/mark'))"
+            )
+            assert ran.out == "False False"
+            await two.run("mark = 'two'\nopen('/workspace/mark', 'w').write('two')\nimport os; os.sync()")
+            assert (await one.run("print(mark, open('/workspace/mark').read())")).out == "one one"
+        async with machines.clone() as later:
+            ran = await later.run("import os\nprint('mark' in globals(), os.path.exists('/workspace/mark'))")
+            assert ran.out == "False False"
+
+
+async def test_using_clones_changes_nothing_of_what_they_are_made_from(machines: Machines):
+    before = fingerprint(machines.built)
+    with anyio.fail_after(START_S):
+        async with machines.clone() as clone:
+            await clone.run("block = b'x' * (100 << 20)")
+            await clone.run("import os\nopen('block', 'wb').write(os.urandom(8 << 20))\nos.sync()")
+            await clone.machine.pause()
+            await clone.machine.resume()
+            await clone.run("print('fine')")
+    assert fingerprint(machines.built) == before
+
+
+@pytest.mark.parametrize("after_ms", [0, 1, 5, 10, 20, 30, 45, 60, 80, 100])
+async def test_a_restore_that_is_cancelled_leaves_nothing(machines: Machines, after_ms: int):
+    before, children = descriptors(), psutil.Process().children()
+    with anyio.move_on_after(after_ms / 1000) as scope:
+        async with machines.restored():
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert psutil.Process().children() == children
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("after_ms", [0, 30, 60, 90, 120, 150, 200, 300])
+async def test_a_lease_that_is_cancelled_leaves_nothing(machines: Machines, after_ms: int):
+    """The same, also while the new machine is greeted and made unique."""
+    before, children = descriptors(), psutil.Process().children()
+    provider = LocalProvider(machines.host.driver, machines.host.builder, max_restores=4)
+    await provider.facts()
+    with anyio.move_on_after(after_ms / 1000) as scope:
+        async with provider.acquire(machines.built.template.name):
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert psutil.Process().children() == children
+    assert descriptors() == before
+
+
+async def test_after_cancelled_restores_the_driver_works_as_before(machines: Machines):
+    with anyio.move_on_after(0.03):
+        async with machines.restored():
+            await anyio.sleep_forever()
+    with anyio.fail_after(START_S):
+        async with machines.clone() as clone:
+            assert (await clone.run("print('fine')")).out == "fine"

@@ -1,0 +1,309 @@
+"""Real machines for tests: driver → built template → clone → its agent.
+
+One factory owns every machine of a driver, and proves that none survived its test: no process, no control group,
+no file, no open descriptor.
+"""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import anyio
+import psutil
+import pytest
+
+from guest.client import AgentClient
+from guest.client.messages import Artifact, Display, Finished, RunCode
+from mcp_sandbox.app import Host, make_host
+from mcp_sandbox.config import load_settings
+from mcp_sandbox.local import LocalProvider, open_unique
+from mcp_sandbox.provider import Lease
+from mcp_sandbox.runs import Captured, Fold, HeadTail
+from templates.build import BuiltTemplate
+from templates.model import load_template
+from vmm.driver import DRIVER_NAMES, Machine
+
+START_S = 60.0  # a clone takes half a second; both cores of the test machine may be busy with other things
+BOOT_S = 120.0  # an emulated machine boots in 7 s
+RUN_S = 30.0
+SHOWN_BYTES = 16 * 1024
+PROMISED_S = 5.0  # by then nothing is left of a machine, whatever ended it
+GROUPS = "mcp-sandbox"  # the folder all control groups of machines are in
+LOOK_AGAIN_S = 0.02  # between two looks at the process table, which tells nobody when it changes
+
+
+@runtime_checkable
+class HasPid(Protocol):
+    """A machine that is a process of this host."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+def pid_of(machine: Machine) -> int:
+    assert isinstance(machine, HasPid)
+    return machine.pid
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of one run."""
+
+    end: Finished
+    stdout: Captured
+    stderr: Captured
+    displays: tuple[Display, ...]
+    artifacts: tuple[Artifact, ...]
+
+    @property
+    def out(self) -> str:
+        """All of stdout, of code that went well and said little."""
+        assert self.end.status == "ok", self.end.error or self.end
+        assert not self.stdout.omitted_bytes
+        return self.stdout.head.strip()
+
+
+async def run(agent: AgentClient, code: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
+    """Run code to its end, or stop it after a while."""
+    fold = Fold(HeadTail(SHOWN_BYTES, SHOWN_BYTES), HeadTail(SHOWN_BYTES, SHOWN_BYTES))
+    request = RunCode(code, grace_s=grace_s, head_bytes=SHOWN_BYTES, tail_bytes=SHOWN_BYTES)
+    with anyio.fail_after(RUN_S):
+        async with agent.run(request) as running:
+            with anyio.move_on_after(stop_after_s):
+                async for event in running:
+                    fold.add(event)
+            if running.finished is None:
+                await running.stop()
+                async for event in running:
+                    fold.add(event)
+    assert fold.finished is not None
+    output = fold.finished.output
+    return Ran(
+        fold.finished,
+        fold.stdout.captured(output.stdout_spill),
+        fold.stderr.captured(output.stderr_spill),
+        tuple(fold.displays),
+        tuple(fold.artifacts.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A restored machine and its agent."""
+
+    machine: Machine
+    agent: AgentClient
+
+    @property
+    def pid(self) -> int:
+        return pid_of(self.machine)
+
+    async def run(self, code: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
+        return await run(self.agent, code, stop_after_s=stop_after_s, grace_s=grace_s)
+
+
+class Machines:
+    """Starts machines with one driver, and knows all of them."""
+
+    def __init__(self, host: Host, built: BuiltTemplate) -> None:
+        self.host = host
+        self.built = built
+        self._processes: set[psutil.Process] = set()
+        self._groups: set[Path] = set()
+
+    @asynccontextmanager
+    async def clone(self) -> AsyncIterator[Clone]:
+        """A machine restored from the template's snapshot, unique and greeted. Each step has a deadline of its own."""
+        isolation = self.host.driver.capabilities.isolation
+        async with self.restored() as machine, open_unique(await machine.connect(), machine.id, isolation) as agent:
+            yield Clone(machine, agent)
+
+    @asynccontextmanager
+    async def restored(self) -> AsyncIterator[Machine]:
+        """A machine restored from the snapshot; nobody has spoken to it yet."""
+        async with self.host.driver.restore(self.built.snapshot, self.built.spec(_new_name())) as machine:
+            self._note(machine)
+            yield machine
+
+    @asynccontextmanager
+    async def booted(self) -> AsyncIterator[Machine]:
+        """A machine that boots from nothing, as template builds do."""
+        async with self.host.driver.launch(self.built.spec(_new_name())) as machine:
+            self._note(machine)
+            yield machine
+
+    @asynccontextmanager
+    async def leased(self) -> AsyncIterator[Lease]:
+        """A machine as the service gets it."""
+        provider = LocalProvider(self.host.driver, self.host.builder, max_restores=4)
+        async with provider.acquire(self.built.template.name) as lease:
+            self._note(lease.machine)
+            yield lease
+
+    async def assert_none_left(self) -> None:
+        """Nothing of any machine started here is on this host any more."""
+        await assert_gone(self._processes, self._groups, self.host.settings.run_dir)
+        self._processes.clear()
+        self._groups.clear()
+
+    def _note(self, machine: Machine) -> None:
+        pid = pid_of(machine)
+        self._processes.add(psutil.Process(pid))
+        self._groups.update(groups_of(pid))
+
+
+def _new_name() -> str:
+    return f"test-{secrets.token_hex(4)}"
+
+
+def groups_of(pid: int) -> list[Path]:
+    """The control groups of a machine's process; none where the host gives us none."""
+    mounts = _group_mounts()
+    found: set[Path] = set()
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if Path(path).parent.name == GROUPS:
+            found.update(mounts[name] / path.lstrip("/") for name in names.split(",") if name in mounts)
+    return sorted(found)
+
+
+def empty_groups() -> set[Path]:
+    """Groups of machines that have ended, on the whole host. Those in use may be somebody else's."""
+    found: set[Path] = set()
+    for mount in set(_group_mounts().values()):
+        for folder, names, _ in os.walk(mount):
+            if Path(folder).name == GROUPS:
+                found.update(Path(folder) / name for name in names)
+                names.clear()
+    return {group for group in found if _is_empty(group)}
+
+
+def _group_mounts() -> dict[str, Path]:
+    """Where each controller's groups are; version 2 goes by no name."""
+    found: dict[str, Path] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, source = line.partition(" - ")
+        kind, _, options = source.split(maxsplit=2)
+        if kind in ("cgroup", "cgroup2"):
+            found |= dict.fromkeys([""] if kind == "cgroup2" else options.split(","), Path(mount.split()[4]))
+    return found
+
+
+def _is_empty(group: Path) -> bool:
+    try:
+        return not (group / "cgroup.procs").read_text()
+    except OSError:  # it was removed just now
+        return False
+
+
+def descriptors() -> list[str]:
+    """What this process has open that a machine is made of."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except FileNotFoundError:  # the one that lists the directory
+            continue
+        if target.startswith(("/memfd:", "socket:")) or "(deleted)" in target:
+            found.append(target)
+    return sorted(found)
+
+
+async def assert_gone(processes: Iterable[psutil.Process], groups: Iterable[Path], run_dir: Path) -> None:
+    """Wait until all of it is gone; that takes no longer than promised."""
+    processes, groups = list(processes), list(groups)
+    left: list[object] = []
+    with anyio.move_on_after(PROMISED_S):
+        while left := _left(processes, groups, run_dir):
+            await anyio.sleep(LOOK_AGAIN_S)
+    assert left == [], "still there"
+
+
+async def assert_no_more_empty_groups(before: set[Path]) -> None:
+    """No machine, known or not, has left its group behind. A group is empty for a moment when it is made, too."""
+    left: set[Path] = set()
+    with anyio.move_on_after(PROMISED_S):
+        while left := empty_groups() - before:
+            await anyio.sleep(LOOK_AGAIN_S)
+    assert left == set()
+
+
+def _left(processes: list[psutil.Process], groups: list[Path], run_dir: Path) -> list[object]:
+    return [
+        *(process for process in processes if process.is_running()),  # a zombie counts: it has to be reaped
+        *(group for group in groups if group.exists()),
+        *(run_dir.iterdir() if run_dir.exists() else ()),
+    ]
+
+
+# -- fixtures, for the conftest.py files of those who use real machines ------------------------------------
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """One event loop for the whole session, for fixtures that live that long."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="package", params=DRIVER_NAMES)
+async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Host]:
+    """This host with one of its drivers; drivers that cannot be used here are skipped."""
+    host = make_host(load_settings(driver=request.param))
+    if host.driver.capabilities.snapshot:
+        await host.builder.build_kernel()
+        host = make_host(host.settings)  # a driver probes with the kernel it will use
+    verdict = await host.driver.probe()
+    if not verdict.usable:
+        pytest.skip(f"{host.driver.name}: {verdict.reason}")
+    try:
+        yield host
+    finally:
+        await host.driver.aclose()
+
+
+@pytest.fixture(scope="package")
+async def built(host: Host, anyio_backend: str) -> BuiltTemplate:
+    """The template all tests use, built if it has to be."""
+    return await host.builder.build(load_template(host.settings.template), host.driver)
+
+
+@pytest.fixture(scope="package")
+async def loaded(host: Host, built: BuiltTemplate, anyio_backend: str) -> Machines:
+    """A factory whose driver has the snapshot's memory at hand: it keeps that until it is closed."""
+    machines = Machines(host, built)
+    async with machines.clone():
+        pass
+    await machines.assert_none_left()
+    return machines
+
+
+@pytest.fixture(scope="module")
+async def shared(loaded: Machines, anyio_backend: str) -> AsyncIterator[Clone]:
+    """One machine for all tests of a file that leave it as it was."""
+    factory = Machines(loaded.host, loaded.built)
+    async with factory.clone() as clone:
+        yield clone
+    await factory.assert_none_left()
+
+
+@pytest.fixture
+async def machines(loaded: Machines) -> AsyncIterator[Machines]:
+    """A factory of its own for a test. After it nothing of its machines is left."""
+    before, children, groups = descriptors(), psutil.Process().children(), empty_groups()
+    factory = Machines(loaded.host, loaded.built)
+    yield factory
+    await factory.assert_none_left()
+    await assert_no_more_empty_groups(groups)
+    assert descriptors() == before, "open files are left"
+    assert psutil.Process().children() == children, "a process is left"
+
+
+@pytest.fixture
+async def clone(machines: Machines) -> AsyncIterator[Clone]:
+    """A fresh machine."""
+    async with machines.clone() as clone:
+        yield clone

@@ -1,0 +1,257 @@
+"""Nothing outlives its owner: whatever ends the server, its machines, groups and files are gone five seconds later."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from mcp_sandbox.config import load_settings
+from templates.build import BuiltTemplate
+from tests.functional.machines import (
+    PROMISED_S,
+    START_S,
+    assert_gone,
+    assert_no_more_empty_groups,
+    empty_groups,
+    groups_of,
+)
+
+pytestmark = pytest.mark.vm
+
+ROOT = Path(__file__).parents[2]
+SERVER = (sys.executable, "-m", "mcp_sandbox")
+# A client between the test and the server: it starts the server on its own stdin and stdout, and waits.
+PARENT = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
+MAX_LINE_BYTES = 1 << 20
+STUBBORN = "import time\nwhile True:\n    try:\n        while True: time.sleep(1)\n    except BaseException: pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a server has on this host."""
+
+    server: psutil.Process
+    machines: list[psutil.Process]
+    groups: list[Path]
+    temporary: Path
+
+    async def assert_gone(self) -> None:
+        await assert_gone([self.server, *self.machines], self.groups, load_settings().run_dir)
+        assert list(self.temporary.iterdir()) == []
+
+
+class Connection:
+    """Speaks JSON lines, so that nothing of an SDK's own clean-up gets in the way."""
+
+    def __init__(self, process: Process, temporary: Path) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self._temporary = temporary
+        self._lines = BufferedByteReceiveStream(process.stdout)
+        self._last_id = 0
+
+    async def send(self, method: str, params: dict[str, Any], **more: object) -> None:
+        assert self.process.stdin is not None
+        message = {"jsonrpc": "2.0", "method": method, "params": params, **more}
+        await self.process.stdin.send(json.dumps(message).encode() + b"\n")
+
+    async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        self._last_id += 1
+        await self.send(method, params, id=self._last_id)
+        while True:
+            message = json.loads(await self._lines.receive_until(b"\n", MAX_LINE_BYTES))
+            if message.get("id") == self._last_id:
+                result: dict[str, Any] = message["result"]
+                return result
+
+    async def start(self, sandboxes: int = 1) -> str:
+        """Shake hands and create sandboxes; the id of the last one."""
+        client = {"name": "raw", "version": "0"}
+        await self.ask("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client})
+        await self.send("notifications/initialized", {})
+        for _ in range(sandboxes):
+            result = await self.ask("tools/call", {"name": "create_sandbox", "arguments": {}})
+        sandbox_id: str = result["structuredContent"]["sandbox_id"]
+        return sandbox_id
+
+    async def start_running(self, sandbox_id: str, code: str) -> None:
+        """Have code run that does not end; return when it does run."""
+        begin = f"open('/workspace/started', 'w').close()\n{code}"
+        arguments = {"code": begin, "sandbox_id": sandbox_id, "timeout_s": 100}
+        await self.send("tools/call", {"name": "run_code", "arguments": arguments}, id="endless")
+        look = {"name": "list_files", "arguments": {"sandbox_id": sandbox_id}}
+        while "/workspace/started" not in json.dumps(await self.ask("tools/call", look)):
+            pass
+
+    def footprint(self, server: psutil.Process | None = None) -> Footprint:
+        server = server or psutil.Process(self.process.pid)
+        machines = [child for child in server.children(recursive=True) if "qemu" in child.name()]
+        groups = [group for machine in machines for group in groups_of(machine.pid)]
+        assert machines
+        return Footprint(server, machines, groups, self._temporary)
+
+
+@asynccontextmanager
+async def connected(directory: Path, *command: str) -> AsyncIterator[Connection]:
+    """A server, or what starts one, on pipes. The block has a deadline."""
+    temporary = directory / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with anyio.fail_after(START_S), (directory / "stderr").open("wb") as stderr:
+        process = await anyio.open_process(command or SERVER, cwd=ROOT, env=environment, stderr=stderr)
+        try:
+            yield Connection(process, temporary)
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            with anyio.move_on_after(PROMISED_S, shield=True):
+                await process.wait()
+            with anyio.CancelScope(shield=True):
+                await process.aclose()  # kills it, if need be
+
+
+@pytest.fixture(autouse=True)
+async def no_more_empty_groups() -> AsyncIterator[None]:
+    """Also machines no test has looked at leave nothing."""
+    before = empty_groups()
+    yield
+    await assert_no_more_empty_groups(before)
+
+
+async def exit_status(process: Process) -> int:
+    with anyio.fail_after(PROMISED_S):
+        return await process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_ends_the_server_and_its_machines(built: BuiltTemplate, tmp_path: Path, number: signal.Signals):
+    async with connected(tmp_path) as connection:
+        await connection.start(sandboxes=2)
+        footprint = connection.footprint()
+        assert len(footprint.machines) == 2
+        connection.process.send_signal(number)
+        assert await exit_status(connection.process) == 0
+        await footprint.assert_gone()
+
+
+async def test_a_client_that_closes_stdin_ends_the_server_and_its_machines(built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path) as connection:
+        await connection.start()
+        footprint = connection.footprint()
+        assert connection.process.stdin is not None
+        await connection.process.stdin.aclose()
+        assert await exit_status(connection.process) == 0
+        await footprint.assert_gone()
+
+
+async def test_a_client_killed_with_sigkill_takes_the_server_and_its_machines_along(
+    built: BuiltTemplate, tmp_path: Path
+):
+    """The server's stdin stays open: the test holds the other end of the pipe."""
+    async with connected(tmp_path, *PARENT, *SERVER) as connection:
+        await connection.start()
+        [server] = psutil.Process(connection.process.pid).children()
+        footprint = connection.footprint(server)
+        connection.process.kill()
+        await exit_status(connection.process)
+        await footprint.assert_gone()
+
+
+async def test_the_machines_of_a_server_killed_with_sigkill_die_with_it(built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path) as connection:
+        await connection.start(sandboxes=2)
+        footprint = connection.footprint()
+        connection.process.kill()
+        await exit_status(connection.process)
+        try:
+            await assert_gone([footprint.server, *footprint.machines], [], load_settings().run_dir)
+            assert list(footprint.temporary.iterdir()) == []
+        finally:
+            _remove(footprint.groups)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make control groups here")
+async def test_the_next_server_removes_the_groups_of_one_that_was_killed(built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path) as connection:
+        await connection.start()
+        footprint = connection.footprint()
+        connection.process.kill()
+        await exit_status(connection.process)
+    try:
+        (tmp_path / "next").mkdir()
+        async with connected(tmp_path / "next") as connection:
+            await connection.start()
+            assert [group for group in footprint.groups if group.exists()] == []
+    finally:
+        _remove(footprint.groups)
+
+
+@pytest.mark.parametrize("code", ["while True: pass", STUBBORN], ids=["endless", "stubborn"])
+@pytest.mark.parametrize("how", ["signal", "stdin"])
+async def test_a_server_ends_in_time_in_the_middle_of_a_run(built: BuiltTemplate, tmp_path: Path, code: str, how: str):
+    async with connected(tmp_path) as connection:
+        sandbox_id = await connection.start()
+        await connection.start_running(sandbox_id, code)
+        footprint = connection.footprint()
+        assert connection.process.stdin is not None
+        if how == "signal":
+            connection.process.terminate()
+        else:
+            await connection.process.stdin.aclose()
+        assert await exit_status(connection.process) == 0
+        await footprint.assert_gone()
+
+
+async def test_a_server_ends_in_time_in_the_middle_of_a_restore(built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path) as connection:
+        await connection.start()
+        footprint = connection.footprint()
+        for number in range(4):
+            await connection.send("tools/call", {"name": "create_sandbox", "arguments": {}}, id=f"box-{number}")
+        while len(footprint.machines) < 2:
+            footprint = connection.footprint()
+        connection.process.terminate()
+        assert await exit_status(connection.process) == 0
+        await footprint.assert_gone()
+
+
+async def test_closing_a_sandbox_ends_its_machine_and_no_other(built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path) as connection:
+        sandbox_id = await connection.start()
+        first = connection.footprint()
+        await connection.ask("tools/call", {"name": "create_sandbox", "arguments": {}})
+        both = connection.footprint()
+        await connection.ask("tools/call", {"name": "close_sandbox", "arguments": {"sandbox_id": sandbox_id}})
+        await assert_gone(first.machines, first.groups, load_settings().run_dir)
+        left = connection.footprint()
+        assert set(left.machines) == set(both.machines) - set(first.machines)
+
+
+async def test_an_idle_sandbox_ends_by_itself(built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path, "env", "MCP_SANDBOX_IDLE_TIMEOUT_S=1", *SERVER) as connection:
+        sandbox_id = await connection.start()
+        footprint = connection.footprint()
+        await assert_gone(footprint.machines, footprint.groups, load_settings().run_dir)
+        arguments = {"code": "1", "sandbox_id": sandbox_id}
+        answer = await connection.ask("tools/call", {"name": "run_code", "arguments": arguments})
+        assert answer["isError"]
+        assert "expired: it was idle for 1 s" in answer["content"][0]["text"]
+        assert "create_sandbox" in answer["content"][0]["text"]
+
+
+def _remove(groups: Sequence[Path]) -> None:
+    """A server that was killed cannot take its groups away. They are empty, so this does."""
+    for group in groups:
+        with suppress(FileNotFoundError):
+            group.rmdir()

@@ -1,0 +1,409 @@
+"""The tools over MCP on stdio, with real machines behind them."""
+
+import base64
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+from mcp import MCPError
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp_types import (
+    BlobResourceContents,
+    CallToolResult,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from templates.build import BuiltTemplate
+from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S
+
+pytestmark = pytest.mark.vm
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG\r\n\x1a\n"
+CHART = """
+import matplotlib.pyplot as plt
+plt.plot([1, 4, 9, 16])
+plt.title("squares")
+"""
+STUBBORN = """
+import time
+while True:
+    try:
+        while True:
+            time.sleep(0.1)
+    except BaseException:
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+async def client(built: BuiltTemplate, anyio_backend: str) -> AsyncIterator[Client]:
+    """A client with a server of its own."""
+    parameters = StdioServerParameters(
+        command=sys.executable, args=["-m", "mcp_sandbox"], cwd=ROOT, env=dict(os.environ)
+    )
+    async with Client(parameters, read_timeout_seconds=START_S) as client:
+        yield client
+
+
+class Box:
+    """One sandbox, as a client sees it."""
+
+    def __init__(self, client: Client, sandbox_id: str) -> None:
+        self.client = client
+        self.id = sandbox_id
+
+    async def call(self, tool: str, **arguments: object) -> CallToolResult:
+        return await self.client.call_tool(tool, {"sandbox_id": self.id, **arguments})
+
+    async def run(self, code: str, **arguments: object) -> str:
+        return text_of(await self.call("run_code", code=code, **arguments))
+
+    async def has_begun(self) -> None:
+        """Return when the code that runs has made a file of that name."""
+        while "/workspace/begun" not in json.dumps((await self.call("list_files")).structured_content):
+            pass
+
+
+@pytest.fixture
+async def box(client: Client) -> AsyncIterator[Box]:
+    """A fresh sandbox, and no other."""
+    created = await client.call_tool("create_sandbox", {})
+    assert created.structured_content is not None
+    box = Box(client, created.structured_content["sandbox_id"])
+    yield box
+    await box.call("close_sandbox")
+    alive = await client.call_tool("list_sandboxes", {})
+    assert alive.structured_content is not None
+    assert alive.structured_content["sandboxes"] == []
+
+
+def text_of(result: CallToolResult) -> str:
+    """All text of an answer that is not an error."""
+    assert not result.is_error, result.content
+    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+
+
+def error_of(result: CallToolResult) -> str:
+    assert result.is_error, result.content
+    [block] = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+def machines_of_the_server() -> list[psutil.Process]:
+    """The machines of the one server this process has started."""
+    return [child for child in psutil.Process().children(recursive=True) if "qemu" in child.name()]
+
+
+# -- runs --------------------------------------------------------------------------------------------------
+
+
+async def test_variables_and_imports_persist_between_runs(box: Box):
+    await box.run("import math\nnumbers = [math.factorial(n) for n in range(6)]")
+    assert "result:\n153\n" in (await box.run("sum(numbers) - 1")) + "\n"
+    assert "stdout:\n120" in await box.run("print(math.factorial(5))")
+
+
+async def test_a_table_is_shown_as_text(box: Box):
+    code = "import pandas as pd\npd.DataFrame({'city': ['Oslo', 'Rome'], 'people': [709037, 2748109]})"
+    shown = await box.run(code)
+    assert re.search(r"0\s+Oslo\s+709037\s+1\s+Rome\s+2748109", shown), shown
+
+
+async def test_a_chart_comes_as_an_image_and_stays_as_an_artifact(box: Box):
+    result = await box.call("run_code", code=CHART)
+    [image] = [block for block in result.content if isinstance(block, ImageContent)]
+    assert image.mime_type == "image/png"
+    picture = base64.b64decode(image.data)
+    assert picture.startswith(PNG)
+
+    listed = await box.call("list_artifacts")
+    assert listed.structured_content is not None
+    [artifact] = listed.structured_content["artifacts"]
+    assert artifact["path"].startswith("/tmp/outputs/")
+    assert (artifact["mime_type"], artifact["size"]) == ("image/png", len(picture))
+
+    read = await box.call("read_artifact", path=artifact["path"])
+    [again] = read.content
+    assert isinstance(again, ImageContent)
+    assert base64.b64decode(again.data) == picture
+
+    [contents] = (await box.client.read_resource(artifact["uri"])).contents
+    assert isinstance(contents, BlobResourceContents)
+    assert contents.mime_type == "image/png"
+    assert base64.b64decode(contents.blob) == picture
+
+
+async def test_a_run_without_a_sandbox_keeps_nothing(client: Client):
+    first = text_of(await client.call_tool("run_code", {"code": "left = 1\nprint('once')"}))
+    assert "stdout:\nonce" in first
+    assert "one-off sandbox, now destroyed" in first
+    second = text_of(await client.call_tool("run_code", {"code": "left"}))
+    assert "NameError" in second
+    with anyio.fail_after(PROMISED_S):
+        while machines_of_the_server():
+            await anyio.sleep(LOOK_AGAIN_S)
+
+
+async def test_results_carry_timings(box: Box, client: Client):
+    pattern = r"queue (\d+) ms, restore (\d+) ms, run (\d+) ms, total (\d+) ms"
+    inside = re.search(pattern, await box.run("1"))
+    assert inside is not None
+    assert inside[2] == "0"
+    fresh = re.search(pattern, text_of(await client.call_tool("run_code", {"code": "1"})))
+    assert fresh is not None
+    queue, restore, run, total = map(int, fresh.groups())
+    assert 0 < restore <= total
+    assert queue + restore + run <= total + 3  # each is rounded
+
+
+async def test_code_that_fails_is_a_result_with_its_traceback(box: Box):
+    shown = await box.run("def divide(a, b):\n    return a / b\ndivide(1, 0)")
+    assert "ZeroDivisionError: division by zero" in shown
+    assert "divide(1, 0)" in shown
+
+
+async def test_exiting_with_a_status_is_told_and_keeps_the_state(box: Box):
+    await box.run("kept = 'yes'")
+    assert "exited with code 3" in await box.run("import sys\nsys.exit(3)")
+    assert "'yes'" in await box.run("kept")
+
+
+async def test_a_process_that_exits_at_once_loses_its_state_and_says_so(box: Box):
+    await box.run("gone = 1")
+    shown = await box.run("import os\nos._exit(4)")
+    assert "exited with code 4" in shown
+    assert "variables and imports are lost" in shown
+    assert "NameError" in await box.run("gone")
+
+
+async def test_reading_stdin_does_not_hang(box: Box):
+    assert "error" in await box.run("input('name? ')", timeout_s=10)
+
+
+# -- stopping ----------------------------------------------------------------------------------------------
+
+
+async def test_a_run_over_its_time_limit_is_interrupted_and_keeps_its_state(box: Box):
+    shown = await box.run("kept = 'kept'\nprint('began')\nwhile True: pass", timeout_s=1)
+    assert "stopped: time limit of 1 s reached; variables are kept" in shown
+    assert "began" in shown
+    assert "'kept'" in await box.run("kept")
+
+
+async def test_a_run_that_cannot_be_interrupted_is_killed_and_the_result_says_that_state_is_lost(box: Box):
+    await box.run("gone = 1\nopen('file', 'w').write('kept')")
+    shown = await box.run(STUBBORN, timeout_s=1)
+    assert "stopped: time limit of 1 s reached" in shown
+    assert "variables and imports are lost, files are kept" in shown
+    assert "NameError" in await box.run("gone")
+    assert "'kept'" in await box.run("open('file').read()")
+
+
+async def test_a_cancelled_call_interrupts_the_code_and_the_sandbox_stays_usable(box: Box):
+    begun = "ticks = 1\nopen('begun', 'w').close()\nwhile True:\n    time.sleep(0.05); ticks += 1"
+    await box.run("import time")
+    with anyio.fail_after(START_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: box.call("run_code", code=begun, timeout_s=60))
+            await box.has_begun()
+            tasks.cancel_scope.cancel()
+        assert "result:\nTrue" in await box.run("seen = ticks\nseen > 0")
+        assert "result:\nTrue" in await box.run("time.sleep(0.3)\nticks == seen")
+
+
+async def test_after_a_cancelled_call_that_had_to_be_killed_the_next_result_says_that_state_is_lost(box: Box):
+    await box.run("gone = 1")
+    with anyio.fail_after(START_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: box.call("run_code", code=f"open('begun', 'w').close()\n{STUBBORN}", timeout_s=60))
+            await box.has_begun()
+            tasks.cancel_scope.cancel()
+        assert "lost" in await box.run("1")
+
+
+async def test_two_runs_in_one_sandbox_take_turns(box: Box):
+    shown: list[str] = []
+
+    async def append(letter: str) -> None:
+        shown.append(await box.run(f"log = globals().get('log', '') + '{letter}'\nimport time; time.sleep(0.2)\nlog"))
+
+    async with anyio.create_task_group() as tasks:
+        for letter in "abc":
+            tasks.start_soon(append, letter)
+    assert len([text for text in shown if re.search(r"'[abc]{3}'", text)]) == 1
+
+
+# -- output ------------------------------------------------------------------------------------------------
+
+
+async def test_long_output_is_cut_and_the_whole_can_be_read_page_by_page(box: Box):
+    lines = 20_000
+    shown = await box.run(f"for number in range({lines}): print(f'line {{number:05}}')")
+    assert len(shown) < 20_000
+    assert "line 00000" in shown
+    assert f"line {lines - 1:05}" in shown
+    assert f"line {lines // 2:05}" not in shown
+    note = re.search(r'read_file\(sandbox_id="(\S+)", path="(\S+)", offset=(\d+)\)', shown)
+    assert note is not None
+    assert note[1] == box.id
+    head = shown.partition("stdout:\n")[2].partition("\n[…")[0]
+
+    whole, offset, pages = head.encode()[: int(note[3])], int(note[3]), 0
+    while True:
+        page = await box.call("read_file", path=note[2], offset=offset)
+        text, *paging = [block.text for block in page.content if isinstance(block, TextContent)]
+        whole += text.encode()
+        pages += 1
+        if not paging:
+            break
+        offset = int(re.findall(r"offset=(\d+)\)", paging[0])[0])
+    assert pages > 1
+    assert whole.decode().splitlines() == [f"line {number:05}" for number in range(lines)]
+
+
+async def test_a_flood_of_output_does_not_hurt_the_server(box: Box):
+    shown = await box.run("while True: print('flood ' * 100)", timeout_s=2)
+    assert "time limit of 2 s reached" in shown
+    assert "bytes left out" in shown
+    assert len(shown) < 40_000
+    assert "'fine'" in await box.run("'fine'")
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+async def test_text_files_go_in_and_come_out(box: Box):
+    content = "näïve ✓\nline two\n"
+    written = await box.call("write_file", path="notes/a.txt", content=content)
+    assert written.structured_content == {"path": "/workspace/notes/a.txt", "size": len(content.encode())}
+    assert text_of(await box.call("read_file", path="notes/a.txt")) == content
+    assert "result:\n'näïve ✓'" in await box.run("open('notes/a.txt').readline().strip()")
+    listed = await box.call("list_files", path="notes")
+    assert listed.structured_content is not None
+    assert [entry["path"] for entry in listed.structured_content["entries"]] == ["/workspace/notes/a.txt"]
+
+
+async def test_binary_files_go_in_and_come_out_as_a_resource(box: Box):
+    data = bytes(range(256)) * 5000
+    await box.call("write_file", path="data.bin", content=base64.b64encode(data).decode(), encoding="base64")
+    assert "result:\nTrue" in await box.run("open('data.bin', 'rb').read() == bytes(range(256)) * 5000")
+    read = await box.call("read_file", path="data.bin")
+    [link] = [block for block in read.content if isinstance(block, ResourceLink)]
+    assert link.size == len(data)
+    [contents] = (await box.client.read_resource(link.uri)).contents
+    assert isinstance(contents, BlobResourceContents)
+    assert base64.b64decode(contents.blob) == data
+
+
+async def test_a_text_file_is_a_resource_too(box: Box):
+    await box.run("open('/tmp/outputs/a b%.csv', 'w').write('x\\n1\\n')")
+    listed = await box.call("list_artifacts")
+    assert listed.structured_content is not None
+    [artifact] = listed.structured_content["artifacts"]
+    [contents] = (await box.client.read_resource(artifact["uri"])).contents
+    assert isinstance(contents, TextResourceContents)
+    assert contents.text == "x\n1\n"
+    assert contents.mime_type == "text/csv"
+
+
+async def test_a_resource_that_is_not_there_is_an_error(box: Box):
+    with pytest.raises(MCPError):
+        await box.client.read_resource(f"sandbox://{box.id}/workspace/nothing")
+    with pytest.raises(MCPError):
+        await box.client.read_resource("sandbox://sb-0000000000000000/workspace/nothing")
+
+
+async def test_files_out_of_reach_of_the_code_are_out_of_reach_of_the_tools(box: Box):
+    assert "may not be accessed" in error_of(await box.call("read_file", path="/root/.profile"))
+    assert "may not be accessed" in error_of(await box.call("write_file", path="/etc/hosts", content="x"))
+    assert "does not exist" in error_of(await box.call("read_file", path="nothing"))
+
+
+# -- ends --------------------------------------------------------------------------------------------------
+
+
+async def test_a_closed_sandbox_is_gone_and_says_so(client: Client, box: Box):
+    [machine] = machines_of_the_server()
+    closed = await box.call("close_sandbox")
+    assert closed.structured_content == {"sandbox_id": box.id, "closed": True}
+    assert not machine.is_running()
+    again = await box.call("close_sandbox")
+    assert again.structured_content == {"sandbox_id": box.id, "closed": False}
+    message = error_of(await box.call("run_code", code="1"))
+    assert "was closed" in message
+    assert "create_sandbox" in message
+
+
+async def test_closing_in_the_middle_of_a_run_ends_the_run(client: Client, box: Box):
+    errors: list[str] = []
+
+    async def run() -> None:
+        code = "open('begun', 'w').close()\nwhile True: pass"
+        errors.append(error_of(await box.call("run_code", code=code, timeout_s=60)))
+
+    with anyio.fail_after(START_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await box.has_begun()
+            await box.call("close_sandbox")
+    assert "was closed" in errors[0]
+
+
+async def test_an_unknown_sandbox_is_an_error_that_says_what_to_do(client: Client):
+    for tool, more in {"run_code": {"code": "1"}, "read_file": {"path": "x"}, "close_sandbox": {}}.items():
+        message = error_of(await client.call_tool(tool, {"sandbox_id": "sb-0123456789abcdef", **more}))
+        assert "does not exist" in message
+        assert "create_sandbox" in message
+
+
+async def test_a_machine_killed_from_outside_is_a_lost_sandbox(client: Client, box: Box):
+    await box.run("1")
+    [machine] = machines_of_the_server()
+    machine.send_signal(signal.SIGKILL)
+    message = error_of(await box.call("run_code", code="1"))
+    assert "lost its machine" in message
+    assert "signal 9" in message
+    assert "create_sandbox" in message
+    assert "stdout:\nfine" in text_of(await client.call_tool("run_code", {"code": "print('fine')"}))
+
+
+async def test_a_machine_killed_in_the_middle_of_a_run_ends_the_run(client: Client, box: Box):
+    errors: list[str] = []
+
+    async def run() -> None:
+        code = "open('begun', 'w').close()\nwhile True: pass"
+        errors.append(error_of(await box.call("run_code", code=code, timeout_s=60)))
+
+    with anyio.fail_after(START_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await box.has_begun()
+            [machine] = machines_of_the_server()
+            machine.send_signal(signal.SIGKILL)
+    assert "lost its machine" in errors[0]
+    assert "signal 9" in errors[0]
+
+
+async def test_what_the_sandbox_says_of_itself_is_true(client: Client, box: Box):
+    listed = await client.call_tool("list_sandboxes", {})
+    assert listed.structured_content is not None
+    [view] = listed.structured_content["sandboxes"]
+    assert view["sandbox_id"] == box.id
+    assert view["network"] == "none"
+    assert view["isolation"] == "vm"
+    assert 0 < view["expires_in_s"] <= 900
+    shown = await box.run("import os, shutil\nos.getcwd(), os.cpu_count()")
+    assert f"('{view['working_directory']}', {view['vcpus']})" in shown

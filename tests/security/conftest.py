@@ -1,0 +1,5 @@
+"""The ladder of fixtures up to a real machine."""
+
+from tests.functional.machines import anyio_backend, built, clone, host, loaded, machines, shared
+
+__all__ = ["anyio_backend", "built", "clone", "host", "loaded", "machines", "shared"]

@@ -1,0 +1,177 @@
+"""What a guest that has taken over its monitor would find itself in, on the host."""
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.functional.machines import Clone, Machines, groups_of
+
+pytestmark = pytest.mark.vm
+
+SECCOMP_FILTER = "2"
+MIB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True, scope="module")
+def secret() -> Iterator[None]:
+    """Something in our environment that is nobody's business."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET_OF_THE_SERVER", "token")
+        yield
+
+
+@pytest.fixture
+def status(shared: Clone) -> dict[str, str]:
+    """What the kernel says of the process that runs the machine."""
+    text = Path(f"/proc/{shared.pid}/status").read_text()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a machine a user of its own")
+
+
+def test_it_is_nobody(status: dict[str, str]):
+    needs_root()
+    uids, gids = set(status["Uid"].split()), set(status["Gid"].split())
+    assert len(uids) == len(gids) == 1
+    assert int(uids.pop()) > 1_000_000_000
+    assert int(gids.pop()) > 1_000_000_000
+    assert status["Groups"] == ""
+
+
+async def test_every_machine_is_another_nobody(machines: Machines, shared: Clone):
+    needs_root()
+    async with machines.clone() as other:
+        assert Path(f"/proc/{shared.pid}").stat().st_uid != Path(f"/proc/{other.pid}").stat().st_uid
+
+
+def test_it_has_no_capabilities_and_can_gain_none(status: dict[str, str]):
+    kinds = ["CapInh", "CapPrm", "CapEff", "CapAmb"]
+    if os.geteuid() == 0:
+        kinds.append("CapBnd")
+    assert {kind: int(status[kind], 16) for kind in kinds} == dict.fromkeys(kinds, 0)
+    assert status["NoNewPrivs"] == "1"
+
+
+def test_its_system_calls_are_filtered_in_every_thread(shared: Clone, status: dict[str, str]):
+    assert status["Seccomp"] == SECCOMP_FILTER
+    for thread in Path(f"/proc/{shared.pid}/task").iterdir():
+        assert re.search(r"^Seccomp:\s+2$", (thread / "status").read_text(), re.MULTILINE), thread
+
+
+def test_it_is_in_a_network_namespace_with_nothing_in_it(shared: Clone):
+    for kind in ("net", "ipc"):
+        assert Path(f"/proc/{shared.pid}/ns/{kind}").readlink() != Path(f"/proc/self/ns/{kind}").readlink()
+    devices = Path(f"/proc/{shared.pid}/net/dev").read_text().splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in devices] == ["lo"]
+    assert Path(f"/proc/{shared.pid}/net/route").read_text().splitlines()[1:] == []
+    sockets = [line.split()[-1] for line in Path(f"/proc/{shared.pid}/net/unix").read_text().splitlines()[1:]]
+    assert not any(name.startswith(("/", "@")) for name in sockets)
+
+
+def test_it_is_under_limits_of_memory_cpu_and_processes(machines: Machines, shared: Clone):
+    groups, size = groups_of(shared.pid), machines.built.template.machine
+    if not groups and os.geteuid() != 0:
+        pytest.skip("only root can make control groups here")
+
+    def limit(*names: str) -> list[str]:
+        """The words of the first of these files there is: version 2 has other names than version 1."""
+        return next(path.read_text().split() for name in names for group in groups if (path := group / name).exists())
+
+    [memory] = limit("memory.max", "memory.limit_in_bytes")
+    assert size.memory_mb * MIB < int(memory) <= (size.memory_mb + 256) * MIB
+    [processes] = limit("pids.max")
+    assert int(processes) <= 128
+    quota, period = limit("cpu.max") if _version_2(groups) else limit("cpu.cfs_quota_us") + limit("cpu.cfs_period_us")
+    assert size.vcpus <= int(quota) / int(period) <= size.vcpus + 1
+
+
+def _version_2(groups: list[Path]) -> bool:
+    return any((group / "cpu.max").exists() for group in groups)
+
+
+def test_it_has_nothing_open_but_what_the_machine_is_made_of(machines: Machines, shared: Clone):
+    """No directory, no file of the host that could be written, no socket it could reach others with."""
+    odd = []
+    for link in Path(f"/proc/{shared.pid}/fd").iterdir():
+        target = str(link.readlink())
+        flags = int(re.findall(r"^flags:\s+(\d+)", _fdinfo(shared.pid, link.name), re.MULTILINE)[0], 8)
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        if target.startswith(("socket:", "pipe:", "anon_inode:", "/memfd:", "/dev/null")):
+            continue
+        if target.startswith(str(machines.host.settings.run_dir)) and target.endswith("(deleted)"):
+            continue  # its disk
+        if target == str(machines.built.image) and not writable:
+            continue
+        odd.append((target, flags))
+    assert odd == []
+
+
+async def test_it_shares_no_descriptor_with_another_machine_but_the_sealed_memory_and_the_image(
+    machines: Machines, shared: Clone
+):
+    async with machines.clone() as other:
+        names = {name for name, _ in _inodes(shared.pid) & _inodes(other.pid)}
+    assert names <= {"/memfd:machine (deleted)", str(machines.built.image), "/dev/null"}
+
+
+def test_the_shared_memory_cannot_be_changed_even_by_root(shared: Clone):
+    links = [link for link in Path(f"/proc/{shared.pid}/fd").iterdir() if "/memfd:machine" in str(link.readlink())]
+    assert links
+    for link in links:
+        memory = os.open(link, os.O_RDWR)
+        try:
+            _assert_sealed(memory)
+        finally:
+            os.close(memory)
+
+
+def _assert_sealed(memory: int) -> None:
+    size = os.fstat(memory).st_size
+    with pytest.raises(PermissionError) as refusal:
+        os.pwrite(memory, b"evil", 0)
+    assert refusal.value.errno == errno.EPERM
+    for wanted in (0, 2 * size):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory, wanted)
+    with pytest.raises(PermissionError):
+        mmap.mmap(memory, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+
+
+def test_its_command_line_names_no_file_of_the_host(machines: Machines, shared: Clone):
+    """Every file is passed as a descriptor, so it needs no right to open one."""
+    command = Path(f"/proc/{shared.pid}/cmdline").read_bytes().decode()
+    assert str(machines.host.settings.home) not in command
+    assert "seccomp" in command or "-sandbox\0on" in command
+    for word in ("-netdev", "virtio-net", "vsock", "-fsdev", "virtfs"):
+        assert word not in command
+
+
+def test_its_environment_has_nothing_of_the_servers(shared: Clone):
+    """API keys often live in the environment of whoever starts an MCP server."""
+    names = {line.partition(b"=")[0] for line in Path(f"/proc/{shared.pid}/environ").read_bytes().split(b"\0")}
+    assert b"SECRET_OF_THE_SERVER" not in names
+
+
+def _fdinfo(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+
+
+def _inodes(pid: int) -> set[tuple[str, int]]:
+    """Names and numbers of what a process has open; kernel-internal inodes are shared by everybody."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        name = str(link.readlink())
+        if not name.startswith("anon_inode:"):
+            found.add((name, link.stat().st_ino))
+    return found
