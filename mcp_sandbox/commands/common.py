@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mcp_sandbox.config import ENV_PREFIX, Settings
 from mcp_sandbox.errors import SandboxError
 from templates.errors import BuildFailed, TemplateError
-from vmm.errors import VmmError
+from vmm.errors import DriverUnavailable, VmmError
 
 EXIT_ERROR = 1
 SERVER = ("-m", "mcp_sandbox")  # arguments of this Python that make it an MCP server on stdio
@@ -20,7 +20,8 @@ def guarded(main: Callable[[], int]) -> int:
     except BuildFailed as failure:
         sys.stderr.write(f"mcp-sandbox: {failure}\n{failure.log_tail}\nThe log: {failure.log_path}\n")
     except (SandboxError, TemplateError, VmmError, OSError) as error:
-        sys.stderr.write(f"mcp-sandbox: {error}\n")
+        fix = error.fix if isinstance(error, DriverUnavailable) else None
+        sys.stderr.write(f"mcp-sandbox: {error}{f'; {fix}' if fix else ''}\n")
     return EXIT_ERROR
 
 

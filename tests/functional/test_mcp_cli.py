@@ -65,12 +65,18 @@ def test_every_command_names_a_guest_kernel_that_is_not_there(
     assert "/nonexistent" in result.stderr
 
 
+def test_a_driver_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path):
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), "--driver", "fake", "run", "-"], input="1")
+    assert result.exit_code == 1
+    assert "there is no driver called 'fake'; choose one of: qemu" in result.stderr
+
+
 @pytest.mark.parametrize("command", [["run", "-"], ["bench", "--quick"], ["template", "build"]], ids=" ".join)
 def test_every_command_names_a_template_that_does_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ):
     monkeypatch.setenv("MCP_SANDBOX_TEMPLATE", "cobol")
-    result = CliRunner().invoke(app, ["--home", str(tmp_path), "--driver", "fake", *command], input="1")
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), *command], input="1")
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
     assert "cobol" in result.stderr

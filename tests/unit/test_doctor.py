@@ -103,7 +103,7 @@ async def test_a_driver_that_does_not_exist_is_reported_and_not_raised(tmp_path:
 
 
 async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
-    report = json.loads((await examine(Settings(home=tmp_path, driver="fake"))).model_dump_json())
+    report = json.loads((await examine(Settings(home=tmp_path))).model_dump_json())
     documented = {
         "version": None,
         "ready": None,
@@ -125,7 +125,7 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
 
 
 async def test_the_verdict_comes_first_and_nothing_is_read_as_markup(tmp_path: Path, capsys):
-    report = await examine(Settings(home=tmp_path, driver="fake"))
+    report = await examine(Settings(home=tmp_path))
     ready, verdict, next_step = judge(QEMU, PYTHON, [], "python")
     told: Report = report.model_copy(
         update={
