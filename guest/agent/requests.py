@@ -138,12 +138,7 @@ class Agent:
         self._identity.credit_entropy(os.urandom(32))
         gc.collect()
         gc.freeze()
-
-        def rehearse() -> None:
-            self._kernels.rehearse()
-            self._answer(request, {})
-
-        self._kernels.reseed(rehearse)
+        self._kernels.reseed(lambda: self._answer(request, {}))
 
     def _start_run(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]

@@ -104,11 +104,6 @@ class Supervisor:
         self._on_reseeded = done
         self._kernel.link.send({"op": "reseed"})
 
-    def rehearse(self) -> None:
-        """Keep the kernel busy until it is asked for something; see there."""
-        if self._kernel:
-            self._kernel.link.send({"op": "rehearse"})
-
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run warm-up code in the zygote; `done` gets its traceback, or None."""
         self._on_warmed = done

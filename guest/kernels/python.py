@@ -9,7 +9,6 @@ import ast
 import builtins
 import linecache
 import os
-import select
 import socket
 import sys
 import traceback
@@ -34,8 +33,6 @@ AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing inspect
 MAX_TRACEBACK = 32 * 1024  # characters; the middle of a longer one is left out
 MAX_MESSAGE = 4000  # characters
-REHEARSAL_PAUSE_S = 0.01  # long enough not to slow the other CPU down, short enough to start at once in a clone
-REHEARSAL = Frame({"op": "run", "run": 0, "max_display_bytes": 1024}, b"1+1")
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags `from __future__` sets; they last from cell to cell
 
 
@@ -227,27 +224,7 @@ class Kernel:
         decoder = Decoder()
         while data := control.recv(65536):
             for frame in decoder.feed(data):
-                if frame.header["op"] == "rehearse":
-                    self._rehearse(control)
-                else:
-                    self._obey(frame)
-
-    def _rehearse(self, control: socket.socket) -> None:
-        """Do over and over what the first caller will ask for, until there is a first caller.
-
-        A snapshot catches the machine in the middle of this. Where the CPU is emulated, a clone has to translate all
-        code it runs; its second CPU does that here while the first one still talks to the host.
-        """
-        near, far = socket.socketpair()
-        with near, far:
-            self.screen.attach(near, self.screen.figures)
-            decoder = Decoder()
-            while not select.select((control,), (), (), REHEARSAL_PAUSE_S)[0]:
-                self._obey(REHEARSAL)
-                decoder.feed(far.recv(65536))
-                self._generators.reseed()
-        self.screen.attach(control, self.screen.figures)
-        self.shell.user_ns.pop("_", None)  # the rehearsal's result is nothing of the caller's
+                self._obey(frame)
 
     def _obey(self, frame: Frame) -> None:
         header, body = frame

@@ -21,8 +21,9 @@ THREADS = 96
 CONSOLE_ARGS = "console=ttyS0 quiet reboot=t panic=-1"  # a reboot ends the machine, see -no-reboot
 # One tenant, thrown away after use: no security modules, no accounting, no zeroing of what is overwritten anyway,
 # no huge pages that a small write would copy whole. Less code to translate, and more memory shared by clones.
-LEAN_ARGS = "lsm=capability audit=0 psi=0 nowatchdog norandmaps init_on_alloc=0 transparent_hugepage=never"
-EMULATED_ARGS = "mitigations=off tsc=reliable"  # an emulated CPU speculates nothing
+LEAN_ARGS = "lsm=capability audit=0 psi=0 nowatchdog init_on_alloc=0 transparent_hugepage=never"
+# An emulated CPU speculates nothing; and processes that have their libraries at the same addresses share translations.
+EMULATED_ARGS = "mitigations=off norandmaps tsc=reliable"
 
 # x86-64-v2, the least that today's numpy wheels ask for. Emulating wider vectors gains nothing.
 TCG_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
