@@ -6,7 +6,6 @@
 import gc
 import os
 import platform
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 AGENT_VERSION = "0.1.0"
 LANGUAGE_VERSION = platform.python_version()
+SOME_NAME = "sandbox-00000000"  # as long as the names of clones: a file that keeps its length is quicker to write
 WARM_CELLS = ("1+1", "print(1)", "1/0", "del _")  # run once before the snapshot, so that their pages are touched
 
 
@@ -134,7 +134,7 @@ class Agent:
 
     def _warm_done(self, request: int) -> None:
         """Touch what a refresh touches, too."""
-        self._identity.set_name(socket.gethostname(), "0" * 32)
+        self._identity.set_name(SOME_NAME, "0" * 32)
         self._identity.credit_entropy(os.urandom(32))
         gc.collect()
         gc.freeze()
