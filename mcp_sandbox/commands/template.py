@@ -26,9 +26,13 @@ def build(settings: Settings, name: str | None) -> int:
     async def main() -> int:
         template = load_template(name or settings.template)
         with err.status("starting") as status:
+            told: set[str] = set()
 
             def report(progress: Progress) -> None:
                 if progress.state in ("done", "ready"):
+                    if progress.step in told:  # found again by the second look at the host, below
+                        return
+                    told.add(progress.step)
                     how = "made before" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
                     err.print(f"[green]✓[/] {progress.step} ({how})")
                 else:
