@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vmm.types import Accel, GuestKernel, MachineSpec
 
-# Debian also has a small build for KVM only. It starts faster, but it was built without the seccomp sandbox.
+# Debian also has a small build for KVM only, but it was built without the seccomp sandbox.
 SYSTEM = "qemu-system-x86_64"
 
 # Translated code an emulated machine keeps. Less saves memory for each machine, but hot loops over much code
