@@ -54,13 +54,13 @@ class BuiltTemplate:
     """All that is needed to restore machines of a template."""
 
     template: Template
-    image: Path
-    kernel: GuestKernel
+    root: Path
+    boot: GuestKernel
     snapshot: Snapshot
 
     def spec(self, machine_id: str) -> MachineSpec:
         """What a driver needs to start one machine of this template."""
-        return _spec(self.template, self.image, self.kernel, machine_id)
+        return _spec(self.template, self.root, self.boot, machine_id)
 
 
 class Builder:
@@ -135,7 +135,7 @@ class Builder:
             return []
         plans = [_plan_image(known) for known in (template, *find_templates().values())]
         bases = [self._store.get("base", inputs) for plan in plans for inputs in (plan.base, plan.layer) if inputs]
-        used = {current.image.parent, current.snapshot.path, *bases, *(entry.path for entry in kernels)}
+        used = {current.root.parent, current.snapshot.path, *bases, *(entry.path for entry in kernels)}
         own = {entry.path for entry in self.entries_of(template) if entry.details.get("driver") in (None, driver.name)}
         return [
             entry

@@ -14,7 +14,7 @@ from anyio.abc import ByteStream
 from vmm.errors import DriverUnavailable
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, MachineSpec, Probe, Snapshot, Usage
 
-DRIVER_NAMES = ("qemu",)  # the ones people can choose, in the order `doctor` shows them
+DRIVER_NAMES = ("qemu", "gvisor", "bubblewrap")  # the ones people can choose, in the order `doctor` shows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class DriverConfig:
     cache_dir: Path  # verdicts worth keeping until the host reboots
     kernel: GuestKernel | None = None  # lets a probe boot something real
     accel: Accel | None = None  # None: the driver finds out
+    runsc: Path | None = None  # a gVisor of our own, where the system has none or an old one
 
 
 class Machine(Protocol):
@@ -75,7 +76,7 @@ class SnapshotDriver(Driver, Protocol):
         ...
 
     async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
-        """Freeze `machine` into the empty directory `dst`. The machine is paused afterwards."""
+        """Freeze `machine` into the empty directory `dst`. The machine is paused or has ended afterwards."""
         ...
 
     def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-from anyio.abc import Process
+from anyio.abc import ByteStream, Process
+from anyio.streams.stapled import StapledByteStream
 
 from vmm.errors import MachineLost, ToolFailed, ToolMissing
 from vmm.types import Exit, Usage
 
 REAP_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
+ORPHAN_S = 1.0  # a process whose only child was killed takes it in and ends
 TOOL_GRACE_S = 3.0  # mmdebstrap and apt remove their scratch directories when asked to end
 LAST_WORDS_S = 0.5  # what an ended process had printed is in the pipe already
 TAIL_BYTES = 16 * 1024  # the last words of a process, kept for error messages
@@ -66,8 +68,9 @@ class Confinement:
 class RunningProcess:
     """A started process, and its last words."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, *, talks: bool) -> None:
         self._process = process
+        self._talks = talks
         self._tail = bytearray()
         self._drained = anyio.Event()
 
@@ -79,6 +82,14 @@ class RunningProcess:
     def tail(self) -> str:
         """The end of what the process printed."""
         return self._tail.decode("utf-8", "replace").strip()
+
+    @property
+    def stream(self) -> ByteStream:
+        """The process's standard input and output, of one that was started to talk."""
+        assert self._talks
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return StapledByteStream(self._process.stdin, self._process.stdout)
 
     async def wait(self) -> Exit:
         """Wait for the end and say how it came."""
@@ -97,20 +108,34 @@ class RunningProcess:
 
     async def drain(self) -> None:
         """Keep the end of what the process prints, so that it never blocks on us."""
-        assert self._process.stdout is not None
-        async for chunk in self._process.stdout:
+        printed = self._process.stderr if self._talks else self._process.stdout
+        assert printed is not None
+        async for chunk in printed:
             self._tail += chunk
             del self._tail[:-TAIL_BYTES]
         self._drained.set()
 
     async def kill(self) -> None:
         """End the whole group, and reap the process."""
-        with anyio.move_on_after(REAP_S, shield=True):
-            if self._process.returncode is None:  # else the number may belong to somebody else by now
-                with suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            await self._process.wait()
+        with anyio.CancelScope(shield=True):
+            await self._end_namespaces()
+            with anyio.move_on_after(REAP_S):
+                if self._process.returncode is None:  # else the number may belong to somebody else by now
+                    with suppress(ProcessLookupError):
+                        os.killpg(self.pid, signal.SIGKILL)
+                await self._process.wait()
             await self._process.aclose()
+
+    async def _end_namespaces(self) -> None:
+        """Kill children before their parent. The first process of a namespace takes all others with it; if its parent
+        is gone it stays a zombie until the host's own first process looks, which takes seconds on some hosts."""
+        children = children_of(self.pid) if self._process.returncode is None else []
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        if children:
+            with anyio.move_on_after(ORPHAN_S):  # a parent that does not end with its children is killed next
+                await self._process.wait()
 
 
 @asynccontextmanager
@@ -120,18 +145,22 @@ async def spawn(
     confinement: Confinement,
     before_start: Callable[[int], None] = lambda pid: None,
     pass_fds: Sequence[int] = (),
+    talks: bool = False,
 ) -> AsyncIterator[RunningProcess]:
-    """Start `argv` confined, for as long as the block lasts. `before_start(pid)` runs before the program does."""
+    """Start `argv` confined, for as long as the block lasts. `before_start(pid)` runs before the program does.
+
+    With `talks` its standard input and output are the caller's to use; its last words are what it says on stderr.
+    """
     process = await anyio.open_process(
         confinement.wrap(argv),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE if talks else subprocess.STDOUT,
         start_new_session=True,
         env={"PATH": _search_path(), "LC_ALL": "C.UTF-8"},  # nothing of ours: there may be secrets in it
         pass_fds=pass_fds,
     )
-    running = RunningProcess(process)
+    running = RunningProcess(process, talks=talks)
     draining = asyncio.create_task(running.drain())  # not a task group: that would wrap the caller's errors
     try:
         before_start(process.pid)
@@ -199,18 +228,46 @@ async def _stop_tool(process: Process) -> None:
         await process.aclose()
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that `pid` has started and that are still there."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    return []
+
+
 def usage(pid: int) -> Usage:
-    """What a process takes from the host."""
+    """What a process and all that it has started take from the host."""
+    own = _usage(pid)
+    if own is None:
+        raise MachineLost("the machine's process has ended")
+    everyone, found = [own], children_of(pid)
+    while found:
+        child = found.pop()
+        found += children_of(child)
+        if (taken := _usage(child)) is not None:
+            everyone.append(taken)
+    return Usage(
+        memory_bytes=sum(taken.memory_bytes for taken in everyone),
+        private_bytes=sum(taken.private_bytes for taken in everyone),
+        cpu_s=sum(taken.cpu_s for taken in everyone),
+    )
+
+
+def _usage(pid: int) -> Usage | None:
     try:
         rollup = _kilobytes(Path(f"/proc/{pid}/smaps_rollup").read_text())
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        raise MachineLost("the machine's process has ended") from None
-    user, system = int(fields[11]), int(fields[12])
+        return None
+    user, system, *waited = map(int, fields[11:15])  # the last two are those of children that have ended
     return Usage(
-        memory_bytes=rollup["Pss"] * 1024,
-        private_bytes=(rollup["Private_Dirty"] + rollup["Private_Clean"]) * 1024,
-        cpu_s=(user + system) / CLOCK_TICKS_PER_S,
+        memory_bytes=rollup.get("Pss", 0) * 1024,
+        private_bytes=(rollup.get("Private_Dirty", 0) + rollup.get("Private_Clean", 0)) * 1024,
+        cpu_s=(user + system + sum(waited)) / CLOCK_TICKS_PER_S,
     )
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 
 class Isolation(StrEnum):
@@ -30,12 +31,19 @@ class GuestKernel:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestCode:
+    """The agent for machines that boot no kernel: they unpack it when they start."""
+
+    archive: Path  # a tar file
+
+
+@dataclass(frozen=True, slots=True)
 class MachineSpec:
     """All that a driver needs to start one machine."""
 
     id: str
-    image: Path  # read-only root file system, shared by all machines of a template
-    kernel: GuestKernel
+    root: Path  # read-only root file system, shared by all machines of a template: what `Capabilities.root` names
+    boot: GuestKernel | GuestCode  # what `Capabilities.boots_kernel` says
     memory_mb: int
     vcpus: int
     disk_mb: int  # room for what the machine writes
@@ -55,7 +63,13 @@ class Capabilities:
 
     isolation: Isolation
     snapshot: bool
+    root: Literal["image", "tree"] = "image"  # one erofs file, or a directory
     network: frozenset[str] = field(default_factory=lambda: frozenset({"none"}))
+
+    @property
+    def boots_kernel(self) -> bool:
+        """Whether machines start with a Linux kernel of their own rather than with the agent's code."""
+        return self.isolation is Isolation.VM
 
 
 @dataclass(frozen=True, slots=True)

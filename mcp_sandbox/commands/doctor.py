@@ -231,7 +231,7 @@ async def _template(host: Host, template: Template) -> TemplateReport:
     if built is None:
         return report.model_copy(update={"built": False})
     sizes = {
-        "image_bytes": host.store.entry(built.image.parent).size_bytes,
+        "image_bytes": host.store.entry(built.root.parent).size_bytes,
         "snapshot_bytes": host.store.entry(built.snapshot.path).size_bytes,
     }
     return report.model_copy(update={"built": True, **sizes})

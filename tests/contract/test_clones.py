@@ -20,7 +20,7 @@ CHUNK = 4 * 1024 * 1024
 
 def fingerprint(built: BuiltTemplate) -> dict[str, tuple[str, int]]:
     """Content and time of last change of everything clones are made from."""
-    files = [*built.snapshot.path.iterdir(), built.image, built.kernel.vmlinuz, built.kernel.initramfs]
+    files = [*built.snapshot.path.iterdir(), built.root, built.boot.vmlinuz, built.boot.initramfs]
     return {str(file): (digest(file), file.stat().st_mtime_ns) for file in files}
 
 

@@ -55,7 +55,7 @@ async def run_in_emulated_host(script: Path, store: Store, built: BuiltTemplate,
     await run_tool(["mkfs.erofs", "--all-root", str(disk), str(tree)])
     initramfs = scratch / "initramfs.cpio"
     initramfs.write_bytes(_initramfs(found))
-    async with spawn(_argv(found / kernel.VMLINUZ, initramfs, built.image, disk), confinement=Confinement()) as host:
+    async with spawn(_argv(found / kernel.VMLINUZ, initramfs, built.root, disk), confinement=Confinement()) as host:
         await host.wait()
         return host.tail
 
@@ -101,9 +101,9 @@ def _fill(tree: Path, script: Path, built: BuiltTemplate) -> None:
         else:
             shutil.copy(source.with_suffix(".py"), python)
     shutil.copy(script, tree / "script.py")
-    shutil.copy(built.image, tree / "root.erofs")
-    shutil.copy(built.kernel.vmlinuz, tree / "vmlinuz")
-    shutil.copy(built.kernel.initramfs, tree / "initramfs.cpio")
+    shutil.copy(built.root, tree / "root.erofs")
+    shutil.copy(built.boot.vmlinuz, tree / "vmlinuz")
+    shutil.copy(built.boot.initramfs, tree / "initramfs.cpio")
     firmware = tree / "programs/usr/share/qemu"
     firmware.mkdir(parents=True)
     for name in FIRMWARE:

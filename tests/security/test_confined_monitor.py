@@ -109,7 +109,7 @@ def test_it_has_nothing_open_but_what_the_machine_is_made_of(machines: Machines,
             continue
         if target.startswith(str(machines.host.settings.run_dir)) and target.endswith("(deleted)"):
             continue  # its disk
-        if target == str(machines.built.image) and not writable:
+        if target == str(machines.built.root) and not writable:
             continue
         odd.append((target, flags))
     assert odd == []
@@ -120,7 +120,7 @@ async def test_it_shares_no_descriptor_with_another_machine_but_the_sealed_memor
 ):
     async with machines.clone() as other:
         names = {name for name, _ in _inodes(shared.pid) & _inodes(other.pid)}
-    assert names <= {"/memfd:machine (deleted)", str(machines.built.image), "/dev/null"}
+    assert names <= {"/memfd:machine (deleted)", str(machines.built.root), "/dev/null"}
 
 
 def test_the_shared_memory_cannot_be_changed_even_by_root(shared: Clone):

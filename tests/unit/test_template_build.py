@@ -161,9 +161,9 @@ async def test_a_build_gives_image_kernel_and_a_warm_snapshot(
 ):
     driver = FakeDriver()
     built = await builder.build(template(), driver)
-    assert built.image.read_text() == "erofs"
-    assert built.kernel.vmlinuz.read_text() == "boot/vmlinuz-6.1"
-    assert built.kernel.initramfs.is_file()
+    assert built.root.read_text() == "erofs"
+    assert built.boot.vmlinuz.read_text() == "boot/vmlinuz-6.1"
+    assert built.boot.initramfs.is_file()
     assert (built.snapshot.path / "state").is_file()
     assert built.snapshot.driver == "fake"
     assert built.spec("m1").memory_mb == 128
@@ -178,7 +178,7 @@ async def test_building_again_with_nothing_changed_does_nothing(builder: Builder
     workshop.ran.clear()
     assert await builder.build(template(), driver) == built
     assert await builder.find(template(), driver) == built
-    assert builder.find_kernel() == built.kernel
+    assert builder.find_kernel() == built.boot
     assert workshop.ran == []
     assert driver.launched == 1
 
@@ -222,9 +222,9 @@ async def test_a_base_has_no_devices_for_ordinary_users_cannot_unpack_them(build
 async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Builder, tmp_path: Path):
     driver = FakeDriver()
     built = await builder.build(template(), driver)
-    await Store(tmp_path).remove("image", built.image.parent.name)
+    await Store(tmp_path).remove("image", built.root.parent.name)
     again = await builder.build(template(), driver)
-    assert again.image == built.image
+    assert again.root == built.root
     assert again.snapshot != built.snapshot
     assert [entry.path for entry in await builder.outdated(template(), driver)] == [built.snapshot.path]
 

@@ -20,7 +20,7 @@ from vmm.drivers import qemu_command as command
 from vmm.drivers import qemu_probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.process import REAP_S, RunningProcess, run_tool, spawn, usage
-from vmm.types import Accel, Capabilities, Exit, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
+from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
 
 MIB = 1024 * 1024
 MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
@@ -189,8 +189,9 @@ class QemuDriver:
         accel, _ = await self._engine()
         ours, agent = _socket_pair(stack)
         control, monitor = _socket_pair(stack)
-        boots = [spec.kernel.vmlinuz, spec.kernel.initramfs] if backing.shared else []
-        image, *kernel = (_owned(stack, os.open(file, os.O_RDONLY)) for file in (spec.image, *boots))
+        assert isinstance(spec.boot, GuestKernel)  # as `capabilities` says
+        boots = [spec.boot.vmlinuz, spec.boot.initramfs] if backing.shared else []
+        image, *kernel = (_owned(stack, os.open(file, os.O_RDONLY)) for file in (spec.root, *boots))
         files = command.Descriptors(backing.memory, image, backing.disk, agent.fileno(), monitor.fileno(), *kernel)
         binary = command.find_binary()
         assert binary is not None  # `_engine` found one
