@@ -102,9 +102,7 @@ def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
     """Protections this host or this user does not give us."""
     missing = []
     if not hierarchy.usable:
-        missing.append(
-            f"no host-side limit on CPU, a coarse one on memory (whole gigabytes, without gVisor's own): {hierarchy.reason}"
-        )
+        missing.append(f"no host-side limit on CPU, only whole gigabytes of memory: {hierarchy.reason}")
     if os.geteuid() != 0:
         missing.append("all machines run as this user: only root can give each one a user of its own")
     return tuple(missing)
