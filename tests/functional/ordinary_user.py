@@ -73,9 +73,9 @@ def _uncover(needed: Sequence[Path]) -> Iterator[str]:
     yield f"mount -t tmpfs tmpfs {STAGE}"
     for directory, paths in closed.items():
         places = [(shlex.quote(str(path)), f"{STAGE}/{number}") for number, path in enumerate(paths)]
-        for path, place in places:
-            yield f"mkdir {place} && mount --bind {path} {place}"
+        for source, place in places:
+            yield f"mkdir {place} && mount --bind {source} {place}"
         yield f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(directory))}"
-        for path, place in places:
-            yield f"mkdir -p {path} && mount --bind {place} {path} && umount {place} && rmdir {place}"
+        for source, place in places:
+            yield f"mkdir -p {source} && mount --bind {place} {source} && umount {place} && rmdir {place}"
     yield f"umount {STAGE}"

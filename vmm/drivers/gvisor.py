@@ -130,14 +130,14 @@ class GvisorDriver:
             await machine.start_agent(spec.boot.archive)
             yield machine
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, GvisorMachine):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
         image = dst / IMAGE
         image.mkdir()
         os.chown(image, machine.uid, machine.uid)
         with _opened(image) as directory:
-            order = (*CHECKPOINT, f"--image-path=/proc/self/fd/{directory}")
+            order = (*CHECKPOINT, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}")
             try:
                 await machine.control(*order, pass_fds=(directory,), timeout_s=SAVE_S)
             except MachineLost as error:
