@@ -36,12 +36,12 @@ def test_a_machine_names_no_path_of_the_host(spec, tmp_path):
     assert not [word for word in argv if str(tmp_path) in word]
 
 
-def test_only_a_clone_maps_its_memory_privately(spec):
-    def share(files: qemu_command.Descriptors) -> str:
-        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, files, shared=True, tsc_khz=None)
+def test_memory_is_mapped_privately_unless_it_is_shared_with_us(spec):
+    def share(*, shared: bool) -> str:
+        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, RESTORES, shared=shared, tsc_khz=None)
         return argv[argv.index("-object") + 1].rpartition(",")[2]
 
-    assert (share(BOOTS), share(RESTORES)) == ("share=on", "share=off")
+    assert (share(shared=True), share(shared=False)) == ("share=on", "share=off")
 
 
 def test_an_emulated_guest_is_told_the_rate_of_its_clock(spec):
