@@ -37,6 +37,7 @@ async def make_snapshot(
         async with AgentClient.open(stream, timeout_s=BOOT_TIMEOUT_S) as agent:
             tools.note("running the warm-up code")
             await agent.warm(template.warmup.code, timeout_s=WARM_TIMEOUT_S)
-        tools.note("freezing the machine")
-        await driver.snapshot(machine, staging)
+            # With the stream still open: an agent that speaks on standard input would end with it.
+            tools.note("freezing the machine")
+            await driver.snapshot(machine, staging)
     return {"template": template.name, "driver": driver.name}
