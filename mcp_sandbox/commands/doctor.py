@@ -232,7 +232,7 @@ async def _template(host: Host, template: Template) -> TemplateReport:
         return report.model_copy(update={"built": False})
     sizes = {
         "image_bytes": host.store.entry(built.root.parent).size_bytes,
-        "snapshot_bytes": host.store.entry(built.snapshot.path).size_bytes,
+        "snapshot_bytes": host.store.entry(built.snapshot.path).size_bytes if built.snapshot else None,
     }
     return report.model_copy(update={"built": True, **sizes})
 

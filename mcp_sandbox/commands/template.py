@@ -38,8 +38,10 @@ def build(settings: Settings, name: str | None) -> int:
                 else:
                     status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
 
-            # The kernel first: with it the driver can find out whether this host really runs machines.
-            await make_host(settings, report).builder.build_kernel()
+            # What the driver needs comes first: with it the driver can find out whether this host really runs machines.
+            bare = make_host(settings, report)
+            await bare.builder.equip(bare.driver)
+            await bare.driver.aclose()
             host = make_host(settings, report)
             try:
                 verdict = await host.driver.probe()
