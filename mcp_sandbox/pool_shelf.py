@@ -93,7 +93,7 @@ class Shelf:
 
     def stats(self) -> TemplateStats:
         return TemplateStats(
-            ready=len(self.ready),
+            ready=sum(not machine.lost for machine in self.ready),
             starting=self.starting,
             hits=self._hits,
             misses=self.misses,

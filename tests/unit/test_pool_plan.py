@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sandbox.pool_plan import BURST_S, Demand, Plan, PoolLimits, ReadyMachine, TemplateState, make_plan
@@ -241,6 +241,7 @@ def memory_of(states: Sequence[TemplateState]) -> int:
     return sum(s.memory_mb * (len(s.ready) + s.starting + s.stopping) for s in states)
 
 
+@settings(deadline=None)
 @given(some_states(), some_limits, st.integers(0, 5))
 def test_starts_never_exceed_the_budget_nor_the_number_at_once(
     states: list[TemplateState], limits: PoolLimits, on_demand: int
@@ -252,6 +253,7 @@ def test_starts_never_exceed_the_budget_nor_the_number_at_once(
         assert sum(state.starting for state in after) + on_demand <= limits.max_starting
 
 
+@settings(deadline=None)
 @given(some_states(), some_limits)
 def test_what_was_decided_is_not_decided_again(states: list[TemplateState], limits: PoolLimits):
     made = make_plan(states, limits, NOW)
@@ -259,6 +261,7 @@ def test_what_was_decided_is_not_decided_again(states: list[TemplateState], limi
     assert (again.start, again.stop) == ((), ())
 
 
+@settings(deadline=None)
 @given(some_states(), some_limits)
 def test_a_machine_of_the_promised_number_is_stopped_only_for_memory_age_or_health(
     states: list[TemplateState], limits: PoolLimits
@@ -273,6 +276,7 @@ def test_a_machine_of_the_promised_number_is_stopped_only_for_memory_age_or_heal
         assert len(kept) >= min(promised, len(good))
 
 
+@settings(deadline=None)
 @given(some_states(), some_limits)
 def test_no_machine_that_is_ill_or_too_old_is_kept(states: list[TemplateState], limits: PoolLimits):
     made = make_plan(states, limits, NOW)
@@ -280,12 +284,14 @@ def test_no_machine_that_is_ill_or_too_old_is_kept(states: list[TemplateState], 
     assert all(m.healthy and m.since + limits.max_age_s > NOW for m in kept)
 
 
+@settings(deadline=None)
 @given(some_states(), some_limits)
 def test_the_order_of_the_templates_does_not_matter(states: list[TemplateState], limits: PoolLimits):
     one, other = make_plan(states, limits, NOW), make_plan(states[::-1], limits, NOW)
     assert (one.start, set(one.stop), one.next_look) == (other.start, set(other.stop), other.next_look)
 
 
+@settings(deadline=None)
 @given(some_states(), some_limits, st.floats(0, 1, exclude_max=True))
 def test_a_pool_comes_to_rest_and_stays_so_until_the_next_look(
     states: list[TemplateState], limits: PoolLimits, part: float
