@@ -39,6 +39,11 @@ class Settings(BaseSettings):
 
     max_sandboxes: int = Field(8, ge=1, le=1000, description="Sandboxes alive at once.")
     max_restores: int = Field(4, ge=1, le=64, description="Machines being restored at once.")
+    pool_min: int = Field(1, ge=0, le=64, description="Machines of each template kept ready.")
+    pool_max: int = Field(4, ge=0, le=64, description="Most of them after a burst of requests; 0 keeps none ready.")
+    pool_memory_mb: int = Field(2048, ge=0, description="Memory of all machines kept ready, by their templates' size.")
+    pool_max_age_s: float = Field(3600, gt=0, description="Seconds after which a machine kept ready is replaced.")
+    pool_idle_s: float = Field(600, gt=0, description="Seconds after which a burst of requests is forgotten.")
     idle_timeout_s: float = Field(900, gt=0, description="Seconds without use after which a sandbox ends.")
     max_lifetime_s: float = Field(14_400, gt=0, description="Seconds after which a sandbox ends in any case.")
     run_timeout_s: float = Field(30, gt=0, description="Seconds a run may take when the caller does not say.")
