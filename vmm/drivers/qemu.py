@@ -59,7 +59,7 @@ class QemuMachine:
         monitor: QMPClient,
         agent: socket.socket,
         backing: Backing,
-        group: limits.ControlGroup | None,
+        group: limits.ControlGroup,
     ) -> None:
         self.spec = spec
         self.backing = backing
@@ -93,7 +93,7 @@ class QemuMachine:
 
     async def wait(self) -> Exit:
         end = await self._process.wait()
-        if self._group is not None and self._group.out_of_memory():
+        if self._group.out_of_memory():
             return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
         return end
 
@@ -199,9 +199,9 @@ class QemuDriver:
         group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
         process = await stack.enter_async_context(
             spawn(
-                argv,
+                group.wrap(argv),
                 confinement=qemu_probe.confinement(accel),
-                before_start=group.add if group else lambda pid: None,
+                before_start=group.add,
                 pass_fds=files.all(),
             )
         )
