@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import anyio
@@ -9,12 +10,12 @@ import pytest
 
 from vmm import probe, tiny_guest, verdicts
 from vmm.hierarchy import Hierarchy
-from vmm.process import Confinement
+from vmm.process import Confinement, spawn
 from vmm.verdicts import Verdict, Verdicts
 
 
 @pytest.fixture
-def device(tmp_path, monkeypatch) -> Path:
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A /dev/kvm that opens; what the tiny guest says of it is for each test to decide."""
     file = tmp_path / "kvm"
     file.touch()
@@ -26,8 +27,7 @@ def device(tmp_path, monkeypatch) -> Path:
 def says(monkeypatch, script: str) -> None:
     """Run other code in place of the tiny guest."""
     monkeypatch.setattr(tiny_guest, "__file__", "-c")
-    real = probe.spawn
-    monkeypatch.setattr(probe, "spawn", lambda argv, confinement: real([*argv, script], confinement=confinement))
+    monkeypatch.setattr(probe, "spawn", lambda argv, confinement: spawn([*argv, script], confinement=confinement))
 
 
 async def kvm(cache_dir: Path) -> Verdict:
@@ -114,10 +114,10 @@ def test_a_busy_host_is_not_condemned_until_it_reboots(tmp_path, monkeypatch):
     kept = Verdicts(tmp_path)
     kept.keep("slow", Verdict(False, "took too long", doubtful=True))
     kept.keep("sure", Verdict(False, "no such thing"))
-    now = verdicts.time.time()
-    monkeypatch.setattr(verdicts.time, "time", lambda: now + verdicts.DOUBT_S / 2)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + verdicts.DOUBT_S / 2)
     assert kept.get("slow")
-    monkeypatch.setattr(verdicts.time, "time", lambda: now + verdicts.DOUBT_S + 1)
+    monkeypatch.setattr(time, "time", lambda: now + verdicts.DOUBT_S + 1)
     assert kept.get("slow") is None
     assert kept.get("sure")
 

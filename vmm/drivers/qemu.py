@@ -238,7 +238,14 @@ def _socket_pair(stack: AsyncExitStack) -> tuple[socket.socket, socket.socket]:
 
 def _ceilings(spec: MachineSpec) -> Limits:
     megabytes = spec.memory_mb + command.TCG_CACHE_MB + command.OVERHEAD_MB
-    return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus + 1, pids=command.THREADS)
+    return Limits(
+        memory_bytes=megabytes * MIB,
+        cpus=spec.vcpus + 1,
+        pids=command.THREADS,
+        file_bytes=max(spec.memory_mb, spec.disk_mb) * MIB,
+        address_space_bytes=(megabytes + command.reserved_mb(os.cpu_count() or 1)) * MIB,
+        alone=True,  # a user of its own, or else a user namespace of its own
+    )
 
 
 @contextmanager
