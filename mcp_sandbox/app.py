@@ -45,6 +45,7 @@ def make_host(settings: Settings, report: Callable[[Progress], None] = _ignore) 
         run_dir=settings.run_dir,
         cache_dir=settings.cache_dir,
         kernel=builder.find_kernel(),
+        own_kernel=own is not None,
         accel=None if settings.accel == "auto" else Accel(settings.accel),
     )
     driver = load_driver(DRIVER_NAMES[0] if settings.driver == "auto" else settings.driver, config)

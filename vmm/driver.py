@@ -24,6 +24,7 @@ class DriverConfig:
     run_dir: Path  # scratch of running machines; a driver removes what it puts there
     cache_dir: Path  # verdicts worth keeping until the host reboots
     kernel: GuestKernel | None = None  # lets a probe boot something real
+    own_kernel: bool = False  # `kernel` was named by the user, who may have made it for this host's KVM
     accel: Accel | None = None  # None: the driver finds out
     runsc: Path | None = None  # a gVisor of our own, where the system has none or an old one
 

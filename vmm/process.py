@@ -10,8 +10,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,6 +169,19 @@ async def spawn(
     finally:
         await running.kill()
         draining.cancel()
+
+
+@contextmanager
+def bystander(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A child to try something out on, for the milliseconds the block lasts. It should end with its standard input."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env={"PATH": _search_path()}
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 async def run_tool(

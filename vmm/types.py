@@ -108,8 +108,13 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Ceilings the host puts on a whole machine, whatever runs inside."""
+    """Ceilings the host puts on a machine, whatever runs inside."""
 
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # these three hold for all of its processes together
     cpus: float = math.inf
     pids: int | None = None
+    file_bytes: int | None = None  # no file it writes becomes larger
+    address_space_bytes: int | None = (
+        None  # of a process, where nothing holds them all; not for those that reserve much
+    )
+    alone: bool = False  # its user, or user namespace, has no other processes, so that they can be counted

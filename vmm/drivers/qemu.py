@@ -58,7 +58,7 @@ class QemuMachine:
         monitor: QMPClient,
         agent: socket.socket,
         backing: Backing,
-        group: limits.ControlGroup | None,
+        group: limits.ControlGroup,
     ) -> None:
         self.spec = spec
         self.backing = backing
@@ -92,7 +92,7 @@ class QemuMachine:
 
     async def wait(self) -> Exit:
         end = await self._process.wait()
-        if self._group is not None and self._group.out_of_memory():
+        if self._group.out_of_memory():
             return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
         return end
 
@@ -207,9 +207,9 @@ class QemuDriver:
         group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
         process = await stack.enter_async_context(
             spawn(
-                argv,
+                group.wrap(argv),
                 confinement=qemu_probe.confinement(accel),
-                before_start=group.add if group else lambda pid: None,
+                before_start=group.add,
                 pass_fds=files.all(),
             )
         )
@@ -251,7 +251,14 @@ def _ignore_shared(*, on: bool) -> dict[str, object]:
 
 def _ceilings(spec: MachineSpec) -> Limits:
     megabytes = spec.memory_mb + command.TCG_CACHE_MB + command.OVERHEAD_MB
-    return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus + 1, pids=command.THREADS)
+    return Limits(
+        memory_bytes=megabytes * MIB,
+        cpus=spec.vcpus + 1,
+        pids=command.THREADS,
+        file_bytes=max(spec.memory_mb, spec.disk_mb) * MIB,
+        address_space_bytes=(megabytes + command.reserved_mb(os.cpu_count() or 1)) * MIB,
+        alone=True,  # a user of its own, or else a user namespace of its own
+    )
 
 
 @contextmanager
