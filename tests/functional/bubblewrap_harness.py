@@ -1,6 +1,7 @@
 """Machines of the bubblewrap driver for tests: a tree made of this host's own Python, and an agent of a few lines."""
 
 import io
+import itertools
 import json
 import re
 import shutil
@@ -105,10 +106,11 @@ class Bubblewrap:
     def __init__(self, folder: Path) -> None:
         self.driver = BubblewrapDriver(DriverConfig(run_dir=folder / "run", cache_dir=folder / "cache"))
         self.tree = make_tree(folder / "tree")
+        self._numbers = itertools.count()
         self.code = GuestCode(make_archive(folder / "agent.tar"))
 
-    def spec(self, name: str = "boxed", **changes: object) -> MachineSpec:
-        wanted = {"id": name, "root": self.tree, "boot": self.code, **SIZE, **changes}
+    def spec(self, name: str | None = None, **changes: object) -> MachineSpec:
+        wanted = {"id": name or f"boxed-{next(self._numbers)}", "root": self.tree, "boot": self.code, **SIZE, **changes}
         return MachineSpec(**wanted)  # type: ignore[arg-type]
 
     @asynccontextmanager

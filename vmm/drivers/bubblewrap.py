@@ -21,7 +21,7 @@ from vmm.process import RunningProcess, find_tool, spawn, usage
 from vmm.types import Capabilities, Exit, GuestCode, Isolation, Limits, MachineSpec, Probe, Usage
 
 MIB = 1024 * 1024
-START_S = 20.0  # the first program reads its agent in 50 ms; a busy host may need far longer
+START_S = 20.0  # it takes 50 ms; a busy host may need far longer
 OVERHEAD_MB = 96  # the agent, and what the kernel keeps for so many processes
 PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
@@ -112,7 +112,7 @@ async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.Control
     confined = bubblewrap_probe.confinement(spec.root)
     box = command.machine_box(spec, bubblewrap_probe.place_of(spec.root, confined))
     first = agent.agent_argv("--user", "none", "--own-pids", "--memory-mb", str(spec.memory_mb))
-    with command.prepared(binary, box, command.limited(_process_limits(spec), first)) as start:
+    with command.prepared(binary, box, command.started(_process_limits(spec), first)) as start:
         return await stack.enter_async_context(
             spawn(
                 start.argv,
@@ -125,14 +125,15 @@ async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.Control
 
 
 async def _hand_over(spec: MachineSpec, process: RunningProcess) -> None:
-    """Give the machine its agent. One that did not start has closed its end."""
+    """Wait until the machine is up, and give it its agent."""
     assert isinstance(spec.boot, GuestCode)  # as `capabilities` says
     try:
         with anyio.fail_after(START_S):
+            await process.stream.receive(len(command.READY))
             await agent.send_code(process.stream, spec.boot.archive)
     except TimeoutError as error:
-        raise LaunchFailed(f"machine {spec.id} took no agent in {START_S:.0f} s: {process.tail}") from error
-    except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+        raise LaunchFailed(f"machine {spec.id} did not start in {START_S:.0f} s: {process.tail}") from error
+    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
         raise LaunchFailed(f"machine {spec.id} did not start: {await process.wait()}") from error
 
 

@@ -11,6 +11,7 @@ from vmm.agent import ENVIRONMENT, PYTHON
 from vmm.types import MachineSpec
 
 PROGRAM = "bwrap"
+READY = b"!"
 USER = "1000"  # inside; outside it is whoever started the machine
 MIB = 1024 * 1024
 SMALL_MB = {"/var/tmp": 64, "/run": 16, "/dev/shm": 64}  # noqa: S108 - the machine's own
@@ -74,10 +75,13 @@ def prepared(binary: str, box: Box, program: Sequence[str]) -> Iterator[Command]
         yield Command(argv, (*filters, *cpus, options))
 
 
-def limited(limits: Mapping[int, int], program: Sequence[str]) -> list[str]:
-    """`program` under limits on each of its processes. Set inside: the kernel counts processes by user namespace."""
+def started(limits: Mapping[int, int], program: Sequence[str]) -> list[str]:
+    """`program`, under limits on each of its processes, after a byte on its output that says that all is well so far.
+
+    The limits are set inside the machine, because the kernel counts processes by user namespace.
+    """
     each = f"for kind, most in {sorted(limits.items())}: resource.setrlimit(kind, (most, most))"
-    start = f"import os, resource, sys\n{each}\nos.execv(sys.argv[1], sys.argv[1:])"
+    start = f"import os, resource, sys\n{each}\nos.write(1, {READY!r})\nos.execv(sys.argv[1], sys.argv[1:])"
     return [PYTHON, "-I", "-S", "-c", start, *program]
 
 
