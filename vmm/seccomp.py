@@ -99,9 +99,7 @@ class Rule(NamedTuple):
 
     action: int
     call: str
-    arguments: tuple[
-        tuple[int, int, int, int], ...
-    ] = ()  # (which, comparison, value) or (which, comparison, mask, value)
+    arguments: tuple[tuple[int, int, int, int], ...] = ()  # which, how compared, with what
 
 
 def _is(index: int, value: int) -> tuple[int, int, int, int]:

@@ -19,7 +19,6 @@ import pytest
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from vmm.driver import DriverConfig
 from vmm.drivers.bubblewrap import BubblewrapDriver, BubblewrapMachine
 from vmm.types import GuestCode, MachineSpec
 
@@ -54,7 +53,7 @@ def make_tree(tree: Path) -> Path:
     shutil.copytree(library, inside, ignore=unwanted, symlinks=True)
     numpy = Path(np.__file__).parent
     for package in (numpy, numpy.with_name("numpy.libs")):
-        shutil.copytree(package, inside / "site-packages" / package.name, ignore=unwanted)
+        shutil.copytree(package, inside / package.name, ignore=unwanted)
     copies = {python, Path("/bin/sh"), *_libraries(python, Path("/bin/sh"), *inside.rglob("*.so"))}
     for file in copies:
         (tree / file.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +103,7 @@ class Bubblewrap:
     """The driver, and what its machines are made of."""
 
     def __init__(self, folder: Path) -> None:
-        self.driver = BubblewrapDriver(DriverConfig(run_dir=folder / "run", cache_dir=folder / "cache"))
+        self.driver = BubblewrapDriver()
         self.tree = make_tree(folder / "tree")
         self._numbers = itertools.count()
         self.code = GuestCode(make_archive(folder / "agent.tar"))

@@ -27,8 +27,8 @@ PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
 
 
-def create(config: DriverConfig) -> "BubblewrapDriver":
-    return BubblewrapDriver(config)
+def create(config: DriverConfig) -> "BubblewrapDriver":  # noqa: ARG001 - it keeps nothing on the host's disk
+    return BubblewrapDriver()
 
 
 class BubblewrapMachine:
@@ -78,8 +78,7 @@ class BubblewrapDriver:
     name = "bubblewrap"
     capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=False, root="tree")
 
-    def __init__(self, config: DriverConfig) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._hierarchy = limits.detect()
         self._verdict: Probe | None = None
         self._probing = anyio.Lock()
