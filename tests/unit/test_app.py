@@ -1,7 +1,7 @@
 """How the parts are put together around the driver in force."""
 
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -9,10 +9,12 @@ from mcp_sandbox import app, server
 from mcp_sandbox.app import Drivers, open_host
 from mcp_sandbox.config import Settings
 from mcp_sandbox.provider import HostFacts
-from templates.build import Builder
 from vmm.driver import DriverConfig
 from vmm.drivers.fake import FakeDriver
 from vmm.types import Accel, Capabilities, Isolation, Probe
+
+if TYPE_CHECKING:
+    from templates.build import Builder
 
 
 class StubDriver(FakeDriver):
