@@ -73,7 +73,8 @@ async def choose(settings: Settings, ask: Ask) -> Choice:
         except (VmmError, BuildFailed, OSError) as error:
             if settings.driver != AUTO:
                 raise
-            probes[step.driver] = Probe(usable=False, reason=str(error))
+            fix = f"read {error.log_path}" if isinstance(error, BuildFailed) else None
+            probes[step.driver] = Probe(usable=False, reason=str(error), fix=fix)
 
 
 def decide(settings: Settings, kvm: Verdict | None, probes: Mapping[str, Probe]) -> Choice | Question:
