@@ -8,9 +8,12 @@ import platformdirs
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from vmm.types import Isolation
+
 APP = "mcp-sandbox"
 CONFIG_NAME = "mcp-sandbox.toml"
 ENV_PREFIX = "MCP_SANDBOX_"
+AUTO = "auto"  # of a driver or an accelerator: the best one that works here
 
 
 class ConfigError(Exception):
@@ -28,7 +31,8 @@ class Settings(BaseSettings):
         default_factory=lambda: platformdirs.user_data_path(APP),
         description="Where images, snapshots and running machines are kept.",
     )
-    driver: str = Field("auto", description="How machines run: auto, or a driver's name.")
+    driver: str = Field(AUTO, description="How machines run: auto, or a driver's name.")
+    min_isolation: Isolation = Field(Isolation.NAMESPACE, description="Nothing that isolates less is ever used.")
     accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="How a virtual machine's CPU is run.")
     guest_kernel: Path | None = Field(None, description="A guest kernel to use instead of the built one.")
     guest_modules: Path | None = Field(None, description="The modules directory of that kernel, if it has any.")

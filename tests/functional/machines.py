@@ -18,7 +18,7 @@ import pytest
 
 from guest.client import AgentClient
 from guest.client.messages import Artifact, Display, Finished, RunCode
-from mcp_sandbox.app import Host, make_host
+from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.local import LocalProvider, start, start_machine
 from mcp_sandbox.provider import Lease
@@ -252,16 +252,11 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="package", params=DRIVER_NAMES)
 async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Host]:
     """This host with one of its drivers; drivers that cannot be used here are skipped."""
-    host = make_host(load_settings(driver=request.param))
-    await host.builder.equip(host.driver)
-    host = make_host(host.settings)  # a driver probes with what it will use
-    verdict = await host.driver.probe()
-    if not verdict.usable:
-        pytest.skip(f"{host.driver.name}: {verdict.reason}")
-    try:
+    async with open_host(load_settings(driver=request.param), fetch=True) as host:
+        verdict = host.choice.verdict
+        if not verdict.usable:
+            pytest.skip(f"{host.driver.name}: {verdict.reason}")
         yield host
-    finally:
-        await host.driver.aclose()
 
 
 @pytest.fixture(scope="package")

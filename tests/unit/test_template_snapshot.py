@@ -47,7 +47,7 @@ class EndsWhenFrozen(FakeDriver):
         except anyio.EndOfStream:
             life.cancel()
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         await anyio.wait_all_tasks_blocked()  # an agent whose stream was closed would have noticed by now
         assert self.alive
         self._frozen.set()

@@ -8,7 +8,7 @@ import pytest
 from vmm import limits, seccomp
 from vmm.drivers import bubblewrap_command as command
 from vmm.drivers import bubblewrap_probe
-from vmm.drivers.qemu_probe import UIDS
+from vmm.probe import UIDS
 from vmm.process import SHOWN, Confinement
 from vmm.types import GuestCode, MachineSpec, Probe
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 
 from vmm.drivers import bubblewrap_command as command
-from vmm.drivers.qemu_probe import ROOT_ADVICE, UIDS, USER_ADVICE
 from vmm.errors import DriverUnavailable, ToolFailed
 from vmm.limits import Hierarchy
+from vmm.probe import ROOT_ADVICE, UIDS, USER_ADVICE
 from vmm.process import SHOWN, Confinement, find_tool, run_tool, spawn
 from vmm.types import Probe
 

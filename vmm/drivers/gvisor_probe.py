@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ import anyio
 
 from vmm.driver import DriverConfig
 from vmm.drivers import gvisor_command as command
-from vmm.drivers.qemu_probe import ROOT_ADVICE, UIDS, USER_ADVICE
 from vmm.errors import ToolFailed
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
+from vmm.probe import ROOT_ADVICE, USER_ADVICE, own_user
 from vmm.process import Confinement, find_tool, run_tool, spawn
 from vmm.types import Probe
 
@@ -77,7 +76,7 @@ async def release_of(binary: Path) -> int:
 
 def confinement() -> Confinement:
     """What a machine's processes may be: a user that owns nothing on this host, another one for each machine."""
-    return Confinement(uid=secrets.choice(UIDS) if os.geteuid() == 0 else None, offline=False)
+    return Confinement(uid=own_user(), offline=False)
 
 
 async def _try(binary: Path, platform: str) -> str | None:
