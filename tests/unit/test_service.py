@@ -79,7 +79,7 @@ async def test_a_run_without_a_sandbox_leaves_none(service: SandboxService, prov
     result = await service.run(RunRequest(ME, "1"))
     assert result.sandbox_id is None
     assert result.timings.restore_ms == pytest.approx(100)
-    assert result.timings.queue_ms == pytest.approx(1)
+    assert result.timings.queue_ms >= 1
     assert service.sandboxes(ME) == []
     await anyio.wait_all_tasks_blocked()
     assert provider.alive == 0

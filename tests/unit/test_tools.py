@@ -23,6 +23,8 @@ from vmm.types import Isolation
 NAMES = {
     "create_sandbox",
     "run_code",
+    "read_output",
+    "stop_run",
     "list_artifacts",
     "read_artifact",
     "write_file",
@@ -99,7 +101,7 @@ async def test_every_tool_has_a_title_all_hints_and_described_arguments(client: 
 
 async def test_tools_that_carry_text_or_pictures_declare_no_structured_output(client: Client):
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    for name in ("run_code", "read_file", "read_artifact"):
+    for name in ("run_code", "read_output", "stop_run", "read_file", "read_artifact"):
         assert tools[name].output_schema is None
 
 
@@ -110,7 +112,7 @@ async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
             assert text is not None
             assert "2 minutes without use" in text
             assert "2 hours in all" in text
-        assert tools["run_code"].input_schema["properties"]["timeout_s"]["default"] == 7
+        assert "7 if not given" in str(tools["run_code"].input_schema["properties"]["timeout_s"])
 
 
 async def test_the_instructions_say_what_isolates_and_that_there_is_no_network(client: Client):
@@ -377,6 +379,9 @@ async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakePro
             monkeypatch.setattr(f"mcp_sandbox.tools.{module}.owner_of", lambda _ctx: "somebody else")
         calls: list[tuple[str, dict[str, Any]]] = [
             ("run_code", {"code": "1"}),
+            ("run_code", {"code": "1", "background": True}),
+            ("read_output", {"run_id": "run-1"}),
+            ("stop_run", {"run_id": "run-1"}),
             ("read_file", {"path": "x"}),
             ("write_file", {"path": "x", "content": ""}),
             ("list_files", {}),
