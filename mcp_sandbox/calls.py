@@ -32,18 +32,23 @@ async def run_in_turn(
     """
     async with _turn(box, until):
         live = begin(box, request, settings)
-        try:
-            with anyio.CancelScope(deadline=until):
-                async with _reported(live, report):
-                    await live.done.wait()
-        except BaseException:
-            live.stop()
-            raise
+        if until > anyio.current_time():  # who has no patience at all gets a run_id, however short the run is
+            await _wait(live, until, report)
         if live.done.is_set():
             return outcome(box, live)
         live.background = True
         box.keep_on()
         return view(box, live, settings, 0)
+
+
+async def _wait(live: LiveRun, until: float, report: Report | None) -> None:
+    try:
+        with anyio.CancelScope(deadline=until):
+            async with _reported(live, report):
+                await live.done.wait()
+    except BaseException:
+        live.stop()
+        raise
 
 
 async def read_on(

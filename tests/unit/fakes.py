@@ -63,7 +63,9 @@ class FakeRun:
     def __init__(self, agent: "FakeAgent", request: RunCode) -> None:
         self._agent = agent
         self._code = request.code
-        self._events: list[Event | anyio.Event] = list(agent.plans.get(request.code, [Output("stdout", "ran\n"), finished()]))
+        self._events: list[Event | anyio.Event] = list(
+            agent.plans.get(request.code, [Output("stdout", "ran\n"), finished()])
+        )
         self._stopped = anyio.Event()
         self.done = False
 
