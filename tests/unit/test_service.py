@@ -20,7 +20,7 @@ from mcp_sandbox.errors import (
     TemplateNotBuilt,
     UnknownTemplate,
 )
-from mcp_sandbox.lifecycle import State
+from mcp_sandbox.lifecycle import End, State
 from mcp_sandbox.provider import Lease
 from mcp_sandbox.runs import RunRequest
 from mcp_sandbox.service import SandboxService
@@ -219,6 +219,20 @@ async def test_a_cancelled_creation_leaves_no_machine(service: SandboxService, p
     provider.hold.set()
     await anyio.wait_all_tasks_blocked()
     assert (provider.alive, provider.agents) == (0, [])
+
+
+async def test_a_machine_that_comes_at_the_moment_its_creation_is_cancelled_goes_again(
+    service: SandboxService, provider: FakeProvider, caplog: pytest.LogCaptureFixture
+):
+    provider.hold = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.create, ME)
+        await provider.waiting.wait()
+        provider.hold.set()
+        next(iter(service._alive.values())).end(End.CLOSED)  # in the same turn of the event loop
+        tasks.cancel_scope.cancel()
+    await anyio.wait_all_tasks_blocked()
+    assert (provider.alive, service.admission.holders, caplog.records) == (0, [], [])
 
 
 async def test_a_run_over_its_time_is_interrupted_and_keeps_its_state(service: SandboxService, provider: FakeProvider):
