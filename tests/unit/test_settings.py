@@ -61,6 +61,8 @@ def test_a_file_that_is_not_toml_is_named():
 def test_a_default_time_limit_over_the_greatest_is_refused():
     with pytest.raises(ConfigError, match="max_run_timeout_s"):
         load_settings(run_timeout_s=20, max_run_timeout_s=10)
+    with pytest.raises(ConfigError, match="max_idle_timeout_s"):
+        load_settings(idle_timeout_s=20, max_idle_timeout_s=10)
 
 
 def test_a_server_of_our_own_gets_the_settings_in_force_wherever_they_came_from(monkeypatch: pytest.MonkeyPatch):
