@@ -16,7 +16,8 @@ PROCESSES = """import os
 def programs():
     found = []
     for pid in sorted(int(name) for name in os.listdir('/proc') if name.isdigit()):
-        words = open(f'/proc/{pid}/cmdline').read().split('\\0')
+        try: words = open(f'/proc/{pid}/cmdline').read().split('\\0')
+        except FileNotFoundError: continue  # the one that forked this kernel for the zygote has just left
         found.append(next((word for word in words if word.startswith('guest.')), words[0]))
     return found
 """
