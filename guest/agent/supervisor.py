@@ -190,9 +190,9 @@ class Supervisor:
     def _lose_kernel(self, status: int) -> None:
         """The kernel is gone, by whatever means. Its run ends, and a fresh kernel takes its place.
 
-        Not for ever, if none comes to life: then the next run tries once more.
+        Not for ever, if none comes to life: then a run that waits for one is refused, and the next tries once more.
         """
-        kernel = self._kernel
+        kernel, run = self._kernel, self._run
         assert kernel is not None
         self._drain(kernel)
         for fd in kernel.pipes.values():
@@ -203,14 +203,13 @@ class Supervisor:
         self._swept = False
         self._reseeded()
         self._stillborn += not kernel.ready
-        run = self._run
-        if run and not kernel.ready:
-            self._run = None
-            run.refuse("no_kernel", f"the process that runs code ended at its start ({run.died(status)})")
-        elif run:
+        if run and run.begun:
             self._finish(run.died(status), b"")
         if self._stillborn < MAX_STILLBORN:
             self._loop.soon(self._replace_kernel)  # the caller has its answer first
+        elif run and not run.begun:
+            self._run = None
+            run.refuse("no_kernel", f"the process that runs code ended at its start ({run.died(status)})")
 
     def _replace_kernel(self) -> None:
         if self._kernel is None:
