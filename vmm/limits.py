@@ -191,7 +191,7 @@ class ControlGroup:
         """Kill what is still inside and take the group away."""
         with anyio.CancelScope(shield=True):
             for directory in self._directories:
-                await _remove(directory)
+                await remove_group(directory)
 
 
 OOM_FILES = ("memory.events", "memory.oom_control")  # version 2, version 1
@@ -230,7 +230,8 @@ async def control_group(hierarchy: Hierarchy, name: str, limits: Limits) -> Asyn
         await group.remove()
 
 
-async def _remove(directory: Path) -> None:
+async def remove_group(directory: Path) -> None:
+    """Kill what is in one directory of a group and take it away, if that can be done within a second."""
     for _ in range(REMOVE_ATTEMPTS):
         for pid in _read(directory / "cgroup.procs").split():
             with suppress(ProcessLookupError):
