@@ -9,6 +9,7 @@ import anyio
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady, SandboxError
 from mcp_sandbox.local import LocalProvider
+from mcp_sandbox.operation import open_operation
 from mcp_sandbox.service import SandboxService
 from templates.build import Builder, Progress
 from templates.kernel import OwnKernel
@@ -56,11 +57,12 @@ def make_host(settings: Settings, report: Callable[[Progress], None] = _ignore) 
 @asynccontextmanager
 async def open_service(host: Host) -> AsyncIterator[SandboxService]:
     """A service over `host`, ready at once: the host is probed in the background. It owns the driver."""
-    provider = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
+    local = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
     try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_probe, provider)
-            async with SandboxService(provider, host.settings) as service:
+        async with open_operation(host.settings, host.store) as operation, anyio.create_task_group() as tasks:
+            tasks.start_soon(_probe, local)
+            provider = operation.acquiring(operation.restoring(local))
+            async with SandboxService(provider, host.settings) as service, operation.controlled(service):
                 yield service
             tasks.cancel_scope.cancel()
     finally:

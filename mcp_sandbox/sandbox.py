@@ -9,6 +9,7 @@ from enum import StrEnum
 import anyio
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
+from mcp_sandbox import logs
 from mcp_sandbox.errors import Closed, Expired, MachineLost, SandboxError, first_of
 from mcp_sandbox.provider import Lease, Provider
 from vmm.driver import Machine
@@ -136,7 +137,7 @@ class Sandbox:
     async def keep(self, provider: Provider) -> None:
         """Get a machine and hold it until the sandbox is over. Runs in a task of its own and never raises."""
         try:
-            with self._start_scope:
+            with logs.about(self.id), self._start_scope:
                 async with provider.acquire(self.template) as lease:
                     self._settle(lease)
                     await self._hold(lease)
@@ -171,7 +172,7 @@ class Sandbox:
     def _fail(self, error: Exception) -> None:
         first = first_of(error)
         if first is not error or not isinstance(first, SandboxError):
-            logger.warning("sandbox %s ended with an error", self.id, exc_info=error)
+            logger.warning("sandbox %s ended with an error", self.id, exc_info=error, extra={"sandbox": self.id})
         if self.state is State.STARTING:
             if not isinstance(first, SandboxError):
                 first = SandboxError(

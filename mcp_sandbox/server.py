@@ -1,8 +1,6 @@
 """The MCP server: tools and resources over a SandboxService, and how it is served on stdio."""
 
-import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from mcp_types import InputRequiredResult
 from pydantic import AnyUrl
 
 from guest.places import OUTPUTS, WORKSPACE
+from mcp_sandbox import logs, tracing
 from mcp_sandbox.app import Host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.files import mime_of
@@ -110,7 +109,8 @@ async def serve_stdio(server: SandboxServer, *, parent: int) -> None:
 
 def run_stdio(host: Host) -> None:
     """Serve this host's sandboxes on stdio; returns when everything has ended."""
-    log_format = "%(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=host.settings.log_level, format=log_format)
+    logs.configure(host.settings.log_level, host.settings.log_format)
+    if host.settings.tracing:
+        tracing.enable()
     server = create_server(host.settings, host.driver.capabilities.isolation, lambda: open_service(host))
     anyio.run(partial(serve_stdio, server, parent=os.getppid()))
