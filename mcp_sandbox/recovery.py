@@ -48,7 +48,7 @@ class Cleaned:
 
     def __str__(self) -> str:
         kinds = {"servers": self.servers, "processes": self.processes, "groups": self.groups, "files": self.files}
-        return ", ".join(f"{len(items)} {kind}" for kind, items in kinds.items() if items) or "nothing"
+        return ", ".join(f"{kind}: {len(items)}" for kind, items in kinds.items() if items) or "nothing"
 
 
 async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
