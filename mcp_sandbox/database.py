@@ -115,11 +115,11 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    for pragma in PRAGMAS:
-        db.execute(f"PRAGMA {pragma}")
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version not in (0, VERSION):
         raise sqlite3.OperationalError(f"it was written by another version of mcp-sandbox ({version})")
+    for pragma in PRAGMAS:
+        db.execute(f"PRAGMA {pragma}")
     (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
