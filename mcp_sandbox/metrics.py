@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from mcp_sandbox.database import Machine, MachineState
 from mcp_sandbox.provider import Lease, Provider
+from mcp_sandbox.tracing import span
 from vmm.errors import VmmError
 from vmm.process import usage
 
@@ -122,7 +123,8 @@ class Measured:
         asked_at = anyio.current_time()
         async with AsyncExitStack() as stack:
             try:
-                lease = await stack.enter_async_context(self._source.acquire(template))
+                with span(self._stage, template=template):
+                    lease = await stack.enter_async_context(self._source.acquire(template))
             except Exception as error:
                 self._metrics.failed(self._stage, error)
                 raise

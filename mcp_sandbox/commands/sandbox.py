@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from mcp_sandbox import database
 from mcp_sandbox.commands.common import guarded
@@ -38,13 +38,14 @@ def look(settings: Settings) -> View:
     """Ask all servers, then read the registry about the rest."""
     sandboxes: list[dict[str, Any]] = []
     answered: set[ProcessId] = set()
-    for server, listed in _ask_all(settings, Request(do="list")).items():
+    for server, listed in ask_all(settings, Request(do="list")).items():
         answered.add(server)
         sandboxes += [{**sandbox, "server": server.pid} for sandbox in listed]
     return View(sandboxes, _on_record(settings, answered), len(answered))
 
 
-def _ask_all(settings: Settings, request: Request) -> Mapping[ProcessId, Any]:
+def ask_all(settings: Settings, request: Request) -> Mapping[ProcessId, Any]:
+    """The answers of all servers that give one; the others are named on stderr."""
     answers = {}
     for server in live_servers(settings.run_dir):
         try:
@@ -80,7 +81,7 @@ def show(settings: Settings, *, as_json: bool) -> int:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return 0
     if rows:
-        table = Table("sandbox", "owner", "template", "state", "age", "ends in", "server")
+        table = Table(Column("sandbox", no_wrap=True), "owner", "template", "state", "age", "ends in", "server")
         for row in rows:
             ends = f"{row['expires_in_s']:.0f} s" if "expires_in_s" in row else ""
             words = (row["id"], row["owner"], row["template"], row["state"], f"{row['age_s']:.0f} s", ends)
@@ -115,6 +116,6 @@ def _close(settings: Settings, sandbox_id: str) -> int:
 
 def print_metrics(settings: Settings) -> int:
     """Print the numbers of all servers, for node_exporter's textfile collector."""
-    texts = {str(server.pid): text for server, text in _ask_all(settings, Request(do="metrics")).items()}
+    texts = {str(server.pid): text for server, text in ask_all(settings, Request(do="metrics")).items()}
     sys.stdout.write(merged(texts))
     return 0

@@ -122,15 +122,15 @@ class FakeTracer:
         yield
 
 
-def test_a_span_is_made_only_when_tracing_is_on(monkeypatch: pytest.MonkeyPatch):
-    tracer = FakeTracer()
-    with tracing.span("before", template=TEMPLATE):
+async def test_a_span_is_made_only_when_tracing_is_on(monkeypatch: pytest.MonkeyPatch):
+    tracer, source = FakeTracer(), Measured(FakeProvider(), Metrics(list), "restore")
+    async with source.acquire(TEMPLATE):
         pass
     monkeypatch.setattr(tracing, "_tracer", tracer)
-    with tracing.span("restore", template=TEMPLATE):
+    async with source.acquire(TEMPLATE):
         pass
     tracing.disable()
-    with tracing.span("after"):
+    async with source.acquire(TEMPLATE):
         pass
     assert tracer.spans == [("restore", {"template": TEMPLATE})]
 
