@@ -8,9 +8,12 @@ import platformdirs
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from vmm.types import Isolation
+
 APP = "mcp-sandbox"
 CONFIG_NAME = "mcp-sandbox.toml"
 ENV_PREFIX = "MCP_SANDBOX_"
+AUTO = "auto"  # of a driver or an accelerator: the best one that works here
 
 
 class ConfigError(Exception):
@@ -28,7 +31,8 @@ class Settings(BaseSettings):
         default_factory=lambda: platformdirs.user_data_path(APP),
         description="Where images, snapshots and running machines are kept.",
     )
-    driver: str = Field("auto", description="How machines run: auto, or a driver's name.")
+    driver: str = Field(AUTO, description="How machines run: auto, or a driver's name.")
+    min_isolation: Isolation = Field(Isolation.NAMESPACE, description="Nothing that isolates less is ever used.")
     accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="How a virtual machine's CPU is run.")
     guest_kernel: Path | None = Field(None, description="A guest kernel to use instead of the built one.")
     guest_modules: Path | None = Field(None, description="The modules directory of that kernel, if it has any.")
@@ -41,6 +45,11 @@ class Settings(BaseSettings):
 
     max_sandboxes: int = Field(8, ge=1, le=1000, description="Sandboxes alive at once.")
     max_restores: int = Field(4, ge=1, le=64, description="Machines being restored at once.")
+    pool_min: int = Field(1, ge=0, le=64, description="Machines of each template kept ready.")
+    pool_max: int = Field(4, ge=0, le=64, description="Most of them after a burst of requests; 0 keeps none ready.")
+    pool_memory_mb: int = Field(2048, ge=0, description="Memory of all machines kept ready, by their templates' size.")
+    pool_max_age_s: float = Field(3600, gt=0, description="Seconds after which a machine kept ready is replaced.")
+    pool_idle_s: float = Field(600, gt=0, description="Seconds after which a burst of requests is forgotten.")
     idle_timeout_s: float = Field(900, gt=0, description="Seconds without use after which a sandbox ends.")
     max_lifetime_s: float = Field(14_400, gt=0, description="Seconds after which a sandbox ends in any case.")
     run_timeout_s: float = Field(30, gt=0, description="Seconds a run may take when the caller does not say.")

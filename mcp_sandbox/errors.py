@@ -8,6 +8,7 @@ SandboxError
 ├── TemplateNotBuilt   the template has no snapshot for this host yet
 ├── UnknownTemplate    there is no template of that name
 ├── HostNotReady       this host cannot run machines as configured
+├── TooWeak            the driver that was named isolates less than the settings demand
 ├── LimitReached       one of the limits in the settings says no
 ├── BadRequest         an argument is wrong
 └── FileProblem        a file in the sandbox cannot be read or written as asked
@@ -73,6 +74,16 @@ class HostNotReady(SandboxError):
     def __init__(self, reason: str, fix: str | None = None) -> None:
         advice = f" To fix it: {fix}." if fix else ""
         super().__init__(f"This host cannot start sandboxes: {reason}.{advice} `mcp-sandbox doctor` tells more.")
+
+
+class TooWeak(SandboxError):
+    """Two settings contradict each other, and the safer one wins."""
+
+    def __init__(self, driver: str, isolation: str, least: str) -> None:
+        super().__init__(
+            f"driver = {driver} gives isolation level {isolation} only, and min_isolation = {least} refuses that. "
+            "Set driver to auto or to a stronger one, or lower min_isolation."
+        )
 
 
 class LimitReached(SandboxError):

@@ -19,7 +19,7 @@ from mcp_sandbox.registry import Registered, Registry, open_registry
 from mcp_sandbox.sandbox import FINAL, Sandbox, State
 from mcp_sandbox.service import SandboxService
 from templates.store import Store
-from vmm import limits
+from vmm.hierarchy import detect
 
 Pools = Callable[[], Iterable[Mapping[str, object]]]
 
@@ -49,7 +49,7 @@ class Operation:
 @asynccontextmanager
 async def open_operation(settings: Settings, store: Store) -> AsyncIterator[Operation]:
     """Go on record, and clean up in the background what killed servers have left."""
-    hierarchy = await anyio.to_thread.run_sync(limits.detect)
+    hierarchy = await anyio.to_thread.run_sync(detect)
     async with open_registry(settings.home, hierarchy.folders) as registry, anyio.create_task_group() as tasks:
         tasks.start_soon(recover, registry, settings.run_dir, store)
         yield Operation(settings, registry, Metrics(registry.own))

@@ -25,6 +25,7 @@ from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from mcp_sandbox.registry import Fate, Registry, fate_of
 from templates.store import Store
 from vmm import limits
+from vmm.hierarchy import FOLDER, Hierarchy
 
 END_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
 OWNED = re.compile(r"(\d+)-(\d+)-.+")  # how groups and files say whose they are: process number, start time
@@ -112,7 +113,7 @@ async def _remove_groups(server: Server, cleaned: Cleaned) -> list[object]:
     """End what is in the groups of a server's machines and remove them; those that stayed."""
     left: list[object] = []
     for folder in server.folders:
-        if folder.name != limits.FOLDER:
+        if folder.name != FOLDER:
             continue
         for group in folder.glob(f"{server.process.pid}-{server.process.started}-*"):
             left += await _end(_members(group), cleaned)
@@ -149,7 +150,7 @@ def _remove_files(run_dir: Path, kept: set[ProcessId], cleaned: Cleaned) -> None
 
 def _sweep(store: Store, folders: tuple[Path, ...], cleaned: Cleaned) -> None:
     """What is not on record: groups left by a server whose registry was lost, and half-built things."""
-    for group in limits.sweep(limits.Hierarchy(None, folders)):
+    for group in limits.sweep(Hierarchy(None, folders)):
         cleaned.note(cleaned.groups, f"control group {group}")
     before = set(store.home.glob("staging/*"))
     store.sweep()

@@ -24,6 +24,7 @@ class DriverConfig:
     run_dir: Path  # scratch of running machines; a driver removes what it puts there
     cache_dir: Path  # verdicts worth keeping until the host reboots
     kernel: GuestKernel | None = None  # lets a probe boot something real
+    own_kernel: bool = False  # `kernel` was named by the user, who may have made it for this host's KVM
     accel: Accel | None = None  # None: the driver finds out
     runsc: Path | None = None  # a gVisor of our own, where the system has none or an old one
 
@@ -75,8 +76,11 @@ class SnapshotDriver(Driver, Protocol):
         """What a snapshot depends on besides its machine: a snapshot taken under another one is stale."""
         ...
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
-        """Freeze `machine` into the empty directory `dst`. The machine is paused or has ended afterwards."""
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
+        """Freeze `machine` into the empty directory `dst`. It goes on if it is to be kept, else it has ended or stands.
+
+        Nothing may be on its way in the agent channel: a copy would miss it.
+        """
         ...
 
     def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...

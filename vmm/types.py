@@ -14,6 +14,11 @@ class Isolation(StrEnum):
     KERNEL = "kernel"  # an application kernel between the code and the host's kernel
     NAMESPACE = "namespace"  # the host's kernel, seen through namespaces
 
+    def at_least(self, other: "Isolation") -> bool:
+        """Whether this is as strong as `other`, or stronger."""
+        strongest_first = list(Isolation)
+        return strongest_first.index(self) <= strongest_first.index(other)
+
 
 class Accel(StrEnum):
     """How a virtual machine's CPU is run."""
@@ -108,8 +113,13 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Ceilings the host puts on a whole machine, whatever runs inside."""
+    """Ceilings the host puts on a machine, whatever runs inside."""
 
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # these three hold for all of its processes together
     cpus: float = math.inf
     pids: int | None = None
+    file_bytes: int | None = None  # no file it writes becomes larger
+    address_space_bytes: int | None = (
+        None  # of a process, where nothing holds them all; not for those that reserve much
+    )
+    alone: bool = False  # its user, or user namespace, has no other processes, so that they can be counted

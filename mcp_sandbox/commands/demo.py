@@ -45,6 +45,7 @@ plt.show()"""
 FRESH = '"numbers" in globals()   # nothing is shared between sandboxes'
 
 out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
 
 
 class DemoFailed(SandboxError):
@@ -78,7 +79,8 @@ def _shown(settings: Settings) -> int:
 
 
 async def _demo(settings: Settings) -> int:
-    report = await examine(settings)
+    with err.status("looking at this host"):
+        report = await examine(settings)
     show_verdict(report, out)
     if not report.ready:
         return 1

@@ -26,6 +26,7 @@ class SandboxView(BaseModel):
     sandbox_id: str = Field(description="Give this to the other tools.")
     template: str
     language: str
+    isolation_in_force: str = Field(description="What stands between the code and the host, and what does not.")
     isolation: str = Field(description="vm: a kernel of its own; kernel: an application kernel; namespace: weakest.")
     driver: str
     accel: str | None = Field(description="kvm, or tcg: emulated and 16 to 27 times slower CPU; null: native.")
@@ -107,6 +108,7 @@ def _view(info: SandboxInfo) -> SandboxView:
         sandbox_id=info.id,
         template=info.template.name,
         language=info.template.language,
+        isolation_in_force=str(info.facts),
         isolation=info.facts.isolation,
         driver=info.facts.driver,
         accel=info.facts.accel,

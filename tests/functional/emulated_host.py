@@ -19,6 +19,7 @@ from templates.store import Store
 from templates.tools import LoggedTools
 from vmm.process import Confinement, find_tool, run_tool, spawn
 from vmm.tsc import tsc_khz
+from vmm.types import GuestKernel
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("qemu-system-x86_64", "unshare", "setpriv", "mkfs.ext4")
@@ -102,6 +103,7 @@ def _fill(tree: Path, script: Path, built: BuiltTemplate) -> None:
             shutil.copy(source.with_suffix(".py"), python)
     shutil.copy(script, tree / "script.py")
     shutil.copy(built.root, tree / "root.erofs")
+    assert isinstance(built.boot, GuestKernel)
     shutil.copy(built.boot.vmlinuz, tree / "vmlinuz")
     shutil.copy(built.boot.initramfs, tree / "initramfs.cpio")
     firmware = tree / "programs/usr/share/qemu"

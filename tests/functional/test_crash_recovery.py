@@ -19,7 +19,7 @@ from mcp_sandbox import database
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.processes import ProcessId, is_alive, own_child, tree_of
 from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S
-from vmm import limits
+from vmm.hierarchy import detect
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 
@@ -70,7 +70,7 @@ class Killed:
 
 def group_folders() -> list[Path]:
     """Where the servers of this test have their machines' groups: they are in the same groups as this process."""
-    return list(limits.detect().folders)
+    return list(detect().folders)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app import make_host
+from mcp_sandbox.app import open_host
 from mcp_sandbox.config import load_settings
 from templates.model import load_template
 from tests.functional.emulated_host import run_in_emulated_host
@@ -19,9 +19,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(600)]
 
 @pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="needs QEMU")
 async def test_a_machine_boots_freezes_and_continues_under_real_kvm_as_a_user_of_its_own(tmp_path):
-    host = make_host(load_settings())
-    built = await host.builder.find(load_template(host.settings.template), host.driver)
-    await host.driver.aclose()
+    async with open_host(load_settings(driver="qemu")) as host:
+        built = await host.builder.find(load_template(host.settings.template), host.driver)
     assert built is not None, "build the template first: mcp-sandbox template build"
     with anyio.fail_after(540):
         printed = await run_in_emulated_host(SCRIPT, host.store, built, tmp_path)

@@ -94,6 +94,14 @@ def test_it_is_under_limits_of_memory_cpu_and_processes(machines: Machines, shar
     assert size.vcpus <= int(quota) / int(period) <= size.vcpus + 1
 
 
+def test_it_dumps_no_core_and_has_limits_of_its_own_where_there_is_no_group(machines: Machines, shared: Clone):
+    limits = Path(f"/proc/{shared.pid}/limits").read_text()
+    assert re.search(r"^Max core file size\s+0\s+0\s", limits, re.MULTILINE)
+    if machines.host.driver.name == "qemu" and not groups_of(shared.pid):
+        assert re.search(r"^Max address space\s+\d+\s+\d+\s", limits, re.MULTILINE)
+        assert re.search(r"^Max processes\s+96\s+96\s", limits, re.MULTILINE)
+
+
 def _version_2(groups: list[Path]) -> bool:
     return any((group / "cpu.max").exists() for group in groups)
 

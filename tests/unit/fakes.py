@@ -22,7 +22,7 @@ from guest.client.messages import (
     State,
     Status,
 )
-from guest.errors import AgentGone, RequestRefused
+from guest.errors import AgentGone, GuestError, RequestRefused
 from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings
 from templates.model import load_template
 from vmm.types import Accel, Exit, Isolation
@@ -104,6 +104,16 @@ class FakeAgent:
         self.plans: dict[str, list[Event]] = {}
         self.running = anyio.Event()
         self.stops = 0
+        self.failure: GuestError | None = None
+        self._failing = anyio.Event()
+
+    def go(self) -> None:
+        """Close the stream to the host."""
+        self.failure = AgentGone("the machine's agent closed the stream")
+        self._failing.set()
+
+    async def wait_failed(self) -> None:
+        await self._failing.wait()
 
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[FakeRun]:

@@ -16,7 +16,7 @@ from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from mcp_sandbox.recovery import Cleaned, recover
 from mcp_sandbox.registry import Registry, open_registry
 from templates.store import Store
-from vmm import limits
+from vmm.hierarchy import detect
 
 
 @pytest.fixture
@@ -151,10 +151,10 @@ async def test_only_one_server_cleans_at_a_time(registry: Registry, tmp_path: Pa
     assert inner == ["nothing"]
 
 
-HIERARCHY = limits.detect()
+HIERARCHY = detect()
 
 
-@pytest.mark.skipif(not HIERARCHY.usable, reason="no control groups can be made here")
+@pytest.mark.skipif(not HIERARCHY.folders, reason="no control groups can be made here")
 async def test_what_is_in_the_control_groups_of_a_dead_server_is_ended_even_if_it_is_not_on_record(
     registry: Registry, tmp_path: Path, bystander: ProcessId
 ):

@@ -17,8 +17,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TemplateNotBuilt
 from mcp_sandbox.server import SandboxServer, create_server
 from mcp_sandbox.service import SandboxService
-from tests.unit.fakes import PNG, FakeProvider, finished
-from vmm.types import Isolation
+from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
 
 NAMES = {
     "create_sandbox",
@@ -39,7 +38,7 @@ def provider() -> FakeProvider:
 
 
 def server_over(provider: FakeProvider, settings: Settings) -> SandboxServer:
-    return create_server(settings, Isolation.VM, lambda: SandboxService(provider, settings))
+    return create_server(settings, str(FACTS), lambda: SandboxService(provider, settings))
 
 
 @asynccontextmanager
@@ -115,7 +114,7 @@ async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
 
 async def test_the_instructions_say_what_isolates_and_that_there_is_no_network(client: Client):
     assert client.instructions is not None
-    assert "Isolation level in force: vm" in client.instructions
+    assert f"Isolation level in force: {FACTS}. " in client.instructions
     assert "offline" in client.instructions
 
 
@@ -123,6 +122,7 @@ async def test_a_new_sandbox_tells_all_about_itself(client: Client):
     result = await client.call_tool("create_sandbox", {})
     view = result.structured_content
     assert view is not None
+    assert view["isolation_in_force"] == str(FACTS)
     assert view["isolation"] == "vm"
     assert view["accel"] == "tcg"
     assert view["missing_protections"] == ["no cgroup: memory is not limited"]

@@ -2,12 +2,17 @@
 
 import os
 import secrets
+import signal
 from pathlib import Path
 
+import anyio
 import pytest
 
 from vmm import limits
-from vmm.limits import ControlGroup, Hierarchy, control_group, detect, settings, start_time, sweep
+from vmm.hierarchy import Hierarchy, detect, find, start_time, with_scopes
+from vmm.limits import OwnGroup, SystemdScope, control_group, rlimit_argv, settings, sweep
+from vmm.process import Confinement, bystander, spawn
+from vmm.scopes import find_manager
 from vmm.types import Limits
 
 V1 = """\
@@ -39,27 +44,34 @@ def make_v2(root: Path, controllers: str = "cpuset cpu io memory pids") -> Path:
     return root
 
 
+def take_in(folder: Path) -> None:
+    """A made-up kernel: it takes every process in."""
+    (folder / "probe").mkdir()
+    (folder / "probe").rmdir()
+
+
 def test_a_hybrid_host_whose_v2_has_no_controllers_counts_as_v1(tmp_path):
-    found = detect(V1, OWN_V1, root=make_v1(tmp_path))
+    found = find(V1, OWN_V1, root=make_v1(tmp_path), take_in=take_in)
     assert found.version == 1
 
 
 def test_groups_are_made_below_our_own_so_that_limits_on_us_hold_for_machines(tmp_path):
-    found = detect(V1, OWN_V1, root=make_v1(tmp_path))
+    found = find(V1, OWN_V1, root=make_v1(tmp_path), take_in=take_in)
     assert set(found.folders) == {
         tmp_path / "cg/memory/session/7/mcp-sandbox",
         tmp_path / "cg/cpu/mcp-sandbox",
         tmp_path / "cg/pids/mcp-sandbox",
+        tmp_path / "cg/unified/mcp-sandbox",  # for freezing
     }
 
 
 def test_on_v2_the_nearest_group_above_us_that_can_have_groups_is_taken(tmp_path):
-    found = detect(V2, OWN_V2, root=make_v2(tmp_path))
+    found = find(V2, OWN_V2, root=make_v2(tmp_path), take_in=take_in)
     assert found == Hierarchy(2, (tmp_path / "cg/user.slice/mcp-sandbox",))
 
 
 def test_a_host_without_the_pids_controller_is_not_used_and_says_so(tmp_path):
-    found = detect(V2, OWN_V2, root=make_v2(tmp_path, "cpu memory"))
+    found = find(V2, OWN_V2, root=make_v2(tmp_path, "cpu memory"), take_in=take_in)
     assert not found.usable
     assert "memory, cpu and pids" in found.describe()
 
@@ -68,9 +80,20 @@ def test_a_host_that_lets_us_make_no_group_says_what_it_said(tmp_path):
     root = make_v1(tmp_path)
     for place in ("cpu", "memory/session/7", "memory", "pids"):
         (root / "cg" / place / "mcp-sandbox").write_text("in the way")
-    found = detect(V1, OWN_V1, root=root)
+    found = find(V1, OWN_V1, root=root, take_in=take_in)
     assert not found.usable
-    assert "no group can be made: File exists" in found.describe()
+    assert "no machine can be put into a group: File exists" in found.describe()
+
+
+def test_a_group_that_can_be_made_but_takes_no_process_in_does_not_count(tmp_path):
+    """So it is in a login session: what lies above is not the user's, and the kernel asks for that too."""
+
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    found = find(V2, OWN_V2, root=make_v2(tmp_path), take_in=refuse)
+    assert not found.usable
+    assert "Permission denied" in found.reason
 
 
 def test_both_versions_get_the_same_ceilings_in_their_own_words():
@@ -93,8 +116,8 @@ def test_no_limits_write_no_files():
 
 
 async def test_a_group_that_could_not_be_made_whole_leaves_nothing_behind(tmp_path, monkeypatch):
-    hierarchy = detect(V1, OWN_V1, root=make_v1(tmp_path))
-    monkeypatch.setattr(limits, "_server", lambda: "1-1")
+    hierarchy = find(V1, OWN_V1, root=make_v1(tmp_path), take_in=take_in)
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
     last = hierarchy.folders[-1]
     last.rmdir()
     last.write_text("in the way")
@@ -104,9 +127,78 @@ async def test_a_group_that_could_not_be_made_whole_leaves_nothing_behind(tmp_pa
     assert [path for folder in hierarchy.folders for path in folder.glob("*-box")] == []
 
 
-async def test_a_host_without_groups_gives_none():
-    async with control_group(Hierarchy(None, reason="none here"), "box", ALL) as group:
-        assert group is None
+async def test_where_there_are_no_groups_each_process_gets_limits_of_its_own():
+    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, alone=True)
+    async with control_group(Hierarchy(None, reason="none here"), "box", bounded) as group:
+        argv = group.wrap(["cat", "/proc/self/limits"])
+        assert await group.freeze() is False
+        with anyio.fail_after(10):
+            async with spawn(argv, confinement=Confinement(), before_start=group.add) as process:
+                await process.wait()
+        assert group.out_of_memory() is False
+    assert in_force(process.tail) == {
+        "Max core file size": "0",
+        "Max file size": "4096",
+        "Max address space": str(1 << 30),
+        "Max processes": "64",
+    }
+
+
+def in_force(limits: str) -> dict[str, str]:
+    """The limits in /proc/PID/limits that we may set."""
+    names = ("Max core file size", "Max file size", "Max address space", "Max processes")
+    return {name: line[len(name) :].split()[0] for line in limits.splitlines() for name in names if name in line}
+
+
+def test_what_a_group_does_better_is_left_to_it():
+    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, alone=True)
+    assert OwnGroup(bounded, Hierarchy(2), "box").wrap(["qemu"]) == ["prlimit", "--core=0", "--fsize=4096", "qemu"]
+
+
+def test_an_old_kernel_that_counts_all_processes_of_a_user_gets_no_limit_on_them(monkeypatch):
+    monkeypatch.setattr(limits, "_kernel", lambda: (5, 10))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert rlimit_argv(processes=64) == ["prlimit", "--core=0"]
+
+
+def test_a_scope_of_systemd_has_the_same_ceilings_and_shows_its_program_nothing_of_the_session(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
+    assert SystemdScope(ALL, tmp_path, "box").wrap(["qemu", "-M"]) == [
+        *("env", f"XDG_RUNTIME_DIR={tmp_path}", "systemd-run", "--user", "--scope", "--quiet", "--collect"),
+        *("--unit=mcp-sandbox-1-1-box", "--property=MemoryMax=512", "--property=MemorySwapMax=0"),
+        *("--property=CPUQuota=150%", "--property=TasksMax=64", "--"),
+        *("env", "--unset=XDG_RUNTIME_DIR", "prlimit", "--core=0", "qemu", "-M"),
+    ]
+
+
+def test_a_user_with_a_systemd_of_their_own_gets_scopes(tmp_path):
+    none = Hierarchy(None, reason="cgroup v2 is there, but not for you")
+    found = with_scopes(none, tmp_path, {"memory", "pids", "io"})
+    assert found.usable
+    assert found.describe() == "scopes of systemd's user manager: memory, pids"
+    assert "no host-side limit on cpu" in str(found.gap())
+    assert with_scopes(none, tmp_path, {"memory", "pids", "cpu"}).gap() is None
+
+
+def test_a_systemd_whose_scopes_limit_no_memory_is_of_no_use(tmp_path):
+    none = Hierarchy(None, reason="cgroup v2 is there, but not for you")
+    found = with_scopes(none, tmp_path, {"pids"})
+    assert found is none
+    assert "cgroup v2 is there, but not for you" in str(found.gap())
+
+
+@pytest.mark.parametrize(("socket", "found"), [("systemd/private", True), ("bus", True), ("other", False)])
+def test_the_users_systemd_is_found_by_its_sockets(tmp_path, monkeypatch, socket, found):
+    monkeypatch.setattr("vmm.scopes.find_tool", lambda program: f"/usr/bin/{program}")
+    (tmp_path / socket).parent.mkdir(exist_ok=True)
+    (tmp_path / socket).touch()
+    assert find_manager({"XDG_RUNTIME_DIR": str(tmp_path)}) == (tmp_path if found else None)
+
+
+def test_a_host_without_systemd_has_no_manager(tmp_path, monkeypatch):
+    monkeypatch.setattr("vmm.scopes.find_tool", lambda program: None)
+    (tmp_path / "bus").touch()
+    assert find_manager({"XDG_RUNTIME_DIR": str(tmp_path)}) is None
 
 
 def test_groups_of_killed_servers_are_swept_and_those_of_living_ones_kept(tmp_path):
@@ -127,31 +219,35 @@ def test_groups_of_killed_servers_are_swept_and_those_of_living_ones_kept(tmp_pa
     ],
 )
 def test_a_machine_that_ran_out_of_its_memory_can_be_told(tmp_path, monkeypatch, file, text, expected):
-    monkeypatch.setattr(limits, "_server", lambda: "1-1")
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
     (tmp_path / "1-1-box").mkdir()
     (tmp_path / "1-1-box" / file).write_text(text)
-    assert ControlGroup(Hierarchy(2, (tmp_path,)), "box").out_of_memory() is expected
+    assert OwnGroup(ALL, Hierarchy(2, (tmp_path,)), "box").out_of_memory() is expected
 
 
-@pytest.mark.skipif(not detect().usable, reason=detect().describe())
-async def test_a_real_group_takes_a_process_in_and_is_gone_afterwards():
+@pytest.mark.skipif(detect().version is None, reason=detect().describe())
+async def test_a_real_group_takes_a_process_in_freezes_it_and_is_gone_afterwards():
     name = f"test-{secrets.token_hex(4)}"
     hierarchy = detect()
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(write)
-        os.read(read, 1)  # until it is killed
-        os._exit(0)
-    async with control_group(hierarchy, name, Limits(memory_bytes=64 << 20, cpus=1, pids=10)) as group:
-        assert group is not None
-        group.add(child)
-        assert {path.read_text().strip() for path in _members(hierarchy, name)} == {str(child)}
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    os.close(read)
-    os.close(write)
+    with bystander(["cat"]) as child:
+        async with control_group(hierarchy, name, Limits(memory_bytes=64 << 20, cpus=1, pids=10)) as group:
+            group.add(child.pid)
+            assert {path.read_text().strip() for path in _members(hierarchy, name)} == {str(child.pid)}
+            if await group.freeze():
+                await group.thaw()
+                assert child.communicate(b"goes on", timeout=10)[0] == b"goes on"
     assert _members(hierarchy, name) == []
+
+
+@pytest.mark.skipif(detect().version is None, reason=detect().describe())
+async def test_a_frozen_process_can_still_be_killed():
+    """Else a machine that is paused when its server is killed would stay for ever."""
+    async with control_group(detect(), f"test-{secrets.token_hex(4)}", Limits()) as group:
+        with bystander(["cat"]) as child:
+            group.add(child.pid)
+            await group.freeze()
+            child.kill()
+            assert child.wait(timeout=10) == -signal.SIGKILL
 
 
 def _members(hierarchy: Hierarchy, name: str) -> list[Path]:

@@ -1,11 +1,15 @@
 """What the qemu driver decides before any machine runs."""
 
+from pathlib import Path
+
 import pytest
 
-from vmm.driver import DriverConfig, load_driver
+from vmm.driver import DRIVER_NAMES, DriverConfig, load_driver
 from vmm.drivers import qemu, qemu_command, qemu_probe
 from vmm.errors import DriverUnavailable, SnapshotFailed
+from vmm.process import Confinement
 from vmm.types import Accel, GuestKernel, MachineSpec
+from vmm.verdicts import Verdict
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ RESTORES = qemu_command.Descriptors(3, 4, 5, 6, 7)
 @pytest.mark.parametrize("files", [BOOTS, RESTORES])
 @pytest.mark.parametrize("accel", list(Accel))
 def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spec, accel, files):
-    argv = qemu_command.machine_argv("qemu", spec, accel, files, tsc_khz=None)
+    argv = qemu_command.machine_argv("qemu", spec, accel, files, shared=True, tsc_khz=None)
     assert argv[argv.index("-sandbox") + 1].startswith("on,")
     assert {"-nodefaults", "-no-user-config"} <= set(argv)
     devices = [argv[at + 1] for at, word in enumerate(argv) if word in ("-device", "-netdev", "-nic", "-net")]
@@ -32,20 +36,20 @@ def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spe
 
 
 def test_a_machine_names_no_path_of_the_host(spec, tmp_path):
-    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, tsc_khz=None)
+    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=None)
     assert not [word for word in argv if str(tmp_path) in word]
 
 
-def test_only_a_clone_maps_its_memory_privately(spec):
-    def share(files: qemu_command.Descriptors) -> str:
-        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, files, tsc_khz=None)
+def test_memory_is_mapped_privately_unless_it_is_shared_with_us(spec):
+    def share(*, shared: bool) -> str:
+        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, RESTORES, shared=shared, tsc_khz=None)
         return argv[argv.index("-object") + 1].rpartition(",")[2]
 
-    assert (share(BOOTS), share(RESTORES)) == ("share=on", "share=off")
+    assert (share(shared=True), share(shared=False)) == ("share=on", "share=off")
 
 
 def test_an_emulated_guest_is_told_the_rate_of_its_clock(spec):
-    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, tsc_khz=2_400_000)
+    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=2_400_000)
     assert "tsc_early_khz=2400000" in argv[argv.index("-append") + 1]
 
 
@@ -67,7 +71,7 @@ def test_a_snapshot_from_a_host_with_another_clock_rate_is_refused_and_a_measuri
 def test_only_drivers_people_can_choose_are_loaded_by_name(name, tmp_path):
     with pytest.raises(DriverUnavailable) as refused:
         load_driver(name, DriverConfig(tmp_path, tmp_path))
-    assert refused.value.fix == "choose one of: qemu"
+    assert refused.value.fix == f"choose one of: {', '.join(DRIVER_NAMES)}"
 
 
 async def test_a_host_without_qemu_says_how_to_get_it(monkeypatch, tmp_path):
@@ -78,11 +82,60 @@ async def test_a_host_without_qemu_says_how_to_get_it(monkeypatch, tmp_path):
 
 
 async def test_a_host_that_cannot_confine_a_process_is_not_usable(monkeypatch, tmp_path):
-    async def refused() -> str:
-        return "status 1: Operation not permitted"
+    async def refused(confinement: Confinement) -> Verdict:
+        return Verdict(False, "status 1: Operation not permitted", "get the right")
 
-    monkeypatch.setattr(qemu_probe, "_confinement_trouble", refused)
+    monkeypatch.setattr(qemu_probe, "confinement_trouble", refused)
     verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
     assert not verdict.usable
     assert "Operation not permitted" in verdict.reason
-    assert verdict.fix
+    assert verdict.fix == "get the right"
+
+
+class Tried:
+    """Stands in for a boot of the whole kernel, which says yes."""
+
+    def __init__(self, monkeypatch, tiny: Verdict) -> None:
+        self.boots = 0
+
+        async def kvm(cache_dir: Path, *, own_kernel: bool) -> Verdict:
+            return Verdict(None, "not tried") if own_kernel else tiny
+
+        async def boot(*args: object) -> Verdict:
+            self.boots += 1
+            return Verdict(True, "a guest booted under KVM")
+
+        monkeypatch.setattr("vmm.probe.kvm", kvm)
+        monkeypatch.setattr(qemu_probe, "_boot", boot)
+
+
+def config(path: Path, *, own_kernel: bool = False) -> DriverConfig:
+    return DriverConfig(path, path, kernel=GuestKernel(path, path), own_kernel=own_kernel)
+
+
+async def test_where_no_tiny_guest_runs_no_kernel_is_booted(monkeypatch, tmp_path):
+    no = Verdict(False, "it is para-virtual", "another host")
+    tried = Tried(monkeypatch, no)
+    assert await qemu_probe.kvm_boots(config(tmp_path), "qemu", "1") == no
+    assert tried.boots == 0
+
+
+@pytest.mark.parametrize("tiny", [True, None])
+async def test_only_a_booted_kernel_proves_kvm_and_is_booted_once(monkeypatch, tmp_path, tiny):
+    tried = Tried(monkeypatch, Verdict(tiny, "so far"))
+    for _ in range(2):
+        assert (await qemu_probe.kvm_boots(config(tmp_path), "qemu", "1")).reason == "a guest booted under KVM"
+    assert tried.boots == 1
+    await qemu_probe.kvm_boots(config(tmp_path), "qemu", "2")
+    assert tried.boots == 2
+
+
+async def test_a_kernel_of_the_users_own_is_tried_where_ordinary_ones_cannot_run(monkeypatch, tmp_path):
+    Tried(monkeypatch, Verdict(False, "it is para-virtual"))
+    assert (await qemu_probe.kvm_boots(config(tmp_path, own_kernel=True), "qemu", "1")).usable
+
+
+async def test_without_a_kernel_to_try_a_host_whose_tiny_guest_runs_is_told_to_get_one(monkeypatch, tmp_path):
+    Tried(monkeypatch, Verdict(True, "a tiny guest ran under KVM"))
+    verdict = await qemu_probe.kvm_boots(DriverConfig(tmp_path, tmp_path), "qemu", "1")
+    assert (verdict.usable, verdict.fix) == (False, "mcp-sandbox setup")

@@ -77,7 +77,7 @@ class FakeDriver:
         async with self._machine(spec) as machine:
             yield machine
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:  # noqa: ARG002
         (dst / "state").write_text(machine.id)
         return Snapshot(driver=self.name, path=dst)
 

@@ -90,7 +90,7 @@ class GvisorMachine:
         if not first:
             raise MachineLost(f"machine {self.id} has ended")
         program = int(self._runsc[0].rpartition("/")[2])
-        argv = command.enter_argv(first[0], [*self._runsc, *order, command.NAME])
+        argv = command.enter_argv(first[0], self.uid, [*self._runsc, *order, command.NAME])
         try:
             with anyio.fail_after(timeout_s):
                 await run_tool(argv, pass_fds=(program, *pass_fds))
@@ -130,14 +130,14 @@ class GvisorDriver:
             await machine.start_agent(spec.boot.archive)
             yield machine
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, GvisorMachine):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
         image = dst / IMAGE
         image.mkdir()
         os.chown(image, machine.uid, machine.uid)
         with _opened(image) as directory:
-            order = (*CHECKPOINT, f"--image-path=/proc/self/fd/{directory}")
+            order = (*CHECKPOINT, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}")
             try:
                 await machine.control(*order, pass_fds=(directory,), timeout_s=SAVE_S)
             except MachineLost as error:
@@ -167,9 +167,10 @@ class GvisorDriver:
         runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform)
         group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
         confinement = gvisor_probe.confinement()
+        argv = command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME])
         process = await stack.enter_async_context(
             spawn(
-                command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME]),
+                command.bounded(spec, argv),
                 confinement=confinement,
                 before_start=group.add if group else lambda pid: None,
                 pass_fds=(program, root, config, *files),

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,23 @@ def in_namespaces(config: int, argv: list[str]) -> list[str]:
     return [*NAMESPACES, "sh", "-c", PREPARE, "sh", str(config), *argv]
 
 
-def enter_argv(first_pid: int, argv: list[str]) -> list[str]:
-    """`argv` in the namespaces of a machine that is running."""
-    return ["nsenter", f"--target={first_pid}", "--user", "--mount", "--pid", "--", *argv]
+def bounded(spec: MachineSpec, argv: list[str]) -> list[str]:
+    """`argv` with ceilings that need no control group.
+
+    All memory of a machine, and all files it writes, are one file of gVisor's in memory, which grows by gigabytes.
+    Processes are counted for the machine alone: it has a user namespace, and as root a user, of its own.
+    """
+    gigabytes = math.ceil((spec.memory_mb + disk_mb(spec)) / 1024)
+    return ["prlimit", "--core=0", f"--fsize={gigabytes * 1024 * MIB}", f"--nproc={THREADS}", *argv]
+
+
+def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:
+    """`argv` in the namespaces of a machine that is running, as the user `uid` that they belong to."""
+    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid != os.geteuid() else []
+    return [
+        *user,
+        *("nsenter", f"--target={first_pid}", "--user", "--preserve-credentials", "--mount", "--pid", "--", *argv),
+    ]
 
 
 def config_json(spec: MachineSpec, image: str) -> bytes:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ import anyio
 
 from vmm.driver import DriverConfig
 from vmm.drivers import gvisor_command as command
-from vmm.drivers.qemu_probe import ROOT_ADVICE, UIDS, USER_ADVICE
 from vmm.errors import ToolFailed
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
+from vmm.probe import ROOT_ADVICE, USER_ADVICE, own_user
 from vmm.process import Confinement, find_tool, run_tool, spawn
 from vmm.types import Probe
 
@@ -77,7 +76,7 @@ async def release_of(binary: Path) -> int:
 
 def confinement() -> Confinement:
     """What a machine's processes may be: a user that owns nothing on this host, another one for each machine."""
-    return Confinement(uid=secrets.choice(UIDS) if os.geteuid() == 0 else None, offline=False)
+    return Confinement(uid=own_user(), offline=False)
 
 
 async def _try(binary: Path, platform: str) -> str | None:
@@ -102,7 +101,7 @@ def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
     """Protections this host or this user does not give us."""
     missing = []
     if not hierarchy.usable:
-        missing.append(f"no host-side limits on memory, CPU and processes: {hierarchy.reason}")
+        missing.append(f"no host-side limit on CPU, only whole gigabytes of memory: {hierarchy.reason}")
     if os.geteuid() != 0:
         missing.append("all machines run as this user: only root can give each one a user of its own")
     return tuple(missing)

@@ -1,0 +1,163 @@
+"""Facts about the host: what a tiny guest finds out about KVM, and how long an answer is believed."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from vmm import probe, tiny_guest, verdicts
+from vmm.hierarchy import Hierarchy
+from vmm.process import Confinement, spawn
+from vmm.verdicts import Verdict, Verdicts
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /dev/kvm that opens; what the tiny guest says of it is for each test to decide."""
+    file = tmp_path / "kvm"
+    file.touch()
+    monkeypatch.setattr(probe, "KVM_DEVICE", file)
+    monkeypatch.setattr(probe, "TINY_GUEST_CPUS", (os.uname().machine,))
+    return file
+
+
+def says(monkeypatch, script: str) -> None:
+    """Run other code in place of the tiny guest."""
+    monkeypatch.setattr(tiny_guest, "__file__", "-c")
+    monkeypatch.setattr(probe, "spawn", lambda argv, confinement: spawn([*argv, script], confinement=confinement))
+
+
+async def kvm(cache_dir: Path) -> Verdict:
+    with anyio.fail_after(30):
+        return await probe.kvm(cache_dir)
+
+
+async def test_a_host_without_the_device_needs_no_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "KVM_DEVICE", tmp_path / "none")
+    verdict = await kvm(tmp_path)
+    assert (verdict.usable, verdict.reason) == (False, "this host has no /dev/kvm")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_tiny_guest_that_answers_is_a_yes(device, tmp_path, monkeypatch):
+    says(monkeypatch, f"print({tiny_guest.OK!r}, end='')")
+    assert await kvm(tmp_path) == Verdict(True, "a tiny guest ran under KVM")
+
+
+async def test_a_no_says_what_happened_and_is_not_tried_again(device, tmp_path, monkeypatch):
+    says(monkeypatch, "print('it is para-virtual', end='')")
+    verdict = await kvm(tmp_path)
+    assert (verdict.usable, verdict.reason) == (False, "/dev/kvm opens, but it is para-virtual")
+    assert str(Verdicts(tmp_path).file(probe.TINY_GUEST)) in str(verdict.fix)
+    says(monkeypatch, f"print({tiny_guest.OK!r}, end='')")
+    assert await kvm(tmp_path) == verdict
+
+
+async def test_a_tiny_guest_that_crashes_is_a_no(device, tmp_path, monkeypatch):
+    says(monkeypatch, "raise MemoryError('kernel bug')")
+    verdict = await kvm(tmp_path)
+    assert verdict.usable is False
+    assert "MemoryError: kernel bug" in verdict.reason
+
+
+async def test_a_tiny_guest_that_never_ends_is_killed_and_only_doubted(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "TINY_GUEST_S", 0.5)
+    says(monkeypatch, "import threading; threading.Event().wait()")
+    verdict = await kvm(tmp_path)
+    assert (verdict.usable, verdict.doubtful) == (False, True)
+
+
+async def test_a_kernel_of_the_users_own_and_another_cpu_are_not_judged(device, tmp_path, monkeypatch):
+    assert (await probe.kvm(tmp_path, own_kernel=True)).usable is None
+    monkeypatch.setattr(probe, "TINY_GUEST_CPUS", ("vax",))
+    verdict = await kvm(tmp_path)
+    assert verdict.usable is None
+    assert "not tried" in verdict.reason
+
+
+@pytest.mark.skipif(not os.access("/dev/kvm", os.R_OK | os.W_OK), reason="no /dev/kvm that may be opened")
+async def test_the_real_tiny_guest_comes_to_a_verdict_on_this_host(tmp_path):
+    verdict = await kvm(tmp_path)
+    assert verdict.usable is not None
+    assert verdict.reason in {
+        "a tiny guest ran under KVM",
+        "/dev/kvm opens, but it only interprets what guests do, and not every instruction: it is para-virtual",
+    }
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_holds_for_the_same_question_only(tmp_path):
+    kept, verdict = Verdicts(tmp_path / "cache"), Verdict(True, "it works")
+    assert kept.get("q", qemu="7") is None
+    kept.keep("q", verdict, qemu="7")
+    assert kept.get("q", qemu="7") == verdict
+    assert kept.get("q", qemu="8") is None
+    assert kept.get("other", qemu="7") is None
+
+
+@pytest.mark.parametrize("what", ["boot", "kernel", "user"])
+def test_a_verdict_ends_with_the_circumstances_it_was_found_in(tmp_path, what):
+    kept = Verdicts(tmp_path)
+    kept.keep("q", Verdict(True, "it works"))
+    known = json.loads(kept.file("q").read_text())
+    known["circumstances"][what] = "another"
+    kept.file("q").write_text(json.dumps(known))
+    assert kept.get("q") is None
+
+
+def test_a_busy_host_is_not_condemned_until_it_reboots(tmp_path, monkeypatch):
+    kept = Verdicts(tmp_path)
+    kept.keep("slow", Verdict(False, "took too long", doubtful=True))
+    kept.keep("sure", Verdict(False, "no such thing"))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + verdicts.DOUBT_S / 2)
+    assert kept.get("slow")
+    monkeypatch.setattr(time, "time", lambda: now + verdicts.DOUBT_S + 1)
+    assert kept.get("slow") is None
+    assert kept.get("sure")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"verdict": {"odd": 1}}', '{"verdict": 7, "at": "x"}'])
+def test_a_file_that_says_nothing_is_as_good_as_none(tmp_path, text):
+    kept = Verdicts(tmp_path)
+    kept.file("q").write_text(text)
+    assert kept.get("q") is None
+
+
+def test_a_verdict_that_cannot_be_kept_does_no_harm(tmp_path):
+    (tmp_path / "file").touch()
+    kept = Verdicts(tmp_path / "file")
+    kept.keep("q", Verdict(True, "it works"))
+    assert kept.get("q") is None
+
+
+# -- confinement -------------------------------------------------------------------------------------------
+
+
+def test_only_root_can_give_every_machine_a_user_of_its_own(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert probe.own_user() in probe.UIDS
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert probe.own_user() is None
+    assert any("all machines run as this user" in text for text in probe.not_in_force(Hierarchy(2)))
+
+
+def test_a_host_without_groups_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    [missing] = probe.not_in_force(Hierarchy(None, reason="nobody knows why"))
+    assert missing.endswith("as a whole: nobody knows why")
+    assert probe.not_in_force(Hierarchy(2)) == ()
+
+
+async def test_a_host_that_can_confine_has_no_trouble_and_one_without_the_tools_says_what_is_missing(monkeypatch):
+    plain = Confinement(offline=False)
+    assert await probe.confinement_trouble(plain) is None
+    monkeypatch.setattr(Confinement, "wrap", lambda self, argv: ["no-such-tool", *argv])
+    trouble = await probe.confinement_trouble(plain)
+    assert trouble is not None
+    assert "no-such-tool" in trouble.reason
