@@ -12,6 +12,7 @@ import anyio
 from mcp_sandbox.choice import Choice, choose
 from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.local import LocalProvider
+from mcp_sandbox.operation import open_operation
 from mcp_sandbox.provider import HostFacts
 from mcp_sandbox.service import SandboxService
 from templates.build import Builder, Progress
@@ -136,6 +137,8 @@ async def open_host(
 @asynccontextmanager
 async def open_service(host: Host) -> AsyncIterator[SandboxService]:
     """A service over `host`. On a host that is not usable it tells everybody who asks for a sandbox why."""
-    provider = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
-    async with SandboxService(provider, host.settings) as service:
-        yield service
+    local = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
+    async with open_operation(host.settings, host.store) as operation:
+        provider = operation.acquiring(operation.restoring(local))
+        async with SandboxService(provider, host.settings) as service, operation.controlled(service):
+            yield service

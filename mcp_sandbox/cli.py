@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 template_app = typer.Typer(no_args_is_help=True, help="Build and manage what sandboxes are made from.")
 app.add_typer(template_app, name="template")
+sandbox_app = typer.Typer(no_args_is_help=True, help="See and close the sandboxes of running servers.")
+app.add_typer(sandbox_app, name="sandbox")
 
 TemplateName = Annotated[str | None, typer.Argument(help="Name of a template; the default one if left out.")]
 
@@ -172,3 +174,30 @@ def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.remove(settings_of(ctx), name))
+
+
+@sandbox_app.command("list")
+def sandbox_list(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the sandboxes of all servers that use this home, and what killed ones have left."""
+    from mcp_sandbox.commands import sandbox
+
+    raise typer.Exit(sandbox.show(settings_of(ctx), as_json=as_json))
+
+
+@sandbox_app.command("close")
+def sandbox_close(ctx: typer.Context, sandbox_id: Annotated[str, typer.Argument(help="Id of a sandbox.")]) -> None:
+    """Close a sandbox, whoever owns it. Its variables and files are gone."""
+    from mcp_sandbox.commands import sandbox
+
+    raise typer.Exit(sandbox.close(settings_of(ctx), sandbox_id))
+
+
+@app.command()
+def metrics(ctx: typer.Context) -> None:
+    """Print the metrics of all servers that use this home, in Prometheus' text format."""
+    from mcp_sandbox.commands import sandbox
+
+    raise typer.Exit(sandbox.print_metrics(settings_of(ctx)))

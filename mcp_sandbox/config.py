@@ -40,6 +40,8 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "WARNING", description="How much the server tells on stderr."
     )
+    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or JSON for machines.")
+    tracing: bool = Field(False, description="Make OpenTelemetry spans, where that package is installed.")
 
     max_sandboxes: int = Field(8, ge=1, le=1000, description="Sandboxes alive at once.")
     max_memory_mb: int | None = Field(None, ge=128, description="Memory all sandboxes may have together.")

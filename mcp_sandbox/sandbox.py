@@ -8,6 +8,7 @@ import anyio
 import anyio.abc
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
+from mcp_sandbox import logs
 from mcp_sandbox.admission import Ticket
 from mcp_sandbox.errors import Closed, Expired, MachineLost, SandboxError, first_of
 from mcp_sandbox.lifecycle import OVER, USABLE, End, Lifespan, State, moved
@@ -177,7 +178,7 @@ class Sandbox:
     async def keep(self, source: AbstractAsyncContextManager[Lease]) -> None:
         """Get a machine and hold it until the sandbox is over. Runs in a task of its own and never raises."""
         try:
-            with self._start_scope:
+            with logs.about(self.id), self._start_scope:
                 async with source as lease:
                     if self.state is State.CREATING:  # else it came at the very moment nobody wanted it any more
                         self._settle(lease)
@@ -215,7 +216,7 @@ class Sandbox:
     def _fail(self, error: Exception) -> None:
         first = first_of(error)
         if first is not error or not isinstance(first, SandboxError):
-            logger.warning("sandbox %s ended with an error", self.id, exc_info=error)
+            logger.warning("sandbox %s ended with an error", self.id, exc_info=error, extra={"sandbox": self.id})
         if self.state is State.CREATING:
             if not isinstance(first, SandboxError):
                 first = SandboxError(

@@ -1,8 +1,6 @@
 """The MCP server: tools and resources over a SandboxService, and how it is served on stdio."""
 
-import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from mcp_types import InputRequiredResult
 from pydantic import AnyUrl
 
 from guest.places import OUTPUTS, WORKSPACE
+from mcp_sandbox import logs, tracing
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.files import mime_of
@@ -121,6 +120,7 @@ def _in_force(host: Host) -> str:
 
 def run_stdio(settings: Settings) -> None:
     """Serve this host's sandboxes on stdio; returns when everything has ended."""
-    log_format = "%(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=settings.log_level, format=log_format)
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.tracing:
+        tracing.enable()
     anyio.run(partial(serve_stdio, open_server(settings), parent=os.getppid()))

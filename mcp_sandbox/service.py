@@ -83,6 +83,10 @@ class SandboxService:
         """The owner's sandboxes, oldest first."""
         return [self._info(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
 
+    def alive(self) -> list[Sandbox]:
+        """All sandboxes, whoever owns them, oldest first: for operators, not for callers."""
+        return list(self._alive.values())
+
     async def close(self, owner: str, sandbox_id: str) -> bool:
         """End a sandbox and wait until nothing of it is left; False if it had ended before.
 

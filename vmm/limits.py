@@ -101,7 +101,7 @@ class OwnGroup(ControlGroup):
     async def remove(self) -> None:
         with anyio.CancelScope(shield=True):
             for directory in self._directories:
-                await _remove(directory)
+                await remove_group(directory)
 
     def _write_freezer(self, value: str) -> bool:
         places = [place / "cgroup.freeze" for place in self._directories if (place / "cgroup.freeze").exists()]
@@ -211,7 +211,8 @@ def sweep(hierarchy: Hierarchy) -> list[str]:
     return sorted(removed)
 
 
-async def _remove(directory: Path) -> None:
+async def remove_group(directory: Path) -> None:
+    """Kill what is in one directory of a group and take it away, if that can be done within a second."""
     for _ in range(REMOVE_ATTEMPTS):
         for pid in read(directory / "cgroup.procs").split():
             with suppress(ProcessLookupError):
