@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -12,11 +12,13 @@ import anyio
 from mcp_sandbox.choice import Choice, choose
 from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.local import LocalProvider
-from mcp_sandbox.operation import open_operation
-from mcp_sandbox.provider import HostFacts
+from mcp_sandbox.operation import Pools, open_operation
+from mcp_sandbox.pool import Pool, pool_limits
+from mcp_sandbox.provider import HostFacts, Provider
 from mcp_sandbox.service import SandboxService
 from templates.build import Builder, Progress
 from templates.kernel import OwnKernel
+from templates.model import find_templates
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, load_driver
 from vmm.types import Accel, Isolation, Probe
@@ -135,10 +137,21 @@ async def open_host(
 
 
 @asynccontextmanager
-async def open_service(host: Host) -> AsyncIterator[SandboxService]:
-    """A service over `host`. On a host that is not usable it tells everybody who asks for a sandbox why."""
+async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxService]:
+    """A service over `host`, with machines kept ready or not.
+
+    On a host that is not usable it tells everybody who asks for a sandbox why.
+    """
     local = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
-    async with open_operation(host.settings, host.store) as operation:
-        provider = operation.acquiring(operation.restoring(local))
-        async with SandboxService(provider, host.settings) as service, operation.controlled(service):
-            yield service
+    async with AsyncExitStack() as stack:
+        operation = await stack.enter_async_context(open_operation(host.settings, host.store))
+        provider: Provider = operation.restoring(local)
+        pools: Pools = tuple
+        if pooled and host.facts is not None:
+            limits, told = pool_limits(host.settings), operation.metrics.pool_asked
+            pool = Pool(provider, find_templates().values(), limits, on_request=told)
+            provider, pools = await stack.enter_async_context(pool), pool.described
+        service = SandboxService(operation.acquiring(provider), host.settings)
+        await stack.enter_async_context(service)
+        await stack.enter_async_context(operation.controlled(service, pools))
+        yield service

@@ -4,9 +4,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import anyio
 import anyio.lowlevel
@@ -43,6 +44,16 @@ class Clock:
         await anyio.sleep(seconds)
 
 
+class OnRequest(Protocol):
+    """Told of every machine that is asked of the pool."""
+
+    def __call__(self, template: str, /, *, hit: bool) -> None: ...
+
+
+def _ignore(_template: str, *, hit: bool) -> None:
+    """For those who do not count."""
+
+
 def pool_limits(settings: Settings) -> PoolLimits:
     """What the settings let a pool hold."""
     return PoolLimits(
@@ -63,9 +74,16 @@ class Pool:
     """
 
     def __init__(
-        self, source: Provider, templates: Iterable[Template], limits: PoolLimits, clock: Clock | None = None
+        self,
+        source: Provider,
+        templates: Iterable[Template],
+        limits: PoolLimits,
+        *,
+        clock: Clock | None = None,
+        on_request: OnRequest = _ignore,
     ) -> None:
         self._source = source
+        self._on_request = on_request
         self._limits = limits
         self._clock = clock or Clock()
         self._shelves = {template.name: Shelf(template) for template in templates}
@@ -90,6 +108,10 @@ class Pool:
     def stats(self) -> PoolStats:
         """What the pool has and did."""
         return PoolStats({name: shelf.stats() for name, shelf in self._shelves.items()})
+
+    def described(self) -> list[dict[str, object]]:
+        """The same for operators, one entry for each template."""
+        return [{"template": name, **asdict(stats)} for name, stats in self.stats().templates.items()]
 
     # -- handing out ---------------------------------------------------------------------------------------
 
@@ -125,11 +147,13 @@ class Pool:
             machine = shelf.ready[0]
             if machine.healthy(now, wall) and machine.since + self._limits.max_age_s > now:
                 shelf.hand_out(machine)
+                self._on_request(template, hit=True)
                 return machine
             if machine.lease.agent.failure is not None:
                 self._lose(shelf, machine, str(machine.lease.agent.failure))
             shelf.discard(machine)
         shelf.misses += 1
+        self._on_request(template, hit=False)
         return None
 
     @asynccontextmanager

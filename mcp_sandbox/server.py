@@ -107,7 +107,7 @@ async def serve_stdio(opening: AbstractAsyncContextManager[SandboxServer], *, pa
 async def open_server(settings: Settings) -> AsyncIterator[SandboxServer]:
     """A server over this host's sandboxes, which knows before the first client comes how they are isolated."""
     async with open_host(settings) as host:
-        yield create_server(settings, _in_force(host), lambda: open_service(host))
+        yield create_server(settings, _in_force(host), lambda: open_service(host, pooled=True))
 
 
 def _in_force(host: Host) -> str:

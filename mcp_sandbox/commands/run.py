@@ -26,7 +26,7 @@ def run_once(settings: Settings, code: str, template: str | None, timeout_s: flo
 
 
 async def _run(settings: Settings, request: RunRequest, save: Path | None) -> int:
-    async with open_host(settings) as host, open_service(host) as service:
+    async with open_host(settings) as host, open_service(host, pooled=False) as service:
         box = (await service.create(request.owner, request.template)).id
         result = await service.run(RunRequest(request.owner, request.code, box, None, request.timeout_s))
         _print(result)
