@@ -120,7 +120,7 @@ class Bench:
     def __init__(self, *templates: Template, **limits: float) -> None:
         self.source = Source()
         self.clock = ManualClock()
-        self.pool = Pool(self.source, templates or [template("a")], replace(LIMITS, **limits), self.clock)  # type: ignore[arg-type]
+        self.pool = Pool(self.source, templates or [template("a")], replace(LIMITS, **limits), clock=self.clock)  # type: ignore[arg-type]
 
     def stats(self, name: str = "a") -> TemplateStats:
         return self.pool.stats().templates[name]
