@@ -14,7 +14,7 @@ from mcp_sandbox.database import Machine, MachineState
 from mcp_sandbox.provider import Lease, Provider
 from mcp_sandbox.tracing import span
 from vmm.errors import VmmError
-from vmm.process import usage
+from vmm.usage import usage
 
 # From a machine that waits in a pool to a cold start on a busy host under emulation.
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 20, 30)

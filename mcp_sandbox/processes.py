@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmm.process import children_of as child_pids
+from vmm.usage import with_descendants
 
 PROC = Path("/proc")
 # Fields of /proc/<pid>/stat after the name, which is in parentheses and may contain anything.
@@ -27,10 +27,7 @@ def of_pid(pid: int) -> ProcessId | None:
 
 def tree_of(pid: int) -> tuple[ProcessId, ...]:
     """A process and all that it has started, parents first; empty if it has ended."""
-    tree = [pid]
-    for parent in tree:  # grows while it is walked
-        tree += child_pids(parent)
-    return tuple(process for found in tree if (process := of_pid(found)))
+    return tuple(process for found in with_descendants(pid) if (process := of_pid(found)))
 
 
 def children_of(parent: ProcessId) -> set[ProcessId]:

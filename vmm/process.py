@@ -6,7 +6,6 @@ process dies, and leaving the block kills the group and reaps it, however the bl
 
 import asyncio
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,8 +18,9 @@ import anyio
 from anyio.abc import ByteStream, Process
 from anyio.streams.stapled import StapledByteStream
 
-from vmm.errors import MachineLost, ToolFailed, ToolMissing
-from vmm.types import Exit, Usage
+from vmm.errors import ToolFailed, ToolMissing
+from vmm.types import Exit
+from vmm.usage import children_of
 
 REAP_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
 ORPHAN_S = 1.0  # a process whose only child was killed takes it in and ends
@@ -28,7 +28,6 @@ TOOL_GRACE_S = 3.0  # mmdebstrap and apt remove their scratch directories when a
 LAST_WORDS_S = 0.5  # what an ended process had printed is in the pipe already
 TAIL_BYTES = 16 * 1024  # the last words of a process, kept for error messages
 
-CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # Debian keeps mkfs and its like out of the PATH of ordinary users
 
 # The child waits for one line before it becomes the program. Until then its owner can put it under limits; and
@@ -246,50 +245,3 @@ async def _stop_tool(process: Process) -> None:
                 await process.wait()
     with anyio.CancelScope(shield=True):
         await process.aclose()
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that `pid` has started and that are still there."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return [
-            int(child)
-            for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-        ]
-    return []
-
-
-def usage(pid: int) -> Usage:
-    """What a process and all that it has started take from the host."""
-    own = _usage(pid)
-    if own is None:
-        raise MachineLost("the machine's process has ended")
-    everyone, found = [own], children_of(pid)
-    while found:
-        child = found.pop()
-        found += children_of(child)
-        if (taken := _usage(child)) is not None:
-            everyone.append(taken)
-    return Usage(
-        memory_bytes=sum(taken.memory_bytes for taken in everyone),
-        private_bytes=sum(taken.private_bytes for taken in everyone),
-        cpu_s=sum(taken.cpu_s for taken in everyone),
-    )
-
-
-def _usage(pid: int) -> Usage | None:
-    try:
-        rollup = _kilobytes(Path(f"/proc/{pid}/smaps_rollup").read_text())
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    user, system, *waited = map(int, fields[11:15])  # the last two are those of children that have ended
-    return Usage(
-        memory_bytes=rollup.get("Pss", 0) * 1024,
-        private_bytes=(rollup.get("Private_Dirty", 0) + rollup.get("Private_Clean", 0)) * 1024,
-        cpu_s=(user + system + sum(waited)) / CLOCK_TICKS_PER_S,
-    )
-
-
-def _kilobytes(text: str) -> dict[str, int]:
-    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}

@@ -1,8 +1,5 @@
 """What the host may ask for, and who does it. One thread and one loop; code runs in other processes."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH123
-
 import gc
 import os
 import platform
@@ -166,12 +163,11 @@ class Agent:
         self._answer(header["id"], {})
 
     def _usage(self, header: dict[str, Any], _body: bytes) -> None:
-        with open("/proc/meminfo") as file:
-            memory = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in file)}
+        total, available = self._user.memory()
         disk = os.statvfs(WORKSPACE)
         answer = {
-            "memory_total": memory["MemTotal"],
-            "memory_available": memory["MemAvailable"],
+            "memory_total": total,
+            "memory_available": available,
             "disk_total": disk.f_blocks * disk.f_frsize,
             "disk_free": disk.f_bavail * disk.f_frsize,
         }

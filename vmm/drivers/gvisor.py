@@ -7,11 +7,9 @@ gVisor's program are handed over as descriptors, its state lies in memory that e
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
-from anyio.abc import ByteStream
 
 from vmm import limits
 from vmm.agent import send_code
@@ -19,12 +17,15 @@ from vmm.driver import DriverConfig, Machine
 from vmm.drivers import gvisor_command as command
 from vmm.drivers import gvisor_probe, qemu_probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed, ToolFailed
+from vmm.machine import TalkingMachine
 from vmm.memory import sealed_bytes
-from vmm.process import RunningProcess, children_of, run_tool, spawn, usage
-from vmm.types import Capabilities, Exit, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
+from vmm.process import RunningProcess, run_tool, spawn
+from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
+from vmm.usage import children_of, usage
 
 CONTROL_S = 20.0  # gVisor answers in 30 ms; a busy host may need far longer
 SAVE_S = 120.0  # a checkpoint of 100 MB takes 0.3 s
+MEMORY_FILE = "runsc-memory"  # gVisor keeps all memory of a machine in it
 IMAGE = "checkpoint"  # the directory in a snapshot that is gVisor's
 # Pages as they are: unpacking would cost every restore more than reading does.
 CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
@@ -35,37 +36,20 @@ def create(config: DriverConfig) -> "GvisorDriver":
     return GvisorDriver(config)
 
 
-class GvisorMachine:
+class GvisorMachine(TalkingMachine):
     """A running sandbox of gVisor's."""
 
     def __init__(
-        self, spec: MachineSpec, process: RunningProcess, runsc: list[str], group: limits.ControlGroup | None, uid: int
+        self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup | None, runsc: list[str], uid: int
     ) -> None:
-        self.spec = spec
+        super().__init__(spec, process, group)
         self.uid = uid  # whom its processes belong to on the host
-        self._process = process
         self._runsc = runsc
-        self._stream: ByteStream | None = process.stream
-        self._group = group
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def connect(self) -> ByteStream:
-        if self._stream is None:
-            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
-        stream, self._stream = self._stream, None
-        return stream
 
     async def start_agent(self, archive: Path) -> None:
         """Give the machine the agent it waits for."""
         try:
-            await send_code(self._process.stream, archive)
+            await send_code(self.process.stream, archive)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise LaunchFailed(f"gVisor did not start machine {self.id}: {await self.wait()}") from error
 
@@ -76,13 +60,7 @@ class GvisorMachine:
         await self.control("resume")
 
     async def usage(self) -> Usage:
-        return usage(self.pid)
-
-    async def wait(self) -> Exit:
-        end = await self._process.wait()
-        if self._group is not None and self._group.out_of_memory():
-            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
-        return end
+        return usage(self.pid, memory_file=MEMORY_FILE)
 
     async def control(self, *order: str, pass_fds: tuple[int, ...] = (), timeout_s: float = CONTROL_S) -> None:
         """Have gVisor do something with this machine. Raises MachineLost."""
@@ -178,7 +156,7 @@ class GvisorDriver:
             )
         )
         uid = os.geteuid() if confinement.uid is None else confinement.uid
-        return GvisorMachine(spec, process, runsc, group, uid)
+        return GvisorMachine(spec, process, group, runsc, uid)
 
     async def _found_engine(self) -> gvisor_probe.Engine:
         verdict = await self.probe()

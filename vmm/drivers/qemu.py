@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from vmm.driver import DriverConfig, Machine
 from vmm.drivers import qemu_command as command
 from vmm.drivers import qemu_probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
-from vmm.process import REAP_S, RunningProcess, run_tool, spawn, usage
-from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
+from vmm.machine import ProcessMachine
+from vmm.process import REAP_S, RunningProcess, run_tool, spawn
+from vmm.types import Accel, Capabilities, GuestKernel, Isolation, Limits, MachineSpec, Probe, Snapshot
 
 MIB = 1024 * 1024
 MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
@@ -48,32 +49,22 @@ class Backing:
     shared: bool  # what the guest writes reaches `memory`, so it can be saved from there
 
 
-class QemuMachine:
+class QemuMachine(ProcessMachine):
     """A running QEMU process."""
 
     def __init__(
         self,
         spec: MachineSpec,
         process: RunningProcess,
+        group: limits.ControlGroup | None,
         monitor: QMPClient,
         agent: socket.socket,
         backing: Backing,
-        group: limits.ControlGroup,
     ) -> None:
-        self.spec = spec
+        super().__init__(spec, process, group)
         self.backing = backing
-        self._process = process
         self._monitor = monitor
         self._agent: socket.socket | None = agent
-        self._group = group
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     async def connect(self) -> ByteStream:
         if self._agent is None:
@@ -86,15 +77,6 @@ class QemuMachine:
 
     async def resume(self) -> None:
         await self.execute("cont")
-
-    async def usage(self) -> Usage:
-        return usage(self.pid)
-
-    async def wait(self) -> Exit:
-        end = await self._process.wait()
-        if self._group.out_of_memory():
-            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
-        return end
 
     async def execute(self, name: str, arguments: dict[str, object] | None = None) -> Any:  # noqa: ANN401 - its answers are JSON
         """Ask QEMU's monitor."""
@@ -216,7 +198,7 @@ class QemuDriver:
         agent.close()
         monitor.close()
         client = await _greet(stack, spec, process, control)
-        machine = QemuMachine(spec, process, client, ours, backing, group)
+        machine = QemuMachine(spec, process, group, client, ours, backing)
         stack.callback(machine.close)
         return machine
 

@@ -1,0 +1,51 @@
+"""What machines of all drivers have in common: they are processes of this host, under its ceilings."""
+
+from dataclasses import replace
+
+from anyio.abc import ByteStream
+
+from vmm.errors import MachineLost
+from vmm.limits import ControlGroup
+from vmm.process import RunningProcess
+from vmm.types import Exit, MachineSpec, Usage
+from vmm.usage import usage
+
+
+class ProcessMachine:
+    """A process, and all that it starts."""
+
+    def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup | None) -> None:
+        self.spec = spec
+        self.process = process
+        self._group = group
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def usage(self) -> Usage:
+        return usage(self.pid)
+
+    async def wait(self) -> Exit:
+        end = await self.process.wait()
+        if self._group is not None and self._group.out_of_memory():
+            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
+        return end
+
+
+class TalkingMachine(ProcessMachine):
+    """One whose agent speaks on the process's standard input and output."""
+
+    def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup | None) -> None:
+        super().__init__(spec, process, group)
+        self._stream: ByteStream | None = process.stream
+
+    async def connect(self) -> ByteStream:
+        if self._stream is None:
+            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+        stream, self._stream = self._stream, None
+        return stream
