@@ -2,6 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DRIVERS := gvisor qemu bubblewrap
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench format
@@ -17,9 +18,11 @@ demo: $(READY) ## install what is missing, build the template, show the product 
 	@$(BIN)/mcp-sandbox setup
 	@$(BIN)/mcp-sandbox demo
 
-test: $(READY) ## all tests, with real machines
-	@$(BIN)/mcp-sandbox setup
-	@$(BIN)/mcp-sandbox template build python-data-analysis
+test: $(READY) ## all tests, with real machines of every driver
+	@for driver in $(DRIVERS); do \
+		$(BIN)/mcp-sandbox setup --driver $$driver && \
+		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis || exit 1; \
+	done
 	@$(BIN)/python -m pytest
 
 check: $(READY) ## formatting, lint, types, and who may import whom

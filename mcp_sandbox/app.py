@@ -1,20 +1,29 @@
 """The one place where the parts are put together."""
 
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import anyio
 
-from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import HostNotReady, SandboxError
+from mcp_sandbox.choice import Choice, choose
+from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.local import LocalProvider
+from mcp_sandbox.operation import Pools, open_operation
+from mcp_sandbox.pool import Pool, pool_limits
+from mcp_sandbox.provider import HostFacts, Provider
 from mcp_sandbox.service import SandboxService
 from templates.build import Builder, Progress
 from templates.kernel import OwnKernel
+from templates.model import find_templates
 from templates.store import Store
-from vmm.driver import DRIVER_NAMES, DriverConfig, SnapshotDriver, load_driver
-from vmm.types import Accel
+from vmm.driver import Driver, DriverConfig, load_driver
+from vmm.types import Accel, Isolation, Probe
+
+WEAK = "the weakest isolation there is. Prefer gvisor or qemu for code that nobody has read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,51 +33,125 @@ class Host:
     settings: Settings
     store: Store
     builder: Builder
-    driver: SnapshotDriver
+    driver: Driver
+    choice: Choice
+
+    @property
+    def facts(self) -> HostFacts | None:
+        """What sandboxes of this host are; None if there can be none."""
+        verdict = self.choice.verdict
+        if not verdict.usable:
+            return None
+        return HostFacts(self.driver.name, self.driver.capabilities.isolation, verdict.accel, verdict.limits)
 
 
 def _ignore(_progress: Progress) -> None:
     """For those who do not watch a build."""
 
 
-def make_host(settings: Settings, report: Callable[[Progress], None] = _ignore) -> Host:
-    """The parts as the settings want them. Nothing is started or probed yet.
-
-    Raises:
-        HostNotReady: the driver cannot restore snapshots.
-        DriverUnavailable: there is no such driver.
-    """
+def make_builder(settings: Settings, report: Callable[[Progress], None] = _ignore) -> tuple[Store, Builder]:
+    """The store of built things and who fills it. Nothing is started yet."""
     store = Store(settings.home)
     own = OwnKernel(settings.guest_kernel, settings.guest_modules) if settings.guest_kernel else None
-    builder = Builder(store, report, own_kernel=own)
-    config = DriverConfig(
-        run_dir=settings.run_dir,
-        cache_dir=settings.cache_dir,
-        kernel=builder.find_kernel(),
-        own_kernel=own is not None,
-        accel=None if settings.accel == "auto" else Accel(settings.accel),
-    )
-    driver = load_driver(DRIVER_NAMES[0] if settings.driver == "auto" else settings.driver, config)
-    if not isinstance(driver, SnapshotDriver):
-        raise HostNotReady(f"driver {driver.name!r} cannot restore snapshots", "choose another driver")
-    return Host(settings, store, builder, driver)
+    return store, Builder(store, report, own_kernel=own)
+
+
+class Drivers:
+    """The drivers of this host, each loaded when it is asked for. Leaving closes them."""
+
+    def __init__(self, settings: Settings, report: Callable[[Progress], None] = _ignore) -> None:
+        self.settings = settings
+        self.store, self.builder = make_builder(settings, report)
+        self._loaded: dict[str, Driver] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            for name in list(self._loaded):
+                await self._loaded.pop(name).aclose()
+
+    def load(self, name: str) -> Driver:
+        """The driver, which works with what the builder has fetched until now.
+
+        Raises:
+            DriverUnavailable: there is no such driver.
+            TemplateError: the guest kernel of the settings cannot be used.
+        """
+        if name not in self._loaded:
+            config = DriverConfig(
+                run_dir=self.settings.run_dir,
+                cache_dir=self.settings.cache_dir,
+                kernel=self.builder.find_kernel(),
+                own_kernel=self.settings.guest_kernel is not None,
+                accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
+                runsc=self.builder.find_runsc(),
+            )
+            self._loaded[name] = load_driver(name, config)
+        return self._loaded[name]
+
+    async def ask(self, name: str) -> Probe:
+        """The driver's verdict on this host, as it is now."""
+        return await self.load(name).probe()
+
+    def unfetched(self, name: str, verdict: Probe) -> str | None:
+        """What of our own, no package of the system's, the driver still lacks, in a word; None: nothing."""
+        if self.load(name).capabilities.boots_kernel:
+            # Without QEMU a kernel is of no use yet.
+            return "guest kernel" if verdict.version and self.builder.find_kernel() is None else None
+        # A gVisor that is new enough would have told its version.
+        lacks_gvisor = name == "gvisor" and not verdict.version and self.builder.find_runsc() is None
+        return "gVisor" if lacks_gvisor else None
+
+    async def ask_after_fetching(self, name: str) -> Probe:
+        """The driver's verdict once it has all that can be fetched without root; raises BuildFailed."""
+        verdict = await self.ask(name)
+        if self.unfetched(name, verdict) is None:
+            return verdict
+        await self.builder.equip(self.load(name))
+        await self._loaded.pop(name).aclose()  # it knows only what was there when it was loaded
+        return await self.ask(name)
 
 
 @asynccontextmanager
-async def open_service(host: Host) -> AsyncIterator[SandboxService]:
-    """A service over `host`, ready at once: the host is probed in the background. It owns the driver."""
-    provider = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_probe, provider)
-            async with SandboxService(provider, host.settings) as service:
-                yield service
-            tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await host.driver.aclose()
+async def open_host(
+    settings: Settings, report: Callable[[Progress], None] = _ignore, *, fetch: bool = False
+) -> AsyncIterator[Host]:
+    """This host with the driver in force: the one the settings name, or the best that works. It may not be usable.
+
+    With `fetch`, what a driver needs and can be had without root is fetched before it is asked.
+
+    Raises:
+        TooWeak, DriverUnavailable, TemplateError: no driver can be in force with these settings.
+    """
+    async with Drivers(settings, report) as drivers:
+        choice = await choose(settings, drivers.ask_after_fetching if fetch else drivers.ask)
+        driver = drivers.load(choice.driver)
+        if driver.capabilities.isolation is Isolation.NAMESPACE:
+            missing = "; ".join((WEAK, *choice.verdict.limits))
+            sys.stderr.write(f"mcp-sandbox: driver {driver.name} is in force, {missing}.\n")
+        yield Host(settings, drivers.store, drivers.builder, driver, choice)
 
 
-async def _probe(provider: LocalProvider) -> None:
-    with suppress(SandboxError):  # whoever asks for a sandbox is told
-        await provider.facts()
+@asynccontextmanager
+async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxService]:
+    """A service over `host`, with machines kept ready or not.
+
+    On a host that is not usable it tells everybody who asks for a sandbox why.
+    """
+    local = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
+    async with AsyncExitStack() as stack:
+        operation = await stack.enter_async_context(open_operation(host.settings, host.store))
+        provider: Provider = operation.restoring(local)
+        pools: Pools = tuple
+        if pooled and host.facts is not None:
+            limits, told = pool_limits(host.settings), operation.metrics.pool_asked
+            pool = Pool(provider, find_templates().values(), limits, on_request=told)
+            provider, pools = await stack.enter_async_context(pool), pool.described
+        service = SandboxService(operation.acquiring(provider), host.settings)
+        await stack.enter_async_context(service)
+        await stack.enter_async_context(operation.controlled(service, pools))
+        yield service

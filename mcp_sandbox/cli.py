@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 template_app = typer.Typer(no_args_is_help=True, help="Build and manage what sandboxes are made from.")
 app.add_typer(template_app, name="template")
+sandbox_app = typer.Typer(no_args_is_help=True, help="See and close the sandboxes of running servers.")
+app.add_typer(sandbox_app, name="sandbox")
 
 TemplateName = Annotated[str | None, typer.Argument(help="Name of a template; the default one if left out.")]
 
@@ -53,24 +55,32 @@ def main(
     ctx: typer.Context,
     home: Annotated[Path | None, typer.Option(help="Where images, snapshots and machines are kept.")] = None,
     driver: Annotated[str | None, typer.Option(help="How machines run: auto, or a driver's name.")] = None,
+    min_isolation: Annotated[
+        str | None, typer.Option(help="Use nothing that isolates less: vm, kernel or namespace.")
+    ] = None,
     accel: Annotated[str | None, typer.Option(help="auto, kvm or tcg.")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR, on stderr.")] = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    ctx.obj = {"home": home, "driver": driver, "accel": accel, "log_level": log_level}
+    ctx.obj = {
+        "home": home,
+        "driver": driver,
+        "min_isolation": min_isolation,
+        "accel": accel,
+        "log_level": log_level,
+    }
     if ctx.invoked_subcommand is None:
         _serve_stdio(settings_of(ctx))
 
 
 def _serve_stdio(settings: "Settings") -> None:
-    from mcp_sandbox.app import make_host
     from mcp_sandbox.commands.common import guarded
     from mcp_sandbox.server import run_stdio
 
     def serve() -> int:
-        run_stdio(make_host(settings))
+        run_stdio(settings)
         return 0
 
     raise typer.Exit(guarded(serve))
@@ -94,10 +104,12 @@ def run(
 def setup(
     ctx: typer.Context,
     check: Annotated[bool, typer.Option("--check", help="Only say what is missing.")] = False,
+    driver: Annotated[str | None, typer.Option(help="Set up this driver, not the one in force.")] = None,
 ) -> None:
-    """Install the system packages that are missing and fetch the guest kernel."""
+    """Get what the driver in force needs: system packages, and a guest kernel or gVisor."""
     from mcp_sandbox.commands import setup as setup_cli
 
+    ctx.find_root().obj |= {"driver": driver} if driver else {}
     raise typer.Exit(setup_cli.main(settings_of(ctx), check=check))
 
 
@@ -162,3 +174,30 @@ def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.remove(settings_of(ctx), name))
+
+
+@sandbox_app.command("list")
+def sandbox_list(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the sandboxes of all servers that use this home, and what killed ones have left."""
+    from mcp_sandbox.commands import sandbox
+
+    raise typer.Exit(sandbox.show(settings_of(ctx), as_json=as_json))
+
+
+@sandbox_app.command("close")
+def sandbox_close(ctx: typer.Context, sandbox_id: Annotated[str, typer.Argument(help="Id of a sandbox.")]) -> None:
+    """Close a sandbox, whoever owns it. Its variables and files are gone."""
+    from mcp_sandbox.commands import sandbox
+
+    raise typer.Exit(sandbox.close(settings_of(ctx), sandbox_id))
+
+
+@app.command()
+def metrics(ctx: typer.Context) -> None:
+    """Print the metrics of all servers that use this home, in Prometheus' text format."""
+    from mcp_sandbox.commands import sandbox
+
+    raise typer.Exit(sandbox.print_metrics(settings_of(ctx)))

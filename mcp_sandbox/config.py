@@ -8,9 +8,12 @@ import platformdirs
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from vmm.types import Isolation
+
 APP = "mcp-sandbox"
 CONFIG_NAME = "mcp-sandbox.toml"
 ENV_PREFIX = "MCP_SANDBOX_"
+AUTO = "auto"  # of a driver or an accelerator: the best one that works here
 
 
 class ConfigError(Exception):
@@ -28,7 +31,8 @@ class Settings(BaseSettings):
         default_factory=lambda: platformdirs.user_data_path(APP),
         description="Where images, snapshots and running machines are kept.",
     )
-    driver: str = Field("auto", description="How machines run: auto, or a driver's name.")
+    driver: str = Field(AUTO, description="How machines run: auto, or a driver's name.")
+    min_isolation: Isolation = Field(Isolation.NAMESPACE, description="Nothing that isolates less is ever used.")
     accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="How a virtual machine's CPU is run.")
     guest_kernel: Path | None = Field(None, description="A guest kernel to use instead of the built one.")
     guest_modules: Path | None = Field(None, description="The modules directory of that kernel, if it has any.")
@@ -36,13 +40,33 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "WARNING", description="How much the server tells on stderr."
     )
+    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or JSON for machines.")
+    tracing: bool = Field(False, description="Make OpenTelemetry spans, where that package is installed.")
 
     max_sandboxes: int = Field(8, ge=1, le=1000, description="Sandboxes alive at once.")
+    max_memory_mb: int | None = Field(None, ge=128, description="Memory all sandboxes may have together.")
+    max_owner_sandboxes: int | None = Field(None, ge=1, description="Sandboxes one owner may have at once.")
+    max_owner_memory_mb: int | None = Field(None, ge=128, description="Memory the sandboxes of one owner may have.")
+    max_owner_runs: int | None = Field(None, ge=1, description="Runs one owner may have on at once.")
+    queue_timeout_s: float = Field(20, ge=0, description="Seconds a new sandbox waits for a place within the limits.")
     max_restores: int = Field(4, ge=1, le=64, description="Machines being restored at once.")
+    pool_min: int = Field(1, ge=0, le=64, description="Machines of each template kept ready.")
+    pool_max: int = Field(4, ge=0, le=64, description="Most of them after a burst of requests; 0 keeps none ready.")
+    pool_memory_mb: int = Field(2048, ge=0, description="Memory of all machines kept ready, by their templates' size.")
+    pool_max_age_s: float = Field(3600, gt=0, description="Seconds after which a machine kept ready is replaced.")
+    pool_idle_s: float = Field(600, gt=0, description="Seconds after which a burst of requests is forgotten.")
     idle_timeout_s: float = Field(900, gt=0, description="Seconds without use after which a sandbox ends.")
+    max_idle_timeout_s: float = Field(3600, gt=0, description="Most seconds without use a caller may ask for.")
     max_lifetime_s: float = Field(14_400, gt=0, description="Seconds after which a sandbox ends in any case.")
     run_timeout_s: float = Field(30, gt=0, description="Seconds a run may take when the caller does not say.")
     max_run_timeout_s: float = Field(600, gt=0, description="Most seconds a caller may ask for.")
+    # Many clients give up on a call after 60 s, and what it did is lost to them.
+    foreground_s: float = Field(45, gt=0, description="Seconds after which a call leaves its run in the background.")
+
+    # A guest sends this much of each stream while it runs, then only the end; the rest goes to a file in the sandbox.
+    live_output_bytes: int = Field(512 << 10, ge=1024, le=16 << 20, description="Start of a stream seen live.")
+    kept_runs: int = Field(16, ge=1, le=1000, description="Results of background runs a sandbox keeps.")
+    kept_run_bytes: int = Field(8 << 20, ge=1024, description="Bytes those results may have together.")
 
     # One result should stay near 10,000 tokens: two streams of head and tail are 32 KiB, about 8,000; the rest of a
     # result has limits of its own in tools.results.
@@ -115,4 +139,6 @@ def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks t
         raise ConfigError(f"bad setting: {problems} (from a flag, {ENV_PREFIX}* or {source or CONFIG_NAME})") from error
     if settings.run_timeout_s > settings.max_run_timeout_s:
         raise ConfigError("run_timeout_s is greater than max_run_timeout_s")
+    if settings.idle_timeout_s > settings.max_idle_timeout_s:
+        raise ConfigError("idle_timeout_s is greater than max_idle_timeout_s")
     return settings.model_copy(update={"home": settings.home.expanduser().absolute()})

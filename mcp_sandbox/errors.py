@@ -4,10 +4,13 @@ SandboxError
 ├── NotFound           no sandbox of this owner has that id
 │   ├── Closed         it was closed; its files are gone
 │   └── Expired        it was idle for too long or reached its greatest age
+├── RunNotFound        the sandbox has no such run, or no longer its result
+├── Busy               another run is on in the sandbox
 ├── MachineLost        its machine ended while it was in use; state and files are gone
 ├── TemplateNotBuilt   the template has no snapshot for this host yet
 ├── UnknownTemplate    there is no template of that name
 ├── HostNotReady       this host cannot run machines as configured
+├── TooWeak            the driver that was named isolates less than the settings demand
 ├── LimitReached       one of the limits in the settings says no
 ├── BadRequest         an argument is wrong
 └── FileProblem        a file in the sandbox cannot be read or written as asked
@@ -39,6 +42,34 @@ class Expired(NotFound):
 
     def __init__(self, sandbox_id: str, why: str) -> None:
         super().__init__(sandbox_id, f"expired: {why}; its variables and files are gone")
+
+
+class RunNotFound(SandboxError):
+    """There is no such run, or nothing is known of it any more."""
+
+    def __init__(self, sandbox_id: str, run_id: str, kept_runs: int | None) -> None:
+        if kept_runs is None:
+            what = f"Sandbox {sandbox_id!r} has no run {run_id!r}. Give a run_id that run_code returned for it."
+        else:
+            what = (
+                f"The result of {run_id!r} in sandbox {sandbox_id!r} is not kept any more: only the last {kept_runs} "
+                "of background runs are, if they are not too large. Files it left are still there; or run it again."
+            )
+        super().__init__(what)
+
+
+class Busy(SandboxError):
+    """A sandbox runs one thing at a time."""
+
+    def __init__(self, sandbox_id: str, run_id: str | None = None, elapsed_s: float = 0.0) -> None:
+        advice = "Try again, or use another sandbox."
+        if run_id is not None:
+            names = f'(sandbox_id="{sandbox_id}", run_id="{run_id}")'
+            advice = (
+                f"{run_id} has been running for {elapsed_s:.0f} s. Wait for it with read_output{names}, "
+                f"end it with stop_run{names}, or use another sandbox."
+            )
+        super().__init__(f"Sandbox {sandbox_id!r} is busy. {advice}")
 
 
 class MachineLost(SandboxError):
@@ -73,6 +104,16 @@ class HostNotReady(SandboxError):
     def __init__(self, reason: str, fix: str | None = None) -> None:
         advice = f" To fix it: {fix}." if fix else ""
         super().__init__(f"This host cannot start sandboxes: {reason}.{advice} `mcp-sandbox doctor` tells more.")
+
+
+class TooWeak(SandboxError):
+    """Two settings contradict each other, and the safer one wins."""
+
+    def __init__(self, driver: str, isolation: str, least: str) -> None:
+        super().__init__(
+            f"driver = {driver} gives isolation level {isolation} only, and min_isolation = {least} refuses that. "
+            "Set driver to auto or to a stronger one, or lower min_isolation."
+        )
 
 
 class LimitReached(SandboxError):

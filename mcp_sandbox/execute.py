@@ -12,13 +12,15 @@ from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import NEXT_CREATE, BadRequest, FileProblem, SandboxError
 from mcp_sandbox.files import FILE_TIMEOUT_S, file_operation, image_mime, read_all
+from mcp_sandbox.output import OutputLog
 from mcp_sandbox.provider import Lease
+from mcp_sandbox.running import LiveRun
 from mcp_sandbox.runs import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
-from mcp_sandbox.sandbox import Sandbox, State
+from mcp_sandbox.sandbox import Sandbox
 
 INTERRUPT_GRACE_S = 2.0  # what an interrupted run gets to end by itself before its kernel is killed
+LOG_SLACK_BYTES = 64 * 1024  # for notes in the log, and characters that were not UTF-8 and take three bytes now
 STOP_BOUND_S = INTERRUPT_GRACE_S + 8.0  # killing a kernel and forking the next takes seconds under emulation
-CANCEL_BOUND_S = INTERRUPT_GRACE_S + 1.0  # a server told to stop must be gone after 5 s, so no longer than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,11 @@ class CheckedRun:
 
     code: str
     timeout_s: float
-    fresh: bool  # its sandbox was made for it and ends with it
+    fresh: bool  # its sandbox was made for it
     asked_at: float
 
 
-def check(request: RunRequest, settings: Settings) -> CheckedRun:
+def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> CheckedRun:
     """The request with its defaults filled in.
 
     Raises:
@@ -47,46 +49,77 @@ def check(request: RunRequest, settings: Settings) -> CheckedRun:
         )
     if request.sandbox_id is not None and request.template is not None:
         raise BadRequest("Give sandbox_id or template, not both: a sandbox keeps the template it was made from.")
-    timeout_s = settings.run_timeout_s if request.timeout_s is None else request.timeout_s
+    timeout_s = default_timeout_s if request.timeout_s is None else request.timeout_s
     if not 0 < timeout_s <= settings.max_run_timeout_s:
         raise BadRequest(f"timeout_s must be greater than 0 and at most {settings.max_run_timeout_s:g}.")
     return CheckedRun(request.code, timeout_s, request.sandbox_id is None, anyio.current_time())
 
 
-async def run_in(box: Sandbox, request: CheckedRun, settings: Settings) -> RunResult:
-    """Run the code in `box` when its turn comes.
+def begin(box: Sandbox, request: CheckedRun, settings: Settings) -> LiveRun:
+    """Start a run in `box`, which must be free. It goes on in a task of the sandbox, whoever waits for it.
 
     Raises:
-        SandboxError: the sandbox is over, or ended in the middle.
+        SandboxError: the sandbox is over.
     """
     ends = settings.output_head_bytes, settings.output_tail_bytes
-    fold = Fold(HeadTail(*ends), HeadTail(*ends))
-    async with box.use() as lease, box.run_lock:
-        began_at = anyio.current_time()
-        lost_before, box.state_lost = box.state_lost, False
-        code = RunCode(request.code, grace_s=INTERRUPT_GRACE_S, head_bytes=ends[0], tail_bytes=ends[1])
+    log = OutputLog(2 * (settings.live_output_bytes + settings.output_tail_bytes) + LOG_SLACK_BYTES)
+    live = LiveRun(box.runs.next_id(), request.timeout_s, Fold(HeadTail(*ends), HeadTail(*ends), log))
+    box.start_run(live, lambda: _carry_out(box, live, request, settings))
+    return live
+
+
+async def _carry_out(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Settings) -> None:
+    try:
+        live.result = await _run(box, live, request, settings)
+    except SandboxError as error:
+        live.failure = error
+
+
+async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Settings) -> RunResult:
+    fold = live.fold
+    lost_before = box.take_loss()
+    code = RunCode(
+        request.code,
+        grace_s=INTERRUPT_GRACE_S,
+        head_bytes=settings.live_output_bytes,
+        tail_bytes=settings.output_tail_bytes,
+    )
+    async with box.use() as lease:
         with _refusals():
             async with lease.agent.run(code) as run:
-                timed_out = await _drive(box, run, fold, request.timeout_s)
+                cut_short = await _drive(live, run)
         ran_at = anyio.current_time()
         pictures = await _pictures(lease, fold.artifacts.values(), settings)
         stdout, stderr = await _streams(lease, fold)
-    waited_s = lease.timings.queue_s if request.fresh else began_at - request.asked_at
-    timings = RunTimings(
+    finished = _finished(fold)
+    return RunResult(
+        sandbox_id=None if box.one_off else box.id,
+        run_id=live.id,
+        lost_before=lost_before,
+        status=finished.status,
+        timed_out_after_s=live.timeout_s if cut_short and not live.stopping else None,
+        stopped=cut_short and live.stopping,
+        state=finished.state,
+        exit_code=finished.exit_code,
+        signal=finished.signal,
+        error=finished.error,
+        stdout=stdout,
+        stderr=stderr,
+        displays=tuple(fold.displays),
+        displays_dropped=fold.displays_dropped + finished.output.displays_dropped,
+        artifacts=tuple(fold.artifacts.values()),
+        pictures=pictures,
+        timings=_timings(live, request, lease, ran_at),
+    )
+
+
+def _timings(live: LiveRun, request: CheckedRun, lease: Lease, ran_at: float) -> RunTimings:
+    waited_s = lease.timings.queue_s if request.fresh else live.began_at - request.asked_at
+    return RunTimings(
         queue_ms=1000 * waited_s,
         restore_ms=1000 * lease.timings.restore_s if request.fresh else 0.0,
-        run_ms=1000 * (ran_at - began_at),
+        run_ms=1000 * (ran_at - live.began_at),
         total_ms=1000 * (anyio.current_time() - request.asked_at),
-    )
-    return _result(
-        fold,
-        stdout,
-        stderr,
-        sandbox_id=None if request.fresh else box.id,
-        lost_before=lost_before,
-        timed_out_after_s=request.timeout_s if timed_out else None,
-        pictures=pictures,
-        timings=timings,
     )
 
 
@@ -98,23 +131,13 @@ def _refusals() -> Iterator[None]:
         raise SandboxError(f"The sandbox could not run the code: {refusal.message}. {NEXT_CREATE}") from refusal
 
 
-async def _drive(box: Sandbox, run: Run, fold: Fold, timeout_s: float) -> bool:
-    """Take the run's events until it has finished; True if its deadline ended it."""
-    try:
-        with anyio.move_on_after(timeout_s):
-            await _drain(run, fold)
-            return False
-        await _stop(run, fold, STOP_BOUND_S)
-    except anyio.get_cancelled_exc_class():
-        # When only the call is cancelled the sandbox lives on, and the next run must find its kernel free.
-        if box.state is State.READY:
-            try:
-                await _stop(run, fold, CANCEL_BOUND_S)
-                box.state_lost |= _finished(fold).state == "lost"
-            except Exception as error:
-                box.end(State.LOST, f"a cancelled run could not be stopped: {error}")
-        raise
-    return _finished(fold).status not in ("ok", "exited")  # it may have been done just then
+async def _drive(live: LiveRun, run: Run) -> bool:
+    """Take the run's events until it has finished; True if its deadline or somebody's wish ended it."""
+    with live.scope:
+        await _drain(run, live.fold)
+        return False
+    await _stop(run, live.fold)
+    return _finished(live.fold).status not in ("ok", "exited")  # it may have been done just then
 
 
 async def _drain(run: Run, fold: Fold) -> None:
@@ -124,13 +147,13 @@ async def _drain(run: Run, fold: Fold) -> None:
         raise AgentTimeout("the run's events ended without its result")
 
 
-async def _stop(run: Run, fold: Fold, bound_s: float) -> None:
+async def _stop(run: Run, fold: Fold) -> None:
     """Interrupt the run, then have it killed, and take what it still says."""
-    with anyio.move_on_after(bound_s, shield=True):
+    with anyio.move_on_after(STOP_BOUND_S):
         await run.stop()
         await _drain(run, fold)
         return
-    raise AgentTimeout(f"a run that was stopped did not end within {bound_s:g} s")
+    raise AgentTimeout(f"a run that was stopped did not end within {STOP_BOUND_S:g} s")
 
 
 async def _pictures(lease: Lease, artifacts: Iterable[Artifact], settings: Settings) -> tuple[Picture, ...]:
@@ -178,34 +201,3 @@ async def _held(lease: Lease, spill: str | None, total: int) -> tuple[str | None
 def _finished(fold: Fold) -> Finished:
     assert fold.finished is not None, "a run is drained until it has finished"
     return fold.finished
-
-
-def _result(
-    fold: Fold,
-    stdout: Captured,
-    stderr: Captured,
-    *,
-    sandbox_id: str | None,
-    lost_before: bool,
-    timed_out_after_s: float | None,
-    pictures: tuple[Picture, ...],
-    timings: RunTimings,
-) -> RunResult:
-    finished = _finished(fold)
-    return RunResult(
-        sandbox_id=sandbox_id,
-        lost_before=lost_before,
-        status=finished.status,
-        timed_out_after_s=timed_out_after_s,
-        state=finished.state,
-        exit_code=finished.exit_code,
-        signal=finished.signal,
-        error=finished.error,
-        stdout=stdout,
-        stderr=stderr,
-        displays=tuple(fold.displays),
-        displays_dropped=fold.displays_dropped + finished.output.displays_dropped,
-        artifacts=tuple(fold.artifacts.values()),
-        pictures=pictures,
-        timings=timings,
-    )

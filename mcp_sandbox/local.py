@@ -1,9 +1,9 @@
-"""Machines of this host: restored from their template's snapshot the moment somebody asks."""
+"""Machines of this host: started from their template the moment somebody asks."""
 
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 
 import anyio
 from anyio.abc import ByteStream
@@ -18,7 +18,8 @@ from templates.build import Builder, BuiltTemplate
 from templates.errors import TemplateError
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import find_templates, load_template
-from vmm.driver import SnapshotDriver
+from templates.snapshot import WARM_TIMEOUT_S
+from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.types import Isolation
 
@@ -29,9 +30,9 @@ ENTROPY_BYTES = 64  # twice what the kernel's generator holds
 
 
 class LocalProvider:
-    """Restores machines with one driver, a few at a time."""
+    """Starts machines with one driver, a few at a time."""
 
-    def __init__(self, driver: SnapshotDriver, builder: Builder, *, max_restores: int) -> None:
+    def __init__(self, driver: Driver, builder: Builder, *, max_restores: int) -> None:
         self._driver = driver
         self._builder = builder
         self._restores = anyio.CapacityLimiter(max_restores)
@@ -70,9 +71,7 @@ class LocalProvider:
             async with self._restores:
                 began_at = anyio.current_time()
                 with _mapped():
-                    machine = await stack.enter_async_context(self._driver.restore(built.snapshot, built.spec(name)))
-                    stream = await machine.connect()
-                    agent = await stack.enter_async_context(open_unique(stream, name, facts.isolation))
+                    machine, agent = await stack.enter_async_context(start(self._driver, built, name))
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
             yield Lease(machine, agent, built.template, facts, timings)
@@ -83,7 +82,7 @@ class LocalProvider:
         except NoSuchTemplate:
             raise UnknownTemplate(name, sorted(find_templates())) from None
         known = self._built.get(name)
-        if known is not None and known.template == template and known.snapshot.path.exists():
+        if known is not None and known.template == template and known.is_there():
             return known
         with _mapped():
             built = await self._builder.find(template, self._driver)
@@ -91,6 +90,29 @@ class LocalProvider:
             raise TemplateNotBuilt(name)
         self._built[name] = built
         return built
+
+
+@asynccontextmanager
+async def start(driver: Driver, built: BuiltTemplate, name: str) -> AsyncIterator[tuple[Machine, AgentClient]]:
+    """A machine that is warm and unique, and its agent: from the snapshot, or from nothing where there is none.
+
+    Raises:
+        SandboxError: it is not unique, or its clock cannot be set right.
+    """
+    async with start_machine(driver, built, name) as machine:
+        stream = await machine.connect()
+        async with open_unique(stream, name, driver.capabilities.isolation) as agent:
+            if built.snapshot is None:
+                await agent.warm(built.template.warmup.code, timeout_s=WARM_TIMEOUT_S)
+            yield machine, agent
+
+
+def start_machine(driver: Driver, built: BuiltTemplate, name: str) -> AbstractAsyncContextManager[Machine]:
+    """A machine that nobody has spoken to yet."""
+    if built.snapshot is None:
+        return driver.launch(built.spec(name))
+    assert isinstance(driver, SnapshotDriver)  # as its capabilities said when the template was built
+    return driver.restore(built.snapshot, built.spec(name))
 
 
 @asynccontextmanager

@@ -9,6 +9,14 @@ from templates.model import Template
 from vmm.driver import Machine
 from vmm.types import Accel, Isolation
 
+LEVELS = {
+    Isolation.VM: "every sandbox is a virtual machine with a kernel of its own",
+    Isolation.KERNEL: "every sandbox has an application kernel between its code and the host's kernel",
+    Isolation.NAMESPACE: "sandboxes share the host's kernel, the weakest level",
+}
+TITLES = {"qemu": "QEMU", "gvisor": "gVisor"}  # drivers whose makers write them in another way
+CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: 16 to 27 times slower", None: "native CPU"}
+
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
@@ -18,6 +26,11 @@ class HostFacts:
     isolation: Isolation
     accel: Accel | None
     limits: tuple[str, ...] = ()  # protections that are not in force, in words for people
+
+    def __str__(self) -> str:
+        title = TITLES.get(self.driver, self.driver)
+        missing = f"; not in force: {'; '.join(self.limits)}" if self.limits else ""
+        return f"{self.isolation} ({title}, {CPUS[self.accel]}): {LEVELS[self.isolation]}{missing}"
 
 
 @dataclass(frozen=True, slots=True)

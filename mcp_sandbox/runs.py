@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from guest.client.messages import Artifact, CodeError, Display, Event, Finished, Output, State, Status
+from mcp_sandbox.output import OutputLog
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
 MAX_ARTIFACTS = 1000
@@ -29,6 +30,7 @@ class Captured:
     omitted_bytes: int = 0  # between the two
     spill: str | None = None  # where in the sandbox the stream is, when some of it is left out
     spill_bytes: int | None = None  # how much of it is there if it did not fit; None: all of it
+    log_offset: int | None = None  # where in the run's log the part that is left out begins; None: not there either
 
     def __bool__(self) -> bool:
         return bool(self.head or self.tail or self.omitted_bytes)
@@ -58,9 +60,11 @@ class RunResult:
     """All there is to say about one run."""
 
     sandbox_id: str | None  # None: the sandbox ended with the run
+    run_id: str
     lost_before: bool  # variables from earlier runs were lost before this one began
     status: Status
     timed_out_after_s: float | None
+    stopped: bool  # somebody wanted it to end
     state: State
     exit_code: int | None
     signal: str | None
@@ -72,6 +76,12 @@ class RunResult:
     artifacts: tuple[Artifact, ...]
     pictures: tuple[Picture, ...]  # the artifacts that are small enough to be shown at once
     timings: RunTimings
+    expires_in_s: float | None = None  # until the sandbox ends if it is not used
+
+    @property
+    def left_out(self) -> bool:
+        """Whether output is missing here that only the run's log has."""
+        return any(stream.spill is None and stream.log_offset is not None for stream in (self.stdout, self.stderr))
 
 
 class HeadTail:
@@ -83,19 +93,29 @@ class HeadTail:
         self._head = bytearray()
         self._tail = bytearray()
         self._omitted = 0
+        self._gaps = 0  # of what is omitted, what never came here
+        self._log_offset: int | None = None  # where in the log the first byte after the head is
 
-    def add(self, text: str, gap_bytes: int = 0) -> None:
-        """Take in more text, which comes `gap_bytes` after what came before."""
+    def add(self, text: str, gap_bytes: int = 0, log_offset: int = 0) -> None:
+        """Take in more text, which comes `gap_bytes` after what came before and is in the log at `log_offset`."""
         if gap_bytes:
             self._head_room = 0
             self._trim(0)
             self._omitted += gap_bytes
+            self._gaps += gap_bytes
         data = text.encode(errors="replace")
+        if self._log_offset is None and (gap_bytes or len(data) > self._head_room):
+            self._log_offset = log_offset + self._head_room
         self._head += data[: self._head_room]
         self._tail += data[self._head_room :]
         self._head_room = max(0, self._head_room - len(data))
         if len(self._tail) > 2 * self._tail_bytes:  # trimmed now and then, not for every line
             self._trim(self._tail_bytes)
+
+    @property
+    def total(self) -> int:
+        """The bytes that came so far, and those that were left out."""
+        return len(self._head) + self._omitted + len(self._tail)
 
     def captured(self, spill: str | None = None, spill_bytes: int | None = None) -> Captured:
         """What is kept, when the machine has the stream, or its first `spill_bytes`, in the file `spill`."""
@@ -104,7 +124,8 @@ class HeadTail:
             return Captured((self._head + self._tail).decode(errors="replace"))
         # A cut may fall inside a character; its pieces are dropped.
         head, tail = self._head.decode(errors="ignore"), self._tail.decode(errors="ignore")
-        return Captured(head, tail, self._omitted, spill, spill_bytes)
+        log_offset = self._log_offset if self._omitted > self._gaps else None
+        return Captured(head, tail, self._omitted, spill, spill_bytes, log_offset)
 
     def _trim(self, tail_bytes: int) -> None:
         excess = max(0, len(self._tail) - tail_bytes)
@@ -123,6 +144,7 @@ class Fold:
 
     stdout: HeadTail
     stderr: HeadTail
+    log: OutputLog = field(default_factory=lambda: OutputLog(0))
     displays: list[Display] = field(default_factory=list)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     displays_dropped: int = 0
@@ -131,7 +153,9 @@ class Fold:
     def add(self, event: Event) -> None:
         match event:
             case Output():
-                (self.stdout if event.stream == "stdout" else self.stderr).add(event.text, event.gap_bytes)
+                ends = self.stdout if event.stream == "stdout" else self.stderr
+                ends.add(event.text, event.gap_bytes, len(self.log))
+                self.log.add(event.stream, event.text, event.gap_bytes)
             case Display() if len(self.displays) < MAX_DISPLAYS:
                 self.displays.append(event)
             case Display():

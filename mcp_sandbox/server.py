@@ -1,8 +1,6 @@
 """The MCP server: tools and resources over a SandboxService, and how it is served on stdio."""
 
-import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -18,7 +16,8 @@ from mcp_types import InputRequiredResult
 from pydantic import AnyUrl
 
 from guest.places import OUTPUTS, WORKSPACE
-from mcp_sandbox.app import Host, open_service
+from mcp_sandbox import logs, tracing
+from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.files import mime_of
 from mcp_sandbox.lifetime import parent_gone, run_until_told
@@ -26,15 +25,8 @@ from mcp_sandbox.service import SandboxService
 from mcp_sandbox.stdio import LineReader, TextWriter, claimed_stdio
 from mcp_sandbox.tools import code, files, sandboxes
 from mcp_sandbox.tools.common import lifetime_of
-from vmm.types import Isolation
 
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
-
-_ISOLATION = {
-    Isolation.VM: "vm: every sandbox is a virtual machine with a kernel of its own",
-    Isolation.KERNEL: "kernel: every sandbox has an application kernel between its code and the host's kernel",
-    Isolation.NAMESPACE: "namespace: sandboxes share the host's kernel, the weakest level",
-}
 
 
 class SandboxServer(MCPServer[SandboxService]):
@@ -52,10 +44,13 @@ class SandboxServer(MCPServer[SandboxService]):
 
 def create_server(
     settings: Settings,
-    isolation: Isolation,
+    isolation: str,
     open_service: Callable[[], AbstractAsyncContextManager[SandboxService]],
 ) -> SandboxServer:
-    """The server, not yet connected to anything. The service lives as long as a connection's lifespan."""
+    """The server, not yet connected to anything. The service lives as long as a connection's lifespan.
+
+    `isolation` is what stands between sandboxes and this host, in words for a model.
+    """
 
     @asynccontextmanager
     async def lifespan(_server: MCPServer[SandboxService]) -> AsyncIterator[SandboxService]:
@@ -75,10 +70,10 @@ def create_server(
     return server
 
 
-def instructions(settings: Settings, isolation: Isolation) -> str:
+def instructions(settings: Settings, isolation: str) -> str:
     """What a client is told about the whole server."""
     return (
-        f"Runs code in isolated sandboxes. Isolation level in force: {_ISOLATION[isolation]}. "
+        f"Runs code in isolated sandboxes. Isolation level in force: {isolation}. "
         "Sandboxes are offline: they have no network device. "
         f"create_sandbox gives a sandbox_id; variables, imports and files persist across calls that name it. "
         f"{lifetime_of(settings)}. run_code without sandbox_id keeps nothing. "
@@ -88,7 +83,7 @@ def instructions(settings: Settings, isolation: Isolation) -> str:
     )
 
 
-async def serve_stdio(server: SandboxServer, *, parent: int) -> None:
+async def serve_stdio(opening: AbstractAsyncContextManager[SandboxServer], *, parent: int) -> None:
     """Serve one client on stdin and stdout until it, a signal or the end of process `parent` says stop."""
     with claimed_stdio() as (wire_in, wire_out):
         reader = LineReader(wire_in)
@@ -101,16 +96,31 @@ async def serve_stdio(server: SandboxServer, *, parent: int) -> None:
         async def serve() -> None:
             # The SDK asks of its files only what these two have.
             streams = cast("anyio.AsyncFile[str]", reader), cast("anyio.AsyncFile[str]", TextWriter(wire_out))
-            lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself only offers threads
-            async with stdio_server(*streams) as (incoming, outgoing):
+            async with opening as server, stdio_server(*streams) as (incoming, outgoing):
+                lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself only offers threads
                 await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
         await run_until_told(serve, client_left, lambda: parent_gone(parent))
 
 
-def run_stdio(host: Host) -> None:
+@asynccontextmanager
+async def open_server(settings: Settings) -> AsyncIterator[SandboxServer]:
+    """A server over this host's sandboxes, which knows before the first client comes how they are isolated."""
+    async with open_host(settings) as host:
+        yield create_server(settings, _in_force(host), lambda: open_service(host, pooled=True))
+
+
+def _in_force(host: Host) -> str:
+    if host.facts is not None:
+        return str(host.facts)
+    verdict = host.choice.verdict
+    fix = f" ({verdict.fix})" if verdict.fix else ""
+    return f"none, because this host cannot start sandboxes: {verdict.reason}{fix}; then restart this server"
+
+
+def run_stdio(settings: Settings) -> None:
     """Serve this host's sandboxes on stdio; returns when everything has ended."""
-    log_format = "%(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=host.settings.log_level, format=log_format)
-    server = create_server(host.settings, host.driver.capabilities.isolation, lambda: open_service(host))
-    anyio.run(partial(serve_stdio, server, parent=os.getppid()))
+    logs.configure(settings.log_level, settings.log_format)
+    if settings.tracing:
+        tracing.enable()
+    anyio.run(partial(serve_stdio, open_server(settings), parent=os.getppid()))

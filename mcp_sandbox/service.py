@@ -1,8 +1,11 @@
 """The one place that knows all sandboxes: owners, limits, deadlines and results."""
 
+import math
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -10,14 +13,19 @@ import anyio
 
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
+from mcp_sandbox.admission import Admission, Limits, Ticket
+from mcp_sandbox.calls import Report, read_on, run_in_turn, stop
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import LimitReached, NotFound
-from mcp_sandbox.execute import check, run_in
+from mcp_sandbox.errors import LimitReached, NotFound, UnknownTemplate
+from mcp_sandbox.execute import CheckedRun, check
 from mcp_sandbox.files import file_operation, read_all, resolve
-from mcp_sandbox.provider import HostFacts, LeaseTimings, Provider
+from mcp_sandbox.lifecycle import ALIVE, OVER, End, Lifespan, State, lifespan
+from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings, Provider
+from mcp_sandbox.running import RunBook, RunView
 from mcp_sandbox.runs import RunRequest, RunResult
-from mcp_sandbox.sandbox import FINAL, Lifespan, Sandbox, State
-from templates.model import Template
+from mcp_sandbox.sandbox import Sandbox
+from templates.errors import UnknownTemplate as NoSuchTemplate
+from templates.model import Template, find_templates, load_template
 
 MEMORY_OF_THE_DEAD = 256  # ended sandboxes whose end can still be explained
 
@@ -29,8 +37,10 @@ class SandboxInfo:
     id: str
     template: Template
     state: State
+    run_id: str | None  # the run that is on
     age_s: float
-    expires_in_s: float
+    expires_in_s: float  # if it is not used
+    ends_in_s: float  # in any case
     facts: HostFacts
     timings: LeaseTimings
 
@@ -40,6 +50,7 @@ class SandboxService:
 
     def __init__(self, provider: Provider, settings: Settings) -> None:
         self.settings = settings
+        self.admission = Admission(Limits.of(settings), settings.queue_timeout_s)
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
         self._dead: OrderedDict[str, Sandbox] = OrderedDict()
@@ -53,23 +64,28 @@ class SandboxService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         for box in self._alive.values():
-            box.end(State.CLOSED, "the server stopped")
+            box.end(End.CLOSED, "the server stopped")
         return await self._tasks.__aexit__(kind, error, trace)
 
     # -- sandboxes -----------------------------------------------------------------------------------------
 
-    async def create(self, owner: str, template: str | None = None) -> SandboxInfo:
+    async def create(
+        self, owner: str, template: str | None = None, *, ttl_s: float | None = None, idle_s: float | None = None
+    ) -> SandboxInfo:
         """A new sandbox, ready to use.
 
         Raises:
-            LimitReached, TemplateNotBuilt, UnknownTemplate, HostNotReady, SandboxError: there is none.
+            BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, HostNotReady, SandboxError: there is none.
         """
-        box = await self._start(owner, template)
-        return self._info(box)
+        return self._info(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
 
     def sandboxes(self, owner: str) -> list[SandboxInfo]:
         """The owner's sandboxes, oldest first."""
-        return [self._info(box) for box in self._alive.values() if box.owner == owner and box.state is State.READY]
+        return [self._info(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
+
+    def alive(self) -> list[Sandbox]:
+        """All sandboxes, whoever owns them, oldest first: for operators, not for callers."""
+        return list(self._alive.values())
 
     async def close(self, owner: str, sandbox_id: str) -> bool:
         """End a sandbox and wait until nothing of it is left; False if it had ended before.
@@ -78,43 +94,49 @@ class SandboxService:
             NotFound: the owner never had such a sandbox.
         """
         box = self._find(owner, sandbox_id)
-        was_alive = box.state in (State.STARTING, State.READY)
-        box.end(State.CLOSED)
+        was_alive = box.state not in OVER
+        box.end(End.CLOSED)
         await box.ended.wait()
         return was_alive
 
-    async def _start(self, owner: str, template: str | None) -> Sandbox:
-        limit = self.settings.max_sandboxes
-        while len(self._alive) >= limit:
-            going = next((box for box in self._alive.values() if box.state in FINAL), None)
-            if going is None:
-                raise LimitReached("max_sandboxes", limit, "Close a sandbox with close_sandbox, then try again.")
-            await going.ended.wait()  # its machine takes memory until then
-        lifespan = Lifespan(self.settings.idle_timeout_s, self.settings.max_lifetime_s)
-        box = Sandbox(f"sb-{secrets.token_hex(8)}", owner, template or self.settings.template, lifespan)
+    async def _start(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
+        name = template or self.settings.template
+        ticket = Ticket(owner, _memory_mb(name), passing=one_off)
+        runs = RunBook(self.settings.kept_runs, self.settings.kept_run_bytes)
+        box = Sandbox(f"sb-{secrets.token_hex(8)}", name, span, ticket, runs, one_off=one_off)
         self._alive[box.id] = box
-        self._tasks.start_soon(self._keep, box, name=f"keeper of {box.id}")
+        self._tasks.start_soon(self._keep, box, ticket, name=f"keeper of {box.id}")
         try:
             await box.settled.wait()
-        finally:
-            if not box.settled.is_set():
-                box.end(State.CLOSED, "its creation was cancelled")
-        if box.state is not State.READY:
+        except BaseException:  # the caller was cancelled, and would never know the id
+            box.end(End.CLOSED, "its creation was cancelled")
+            raise
+        if box.state in OVER:
             raise box.error()
         return box
 
-    async def _keep(self, box: Sandbox) -> None:
+    async def _keep(self, box: Sandbox, ticket: Ticket) -> None:
         try:
-            await box.keep(self._provider)
+            await box.keep(self._lease(box.template, ticket))
         finally:
             del self._alive[box.id]
             self._dead[box.id] = box
             if len(self._dead) > MEMORY_OF_THE_DEAD:
                 self._dead.popitem(last=False)
 
+    @asynccontextmanager
+    async def _lease(self, template: str, ticket: Ticket) -> AsyncIterator[Lease]:
+        """A machine, when its owner's turn has come."""
+        asked_at = anyio.current_time()
+        async with self.admission.place(ticket):
+            waited_s = anyio.current_time() - asked_at
+            async with self._provider.acquire(template) as lease:
+                timings = replace(lease.timings, queue_s=lease.timings.queue_s + waited_s)
+                yield replace(lease, timings=timings)
+
     def _find(self, owner: str, sandbox_id: str) -> Sandbox:
         box = self._alive.get(sandbox_id) or self._dead.get(sandbox_id)
-        if box is None or box.owner != owner or box.state is State.FAILED:
+        if box is None or box.owner != owner or box.failed:
             raise NotFound(sandbox_id)
         return box
 
@@ -126,8 +148,10 @@ class SandboxService:
             id=box.id,
             template=box.lease.template,
             state=box.state,
+            run_id=None if box.runs.current is None else box.runs.current.id,
             age_s=now - box.created,
-            expires_in_s=max(0.0, box.expires_at()[0] - now),
+            expires_in_s=box.expires_in_s(),
+            ends_in_s=max(0.0, box.created + box.lifespan.ttl_s - now),
             facts=box.lease.facts,
             timings=box.lease.timings,
         )
@@ -140,16 +164,66 @@ class SandboxService:
         Code that fails is a result. An exception says that there is none.
 
         Raises:
-            BadRequest, NotFound, MachineLost, LimitReached, TemplateNotBuilt: as their names say.
+            BadRequest, NotFound, Busy, MachineLost, LimitReached, TemplateNotBuilt: as their names say.
         """
-        checked = check(request, self.settings)
+        checked = check(request, self.settings, self.settings.run_timeout_s)
+        result = await self._run(request, checked, math.inf, None)
+        assert isinstance(result, RunResult), "whoever waits for ever gets a result"
+        return result
+
+    async def run_for_client(
+        self, request: RunRequest, *, background: bool = False, report: Report | None = None
+    ) -> RunResult | RunView:
+        """Like `run`, for somebody whose patience ends: then, or at once, the run is left in the background.
+
+        The fresh sandbox of a run that is left in the background stays.
+        """
+        settings = self.settings
+        checked = check(request, settings, settings.max_run_timeout_s if background else settings.run_timeout_s)
+        until = checked.asked_at + (0 if background else settings.foreground_s)
+        return await self._run(request, checked, until, report)
+
+    async def read_output(
+        self, owner: str, sandbox_id: str, run_id: str, *, offset: int, wait_s: float, report: Report | None = None
+    ) -> RunView:
+        """What a run has written from `offset` on, and its result if it is over.
+
+        Raises:
+            NotFound, RunNotFound, MachineLost: as their names say.
+        """
+        box = self._find(owner, sandbox_id)
+        box.touch()
+        return await read_on(box, run_id, self.settings, offset, wait_s, report)
+
+    async def stop_run(self, owner: str, sandbox_id: str, run_id: str) -> RunResult:
+        """End a run, and return what came of it.
+
+        Raises:
+            NotFound, RunNotFound, MachineLost: as their names say.
+        """
+        box = self._find(owner, sandbox_id)
+        box.touch()
+        return await stop(box, run_id)
+
+    async def _run(
+        self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
+    ) -> RunResult | RunView:
         if request.sandbox_id is not None:
-            return await run_in(self._find(request.owner, request.sandbox_id), checked, self.settings)
-        box = await self._start(request.owner, request.template)
+            box = self._find(request.owner, request.sandbox_id)
+        else:
+            box = await self._start(request.owner, request.template, lifespan(self.settings, None, None), one_off=True)
         try:
-            return await run_in(box, checked, self.settings)
+            self._check_runs(request.owner)
+            return await run_in_turn(box, checked, self.settings, until, report)
         finally:
-            box.end(State.CLOSED)  # its keeper cleans up, the caller need not wait
+            if box.one_off:
+                box.end(End.CLOSED)  # its keeper cleans up, the caller need not wait
+
+    def _check_runs(self, owner: str) -> None:
+        limit = self.settings.max_owner_runs
+        running = sum(box.owner == owner and box.runs.current is not None for box in self._alive.values())
+        if limit is not None and running >= limit:
+            raise LimitReached("max_owner_runs", limit, "Wait until a run has ended, or end one with stop_run.")
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -185,3 +259,11 @@ class SandboxService:
     async def artifacts(self, owner: str, sandbox_id: str) -> Listing:
         """The files that runs have left for the owner."""
         return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
+
+
+def _memory_mb(template: str) -> int:
+    """How much memory a machine of `template` has."""
+    try:
+        return load_template(template).machine.memory_mb
+    except NoSuchTemplate:
+        raise UnknownTemplate(template, sorted(find_templates())) from None

@@ -1,8 +1,10 @@
 """From a base layer to the read-only root image of a template."""
 
 import importlib.util
+import os
 import re
 import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,32 @@ from templates.model import Template
 from templates.tools import StepFailed, Tools
 
 IMAGE = "root.erofs"
-RECIPE = 2  # raise it when a change here must reach machines that are already built
+RECIPE = 3  # raise it when a change here must reach machines that are already built
 SANDBOX_UID = 1000  # whom user code runs as; the agent knows it too
 HOME = "/workspace"
 
 # The same in every image: nobody looks for it, and a random one would be one more difference between builds.
 _UUID = "6d637073-6273-4d78-8000-000000000001"
 
-# Files that would give away the host that built the image, or that must differ between machines.
-_IDENTITY = {
-    "etc/hostname": "sandbox\n",
+# Files that would give away the host that built the image.
+_NEUTRAL = {
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "etc/resolv.conf": "",
-    "etc/machine-id": "",
+}
+# Who a machine is changes at every restore: the agent writes these, and in memory that is quick.
+_IDENTITY = {
+    "etc/hostname": "/run/mcp-sandbox/hostname",
+    "etc/machine-id": "/run/mcp-sandbox/machine-id",
+}
+# Where drivers mount what is a machine's own: nobody can make a directory in an image that is read-only.
+_MOUNT_POINTS = {
+    HOME.lstrip("/"): 0o755,
+    "dev": 0o755,
+    "proc": 0o755,
+    "run": 0o755,
+    "sys": 0o755,
+    "tmp": 0o1777,
+    "var/tmp": 0o1777,
 }
 _ACCOUNTS = {
     "etc/passwd": f"sandbox:x:{SANDBOX_UID}:{SANDBOX_UID}:Sandbox:{HOME}:/bin/bash\n",
@@ -47,6 +62,7 @@ async def make_image(tools: Tools, staging: Path, template: Template, base_tar: 
     prepare_tree(tree)
     wheels = await install_wheels(tools, tree, template.source.debian.wheels)
     await compile_python(tools, tree)
+    await anyio.to_thread.run_sync(open_to_all, tree)
     await pack_tree(tools, tree, staging / IMAGE)
     await anyio.to_thread.run_sync(shutil.rmtree, tree)
     return {"template": template.name, "wheels": wheels}
@@ -64,12 +80,30 @@ def prepare_tree(tree: Path) -> None:
     for name, line in _ACCOUNTS.items():
         path = tree / name
         path.write_text(path.read_text() + line if path.exists() else line)
-    for name, text in _IDENTITY.items():
+    for name in (*_NEUTRAL, *_IDENTITY):
         (tree / name).unlink(missing_ok=True)  # could be a link to somewhere else
+    for name, text in _NEUTRAL.items():
         (tree / name).write_text(text)
+    for name, target in _IDENTITY.items():
+        (tree / name).symlink_to(target)
     (tree / "etc/apt/sources.list").unlink(missing_ok=True)  # names the mirror of the host
-    for name in (HOME, "/run", "/proc", "/sys", "/dev"):
-        (tree / name.lstrip("/")).mkdir(exist_ok=True)
+    for name, mode in _MOUNT_POINTS.items():
+        (tree / name).mkdir(parents=True, exist_ok=True)
+        (tree / name).chmod(mode)
+
+
+def open_to_all(tree: Path) -> None:
+    """Let everyone read all files and run all programs, as nobody but themselves, whatever the builder's umask is.
+
+    There are no secrets in an image, and machines run as users of their own. A program with the right to become
+    root must not lie around on the host either.
+    """
+    for folder, _, files in os.walk(tree):
+        for path in (Path(folder), *(Path(folder, name) for name in files)):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode):
+                runs = stat.S_ISDIR(mode) or mode & stat.S_IXUSR
+                path.chmod(mode & 0o1777 | stat.S_IWUSR | 0o444 | (0o111 if runs else 0))
 
 
 async def install_wheels(tools: Tools, tree: Path, wheels: Sequence[str]) -> list[str]:
@@ -111,9 +145,10 @@ async def compile_python(tools: Tools, tree: Path) -> None:
 async def pack_tree(tools: Tools, tree: Path, image: Path) -> None:
     """Pack a tree into one erofs file, uncompressed: unpacking would cost emulated machines dearly.
 
-    Modification times are kept, for compiled Python files are only valid beside the times they were made for.
+    The ends of files are not packed among the inodes, where gVisor could not map them. Modification times are kept,
+    for compiled Python files are only valid beside the times they were made for.
     """
-    await tools.run(["mkfs.erofs", "--quiet", "--all-root", "-U", _UUID, str(image), str(tree)])
+    await tools.run(["mkfs.erofs", "--quiet", "--all-root", "-E", "noinline_data", "-U", _UUID, str(image), str(tree)])
 
 
 def guest_python(tree: Path) -> Path:

@@ -4,7 +4,6 @@ Two entries in the store: the kernel with its modules and a busybox, which takes
 which also carries our own code and takes a moment; so a change of the agent never fetches anything.
 """
 
-import hashlib
 import platform
 import re
 import shutil
@@ -12,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import guest
 from templates import apt
 from templates.cpio import CpioArchive
 from templates.errors import UnusableKernel
+from templates.guest_code import digest, guest_files
 from templates.modules import load_order
+from templates.packages import PrivateApt
 from templates.tools import StepFailed, Tools
 
 VMLINUZ = "vmlinuz"
@@ -35,7 +35,6 @@ _APPLETS = (
     "hostname",
     "ifconfig",
     "insmod",
-    "ln",
     "mkdir",
     "mount",
     "reboot",
@@ -43,9 +42,6 @@ _APPLETS = (
 )
 READABLE = 0o644  # whatever the umask is: a machine's process is another user than the one who builds
 _SCRIPTS = Path(__file__).parent / "initramfs"
-# A folder of the guest package: the host's end of the wire. Machines have no use for it, and a change of it must
-# not make their snapshots stale.
-_HOST_ONLY = "client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +58,14 @@ def kernel_inputs(own: OwnKernel | None) -> dict[str, Any]:
         package = _PACKAGES.get(platform.machine())
         return {"recipe": RECIPE, "package": package, "suite": apt.host_codename()}
     try:
-        vmlinuz = _digest(own.vmlinuz.read_bytes())
+        vmlinuz = digest(own.vmlinuz.read_bytes())
         modules = load_order(own.modules) if own.modules else []
     except (OSError, StepFailed) as error:
         raise UnusableKernel(f"the guest kernel cannot be used: {error}; mend {SETTING} or unset it") from error
     return {
         "recipe": RECIPE,
         "vmlinuz": vmlinuz,
-        "modules": [[name, _digest(content)] for name, content in modules],
+        "modules": [[name, digest(content)] for name, content in modules],
     }
 
 
@@ -96,7 +92,7 @@ def initramfs_inputs(kernel_id: str) -> dict[str, Any]:
     return {
         "recipe": RECIPE,
         "kernel": kernel_id,
-        "files": {name: _digest(data) for name, data in ours.items()},
+        "files": {name: digest(content) for name, content in ours.items()},
     }
 
 
@@ -124,16 +120,6 @@ def pack_initramfs(kernel: Path) -> bytes:
     return system.finish() + ours.finish()
 
 
-def guest_files() -> dict[str, bytes]:
-    """The part of the guest package that runs inside machines, by path."""
-    package = Path(guest.__file__).parent
-    return {
-        f"guest/{path.relative_to(package)}": path.read_bytes()
-        for path in sorted(package.rglob("*.py"))
-        if _HOST_ONLY not in path.relative_to(package).parts
-    }
-
-
 def _scripts() -> dict[str, bytes]:
     return {name: (_SCRIPTS / name).read_bytes() for name in ("init", "pid1")}
 
@@ -147,47 +133,17 @@ async def _fetch_debian_kernel(tools: Tools, staging: Path) -> dict[str, Any]:
             f"set {SETTING} to the path of a vmlinuz of your own"
         )
     work = staging / "work"
-    options = _private_apt(work, sources)
-    # Lists of our own: those of the host may be missing, or so old that the packages they name are gone.
-    await tools.run(["apt-get", *options, "update"])
-    depends = await tools.run(["apt-cache", *options, "depends", package])
-    newest = re.search(r"Depends: (linux-image-\S+)", "\n".join(depends))
+    packages = PrivateApt(tools, work, sources)
+    await packages.update()
+    newest = re.search(r"Depends: (linux-image-\S+)", await packages.depends(package))
     if newest is None:
         raise StepFailed(f"{package} names no kernel")
-    await tools.run(["apt-get", *options, "download", newest.group(1), "busybox-static"], cwd=work)
-    debs = sorted(work.glob("*.deb"))
-    for deb in debs:
-        await tools.run(["dpkg", "--extract", str(deb), str(work / "tree")])
-    # Debian is moving everything below /usr: newer packages have their files there already.
-    shutil.move(_first(work, "tree/boot/vmlinuz-*"), staging / VMLINUZ)
-    shutil.move(_first(work, "tree/bin/busybox", "tree/usr/bin/busybox"), staging / "busybox")
-    _save_modules(staging, _first(work, "tree/lib/modules/*", "tree/usr/lib/modules/*"))
+    names = await packages.unpack(newest.group(1), "busybox-static")
+    shutil.move(packages.find("boot/vmlinuz-*"), staging / VMLINUZ)
+    shutil.move(packages.find("bin/busybox", "usr/bin/busybox"), staging / "busybox")
+    _save_modules(staging, packages.find("lib/modules/*", "usr/lib/modules/*"))
     shutil.rmtree(work)
-    return {"packages": [deb.name.removesuffix(".deb") for deb in debs]}
-
-
-def _first(directory: Path, *patterns: str) -> Path:
-    found = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
-    if not found:
-        raise StepFailed(f"the packages of the kernel have no {' or '.join(patterns)}")
-    return found[0]
-
-
-def _private_apt(work: Path, sources: str) -> list[str]:
-    """Options with which apt reads `sources` alone and keeps everything in `work`; no root needed."""
-    for directory in ("lists/partial", "cache/archives/partial"):
-        (work / directory).mkdir(parents=True)
-    path = work / "debian.sources"
-    path.write_text(sources)
-    settings = {
-        "Dir::Etc::SourceList": path,
-        "Dir::Etc::SourceParts": "/dev/null",
-        "Dir::State::lists": work / "lists",
-        "Dir::Cache": work / "cache",
-        "APT::Sandbox::User": "",  # as root apt would drop to a user who cannot write here
-        "Acquire::Languages": "none",
-    }
-    return [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    return {"packages": names}
 
 
 def _save_modules(staging: Path, directory: Path | None) -> None:
@@ -197,7 +153,3 @@ def _save_modules(staging: Path, directory: Path | None) -> None:
     for name, content in modules:
         (target / f"{name}.ko").write_bytes(content)
     (target / "order").write_text("".join(f"{name}\n" for name, _ in modules))
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

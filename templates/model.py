@@ -13,6 +13,8 @@ BUILT_IN = Path(__file__).parent  # every directory here with a template.toml is
 FILE_NAME = "template.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
+PoolMode = Literal["pooled", "cold", "singleton"]
+
 # Both go onto the command line of a package manager: a name must never look like an option or a path.
 DebianPackage = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]
 Wheel = Annotated[
@@ -64,6 +66,9 @@ class Template(_Strict):
     source: Source
     machine: MachineSize
     warmup: Warmup = Warmup()
+    pool: PoolMode = Field(
+        default="pooled", description="machines kept ready; started when asked for; or one that is shared by all"
+    )
 
 
 def load_template(name: str, root: Path = BUILT_IN) -> Template:

@@ -1,11 +1,10 @@
-"""From an image and a kernel to a frozen machine that has its warm-up behind it."""
+"""From a root file system and something to boot to a frozen machine that has its warm-up behind it."""
 
 from pathlib import Path
 from typing import Any
 
 from guest.client import AgentClient
 from templates.model import Template
-from templates.store import Entry
 from templates.tools import Tools
 from vmm.driver import SnapshotDriver
 from vmm.types import MachineSpec
@@ -14,14 +13,14 @@ BOOT_TIMEOUT_S = 300.0  # an emulated machine takes 5 s on an idle host, and man
 WARM_TIMEOUT_S = 600.0  # importing pandas and drawing takes 30 s under emulation; a template may well do more
 
 
-def snapshot_inputs(template: Template, image: Entry, initramfs: Entry, fingerprint: str) -> dict[str, Any]:
+def snapshot_inputs(template: Template, root_id: str, boot_id: str, fingerprint: str) -> dict[str, Any]:
     """What a snapshot depends on.
 
     Ids, not keys: memory that was frozen with one making of a file must never meet another making of it.
     """
     return {
-        "image": image.id,
-        "initramfs": initramfs.id,
+        "root": root_id,
+        "boot": boot_id,
         "machine": template.machine.model_dump(),
         "warmup": template.warmup.code,
         "driver": fingerprint,
@@ -38,6 +37,7 @@ async def make_snapshot(
         async with AgentClient.open(stream, timeout_s=BOOT_TIMEOUT_S) as agent:
             tools.note("running the warm-up code")
             await agent.warm(template.warmup.code, timeout_s=WARM_TIMEOUT_S)
-        tools.note("freezing the machine")
-        await driver.snapshot(machine, staging)
+            # With the stream still open: an agent that speaks on standard input would end with it.
+            tools.note("freezing the machine")
+            await driver.snapshot(machine, staging)
     return {"template": template.name, "driver": driver.name}

@@ -8,6 +8,7 @@ An entry appears by one rename, whole or not at all. A maker that died leaves it
 its lock free: whoever can take the lock knows that the maker is dead, and removes what it left.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -29,6 +30,7 @@ import anyio.to_thread
 KEY_CHARS = 20  # 80 bits of SHA-256: no accidental twins, and names short enough to read
 LOCK_POLL_S = 0.2  # flock cannot be awaited; builds take seconds, so a fifth of one is not noticed
 META = "meta.json"
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _NAME = re.compile(r"[a-z0-9]+")  # kinds and keys become parts of paths
 
 Inputs = Mapping[str, Any]
@@ -85,7 +87,7 @@ class Store:
                     "inputs": inputs,
                     "details": details,
                     "made": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "size_bytes": _disk_usage(staging),
+                    "size_bytes": await anyio.to_thread.run_sync(_disk_usage, staging),
                 }
                 (staging / META).write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
                 await anyio.to_thread.run_sync(_sync_tree, staging)
@@ -186,14 +188,27 @@ def _read_entry(meta: Path) -> Entry:
 
 
 def _disk_usage(tree: Path) -> int:
-    return sum(path.lstat().st_blocks * 512 for path in tree.rglob("*"))  # st_blocks counts in 512 bytes, holes not
+    """Room a tree takes: holes take none, and a file with two names takes it once."""
+    taken: dict[int, int] = {}
+    for folder, folders, files in os.walk(tree):
+        for name in (*folders, *files):
+            found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - ten thousand paths of a template's tree
+            taken[found.st_ino] = found.st_blocks * 512  # that is the unit of st_blocks
+    return sum(taken.values())
 
 
 def _sync_tree(tree: Path) -> None:
-    """Have the disk take everything before the rename makes it count."""
-    for path in [tree, *tree.rglob("*")]:
-        if not path.is_symlink():
-            _sync(path)
+    """Have the disk take everything before the rename makes it count.
+
+    The whole file system at once: one file after the other takes ten times as long when there are thousands.
+    """
+    fd = os.open(tree, os.O_RDONLY)
+    try:
+        if _LIBC.syncfs(fd) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(tree))
+    finally:
+        os.close(fd)
 
 
 def _sync(path: Path) -> None:

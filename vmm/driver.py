@@ -76,8 +76,11 @@ class SnapshotDriver(Driver, Protocol):
         """What a snapshot depends on besides its machine: a snapshot taken under another one is stale."""
         ...
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
-        """Freeze `machine` into the empty directory `dst`. The machine is paused or has ended afterwards."""
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
+        """Freeze `machine` into the empty directory `dst`. It goes on if it is to be kept, else it has ended or stands.
+
+        Nothing may be on its way in the agent channel: a copy would miss it.
+        """
         ...
 
     def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...

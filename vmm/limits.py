@@ -104,7 +104,7 @@ class OwnGroup(ControlGroup):
     async def remove(self) -> None:
         with anyio.CancelScope(shield=True):
             for directory in self._directories:
-                await _remove(directory)
+                await remove_group(directory)
 
 
 class SystemdScope(ControlGroup):
@@ -195,7 +195,8 @@ def sweep(hierarchy: Hierarchy) -> list[str]:
     return sorted(removed)
 
 
-async def _remove(directory: Path) -> None:
+async def remove_group(directory: Path) -> None:
+    """Kill what is in one directory of a group and take it away, if that can be done within a second."""
     for _ in range(REMOVE_ATTEMPTS):
         _kill(directory)
         try:

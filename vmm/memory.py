@@ -39,6 +39,15 @@ def load_sealed(file: Path) -> int:
     return memory
 
 
+def sealed_bytes(content: bytes) -> int:
+    """A descriptor of `content`, to be read from its start, that nobody can change any more."""
+    memory = os.memfd_create("content", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(memory, content)
+    os.lseek(memory, 0, os.SEEK_SET)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
+    return memory
+
+
 class SealedMemory:
     """The snapshots' memory that is in use, loaded once each."""
 

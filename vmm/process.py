@@ -34,6 +34,10 @@ SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # Debian keeps mkfs and its like out of th
 # The child waits for one line before it becomes the program. Until then its owner can put it under limits; and
 # since the death signal is armed before the wait, an owner that dies in between leaves nothing behind.
 GATE = 'read -r _ && exec "$@"'
+# A directory below a home that is closed to others, shown where everybody can get: only this process sees it there.
+# Every system has the place, and what it hides there nobody needs.
+SHOWN = "/mnt"
+SHOW = f'mount --bind -- "$1" {SHOWN} && shift && exec "$@"'
 
 
 def find_tool(program: str) -> str | None:
@@ -52,6 +56,7 @@ class Confinement:
     uid: int | None = None  # become this user, who owns nothing; None: stay who we are
     groups: tuple[int, ...] = ()  # the only groups that user is in, for devices it may open
     offline: bool = True  # a network namespace with nothing in it
+    show: Path | None = None  # a directory that user has to read but cannot get to: it is at SHOWN; needs root
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
         """`argv` behind the tools that take the privileges away."""
@@ -62,6 +67,8 @@ class Confinement:
         namespaces = ["unshare", "--net", "--ipc"] if self.offline else []
         if self.offline and os.geteuid() != 0:
             namespaces += ["--user", "--map-current-user"]
+        if self.show is not None:
+            namespaces += ["unshare", "--mount", "sh", "-c", SHOW, "sh", str(self.show)]
         return [*namespaces, *privileges, "sh", "-c", GATE, "sh", *argv]
 
 

@@ -14,6 +14,11 @@ class Isolation(StrEnum):
     KERNEL = "kernel"  # an application kernel between the code and the host's kernel
     NAMESPACE = "namespace"  # the host's kernel, seen through namespaces
 
+    def at_least(self, other: "Isolation") -> bool:
+        """Whether this is as strong as `other`, or stronger."""
+        strongest_first = list(Isolation)
+        return strongest_first.index(self) <= strongest_first.index(other)
+
 
 class Accel(StrEnum):
     """How a virtual machine's CPU is run."""

@@ -1,18 +1,21 @@
-"""Starts the agent, on the virtio port called `agent` or, with `--stdio`, on its standard input and output."""
+"""Starts the agent: on the virtio port called `agent`, or on its standard input and output, or on a vsock port."""
 
 # pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH123, PTH208
+# ruff: noqa: PTH115, PTH123, PTH208
 
 import argparse
 import os
 from contextlib import suppress
 
+from guest.agent.listener import listen_on_vsock
 from guest.agent.requests import Agent
-from guest.agent.user import parse_user
+from guest.agent.rights import show_memory
+from guest.agent.user import User, parse_user
 from guest.places import CACHE, CONFIG, WORKSPACE
 
 PORT_NAME = "agent"
 PORTS = "/sys/class/virtio-ports"
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 def find_port() -> str:
@@ -24,35 +27,65 @@ def find_port() -> str:
     raise SystemExit(f"agent: this machine has no virtio port named {PORT_NAME!r}")
 
 
-def open_channel(*, stdio: bool) -> tuple[int, int]:
-    """Descriptors to read from and write to the host. Nothing else in this process may print to them."""
-    if stdio:
-        channel = os.dup(0), os.dup(1)
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        os.dup2(null, 0)
-        os.dup2(2, 1)
-        return channel
-    fd = os.open(find_port(), os.O_RDWR | os.O_CLOEXEC)
-    return fd, fd
+def take_pipes() -> tuple[int, int]:
+    """Standard input and output as the way to the host. Nothing else in this process may print to them."""
+    channel = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    return channel
 
 
-def main() -> None:
-    """Start the agent."""
+def parse_options() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="guest.agent", description="The agent in a sandbox's machine.")
-    parser.add_argument("--stdio", action="store_true", help="speak over stdin and stdout")
+    channel = parser.add_mutually_exclusive_group()
+    channel.add_argument("--stdio", action="store_true", help="speak over stdin and stdout")
+    channel.add_argument("--vsock", type=int, metavar="PORT", help="speak to hosts that connect to this vsock port")
     parser.add_argument("--user", default="1000:1000", help="UID:GID that code runs as; none: the agent's own")
+    parser.add_argument(
+        "--own-pids", action="store_true", help="every process in sight may be killed; with --user none"
+    )
+    parser.add_argument("--one-kernel", action="store_true", help="keep no warm process besides the one that runs code")
+    parser.add_argument("--memory-mb", type=int, default=0, help="memory that each process of code may have")
     options = parser.parse_args()
-    user = parse_user(options.user)
-    channel = open_channel(stdio=options.stdio)
-    user.make_places()
+    if options.own_pids and sees_the_hosts_processes():
+        parser.error("--own-pids needs a PID namespace: it ends every process in sight")
+    return options
+
+
+def sees_the_hosts_processes() -> bool:
+    """Whether this is the first PID namespace of a system; its number is fixed in Linux."""
+    return os.readlink("/proc/self/ns/pid") == FIRST_PID_NAMESPACE
+
+
+def rise_above_code(user: User) -> None:
+    """Stay alive, heard and unread whatever code does, as far as this machine lets its agent."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("-1000")
     with suppress(OSError):  # it does little, but has to be heard among any number of busy processes
         os.setpriority(os.PRIO_PROCESS, 0, -20)
+    if user.shares_id:
+        show_memory(shown=False)
+
+
+def main() -> None:
+    """Start the agent."""
+    options = parse_options()
+    user = parse_user(options.user, own_pids=options.own_pids, memory_mb=options.memory_mb)
+    pipes = take_pipes() if options.stdio else None
+    user.make_places()
+    rise_above_code(user)
     os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LANG="C.UTF-8", SHELL="/bin/sh")
     os.environ.update(XDG_CONFIG_HOME=CONFIG, XDG_CACHE_HOME=CACHE)
     os.umask(0o022)
-    Agent(channel, user, ends_with_host=options.stdio).serve()
+    agent = Agent(user, one_kernel=options.one_kernel)
+    if pipes:
+        agent.serve_pipes(pipes)
+    elif options.vsock is not None:
+        agent.serve_connections(listen_on_vsock(options.vsock))
+    else:
+        agent.serve_port(os.open(find_port(), os.O_RDWR | os.O_CLOEXEC))
 
 
 if __name__ == "__main__":

@@ -26,11 +26,13 @@ Send = Callable[[dict[str, Any], bytes], None]
 class Execution:
     """Collects what one run gives and sends it to whoever asked for the run."""
 
-    def __init__(self, header: dict[str, Any], number: int, user: User, send: Send) -> None:
+    def __init__(self, header: dict[str, Any], code: bytes, number: int, user: User, send: Send) -> None:
         self.request = header["id"]
+        self.code = code
         self.number = number
         self.grace_s = min(int(header["grace_ms"]) / 1000, MAX_GRACE_S)
         self.max_display_bytes = int(header["max_display_bytes"])
+        self.begun = False  # a kernel has the code
         self.stopped = False
         self._send = send
         self._user = user
@@ -88,6 +90,10 @@ class Execution:
             code = header.get("exit_code")
             return {"status": "exited", "state": "kept", "exit_code": code & 0xFF if type(code) is int else 1}
         return {"status": "ok", "state": "kept", "exit_code": 0}
+
+    def never_began(self) -> dict[str, Any]:
+        """The end of a run that was stopped while it waited for a kernel."""
+        return self.ended({"status": "error", "name": "KeyboardInterrupt", "message": "stopped before it began"})
 
     def died(self, status: int) -> dict[str, Any]:
         """The end of the kernel's process, as `waitpid` tells it."""

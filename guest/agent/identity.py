@@ -44,14 +44,14 @@ class Identity:
         return True
 
     def set_name(self, hostname: str, machine_id: str) -> bool:
-        """Set the host name and the machine id, in the kernel and in /etc."""
+        """Set the host name and the machine id in /etc, and the name in the kernel if that is allowed."""
         try:
-            socket.sethostname(hostname)
             os.pwrite(self._machine_id, machine_id.encode() + b"\n", 0)
             length = os.pwrite(self._hostname, hostname.encode() + b"\n", 0)
             if length != self._name_length:  # names of one kind have one length
                 os.ftruncate(self._hostname, length)
                 self._name_length = length
+            socket.sethostname(hostname)  # last: in a machine without a kernel of its own only the driver may
         except OSError:
             return False
         return True

@@ -9,6 +9,7 @@ import errno
 import heapq
 import os
 import select
+import stat
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,8 @@ from guest.errors import ProtocolError
 from guest.protocol import Decoder, Frame, encode
 
 READ_BYTES = 64 * 1024
-EDGE = select.EPOLLIN | select.EPOLLET
+EDGE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+ENDED = select.EPOLLHUP | select.EPOLLRDHUP
 BOTH = EDGE | select.EPOLLOUT
 
 
@@ -31,7 +33,7 @@ class Loop:
         self._soon: list[Callable[[], None]] = []
         self._count = 0
         self.unflushed: set[Link] = set()
-        self.stopped = False
+        self._stopped = False
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EDGE) -> None:
         """Call `handler(events)` whenever there is something new on `fd`."""
@@ -56,9 +58,13 @@ class Loop:
         self._count += 1
         heapq.heappush(self._timers, (time.monotonic() + delay_s, self._count, action))
 
+    def stop(self) -> None:
+        """End `run` after this round."""
+        self._stopped = True
+
     def run(self) -> None:
-        """Serve until something sets `stopped`."""
-        while not self.stopped:
+        """Serve until something calls `stop`."""
+        while not self._stopped:
             timeout = -1.0
             if self._soon:
                 timeout = 0.0
@@ -78,56 +84,80 @@ class Loop:
 
 
 class Link:
-    """Frames over a pair of non-blocking descriptors in the loop (they may be the same one)."""
+    """Frames over a pair of non-blocking descriptors in the loop (they may be the same one).
+
+    Without descriptors it is closed until it is attached to some; it may be attached again after it was closed.
+    """
 
     def __init__(
         self,
         loop: Loop,
-        fds: tuple[int, int],
+        fds: tuple[int, int] | None,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[], None],
         *,
         seeking: bool = False,
     ) -> None:
         self._loop = loop
-        self._in, self._out = fds
+        self._in, self._out = -1, -1
         self._on_frame, self._on_end = on_frame, on_end
         self._resyncs = seeking
         self._decoder = Decoder(seeking=seeking)
         self._unsent = bytearray()
-        self._closed = False
+        self._held_up = False  # the peer does not take what is unsent; the loop says when it does
+        self._by_piece = False  # reads give one buffer at a time, and short ones do not mean that nothing is left
+        self.closed = True
+        self.reads = 0
         self.on_drained: Callable[[], None] | None = None
-        for fd in {*fds}:
-            os.set_blocking(fd, False)
-        if self._in == self._out:
-            loop.add(self._in, self._ready, BOTH)
-        else:
-            loop.add(self._in, self._ready)
-            loop.add(self._out, self._writable, select.EPOLLOUT | select.EPOLLET)
+        if fds is not None:
+            self.attach(fds)
 
     @property
     def unsent(self) -> int:
         """Bytes that wait for the peer to read."""
         return len(self._unsent)
 
+    def attach(self, fds: tuple[int, int]) -> None:
+        """Speak over these descriptors from now on."""
+        self._in, self._out = fds
+        self._by_piece = stat.S_ISCHR(os.fstat(self._in).st_mode)  # a virtio port
+        self.closed = self._held_up = False
+        for fd in {*fds}:
+            os.set_blocking(fd, False)
+        self._loop.add(self._in, self._ready)
+
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Send a frame at the end of this round of the loop, or when the peer takes it."""
-        if not self._closed:
+        if not self.closed:
             self._unsent += encode(header, body)
             self._loop.unflushed.add(self)
 
     def flush(self) -> None:
         """Write what the peer takes; the loop calls again when it takes more."""
-        if self._unsent and not self._closed:
+        if self._unsent and not self.closed:
             del self._unsent[: self._write(self._unsent)]
+            if bool(self._unsent) is not self._held_up:
+                self._held_up = not self._held_up
+                self._watch_writing()
 
     def close(self) -> None:
-        """Take the descriptors out of the loop and close them."""
-        if not self._closed:
-            self._closed = True
+        """Take the descriptors out of the loop and close them. What is unsent is lost."""
+        if not self.closed:
+            self.closed = True
+            self._unsent.clear()
+            self._decoder.resync()
             for fd in {self._in, self._out}:
                 self._loop.remove(fd)
                 os.close(fd)
+
+    def _watch_writing(self) -> None:
+        """Ask for news of the writing side only while it is held up: there is some whenever the peer reads."""
+        if self._in == self._out:
+            self._loop.look_again(self._in, BOTH if self._held_up else EDGE)
+        elif self._held_up:
+            self._loop.add(self._out, self._writable, select.EPOLLOUT | select.EPOLLET)
+        else:
+            self._loop.remove(self._out)
 
     def _write(self, data: bytearray) -> int:
         done = 0
@@ -153,11 +183,12 @@ class Link:
         if events & select.EPOLLOUT:
             self._writable(events)
         if events & ~select.EPOLLOUT:
-            self._read()
+            self._read(ended=bool(events & ENDED))
 
-    def _read(self) -> None:
-        while not self._closed:
+    def _read(self, *, ended: bool) -> None:
+        while not self.closed:
             try:
+                self.reads += 1
                 data = os.read(self._in, READ_BYTES)
             except BlockingIOError:
                 return
@@ -166,7 +197,8 @@ class Link:
             if not data:
                 self._on_end()
                 return
-            whole = len(data) < READ_BYTES  # nothing is left in a pipe or socket; asking would raise an exception
+            # Nothing but the end can be left in a pipe or socket; asking for more would raise an exception.
+            whole = len(data) < READ_BYTES and not ended
             try:
                 for frame in self._decoder.feed(data):
                     self._on_frame(frame)
@@ -176,6 +208,6 @@ class Link:
                     return
                 self._decoder.resync()
             if whole:
-                if self._resyncs and not self._closed:  # a virtio port hands out one buffer a time
-                    self._loop.look_again(self._in, BOTH if self._in == self._out else EDGE)
+                if self._by_piece and not self.closed:
+                    self._loop.look_again(self._in, BOTH if self._held_up else EDGE)
                 return

@@ -6,11 +6,13 @@
 import gc
 import os
 import platform
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from guest.agent.files import Files
 from guest.agent.identity import Identity
+from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
 from guest.agent.supervisor import Supervisor
 from guest.agent.user import User
@@ -30,12 +32,12 @@ WARM_CELLS = ("1+1", "print(1)", "1/0", "del _")  # run once before the snapshot
 class Agent:
     """Answers the host's requests."""
 
-    def __init__(self, channel_fds: tuple[int, int], user: User, *, ends_with_host: bool) -> None:
+    def __init__(self, user: User, *, one_kernel: bool = False) -> None:
         self._loop = Loop()
-        self._ends_with_host = ends_with_host
         self._user = user
-        self._channel = Link(self._loop, channel_fds, self._hear, self._host_gone, seeking=True)
-        self._kernels = Supervisor(self._loop, self._channel, user)
+        self._channel = Link(self._loop, None, self._hear, self._host_gone, seeking=True)
+        self._on_host_gone: Callable[[], None] = self._loop.stop
+        self._kernels = Supervisor(self._loop, self._channel, user, one_kernel=one_kernel)
         self._files = Files(user)
         self._identity = Identity()
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
@@ -47,13 +49,24 @@ class Agent:
             "usage": self._usage,
         }
 
-    def serve(self) -> None:
+    def serve_pipes(self, fds: tuple[int, int]) -> None:
         """Work until the host is gone."""
+        self._channel.attach(fds)
+        self._loop.run()
+
+    def serve_port(self, fd: int) -> None:
+        """Work for ever: the host of a virtio port may go and come back."""
+        self._on_host_gone = lambda: None
+        self._channel.attach((fd, fd))
+        self._loop.run()
+
+    def serve_connections(self, listening: socket.socket) -> None:
+        """Work for ever, for one connection after the other."""
+        self._on_host_gone = Listener(self._loop, listening, self._channel).next
         self._loop.run()
 
     def _host_gone(self) -> None:
-        if self._ends_with_host:  # a virtio port's host may come back; a pipe's does not
-            self._loop.stopped = True
+        self._on_host_gone()
 
     def _hear(self, frame: Frame) -> None:
         header, body = frame

@@ -1,11 +1,9 @@
 """Keeps a kernel at hand and runs code in it, one run at a time; replaces it when it dies."""
 
 import fcntl
-import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,11 +12,11 @@ from typing import Any
 from guest.agent.artifacts import Watch
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
+from guest.agent.nursery import Nursery
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
 from guest.protocol import Frame
 
-ZYGOTE_FD = 3
 FIONREAD = 0x541B  # ioctl: how many bytes wait in a pipe
 PIPE_BYTES = 64 * 1024  # read at once; also how much output between two runs is kept for the next
 TURN_BYTES = 1024 * 1024  # read of one pipe before the others have a turn
@@ -39,10 +37,11 @@ class Kernel:
     def __init__(self, link: Link, pipes: dict[str, int]) -> None:
         self.link = link
         self.pipes = pipes
-        self.pid = 0  # until the zygote has forked it
+        self.pid = 0  # until it is born
         self.early: dict[str, bytes] = {"stdout": b"", "stderr": b""}  # output while no run is on
         self.resting: set[str] = set()
         self.ready = False  # it came to life and said so
+        self.drained = 0  # the read of the link that all output so far was drained for
 
     def signal(self, number: int) -> None:
         """Send a signal to the kernel and all of its process group."""
@@ -52,22 +51,22 @@ class Kernel:
 
 
 class Supervisor:
-    """One zygote, at most one kernel, at most one run."""
+    """At most one kernel, at most one run."""
 
-    def __init__(self, loop: Loop, channel: Link, user: User) -> None:
+    def __init__(self, loop: Loop, channel: Link, user: User, *, one_kernel: bool) -> None:
         self._loop = loop
         self._channel = channel
         self._user = user
         self.watch = Watch()
-        self._zygote: socket.socket | None = None
-        self._zygote_pid = 0
+        self._nursery = Nursery(loop, user, one_kernel=one_kernel)
+        self.warm = self._nursery.warm
         self._kernel: Kernel | None = None
         self._run: Execution | None = None
         self._figures = 0
         self._runs = 0
         self._stillborn = 0  # kernels in a row that ended before they were ready
+        self._swept = True  # nothing is left of earlier kernels
         self._on_reseeded: Callable[[], None] | None = None
-        self._on_warmed: Callable[[str | None], None] | None = None
         channel.on_drained = self._resume
 
     # ------------------------------------------------------------ what the agent asks for
@@ -76,15 +75,11 @@ class Supervisor:
         """Start a run. Its events and its end go through `send`. Raises RequestRefused."""
         if self._run is not None:
             raise RequestRefused("busy", "another run is on in this sandbox; wait for it or stop it")
-        kernel = self._kernel or self._start_kernel(sweep=self._stillborn > 0)
+        kernel = self._kernel or self._start_kernel()
         self._runs += counted
-        number = self._runs if counted else 0
-        self._run = run = Execution(header, number, self._user, send)
-        kernel.link.send({"op": "run", "run": number, "max_display_bytes": run.max_display_bytes}, code)
-        for stream, data in kernel.early.items():
-            if data:
-                run.feed(stream, data)
-                kernel.early[stream] = b""
+        self._run = Execution(header, code, self._runs if counted else 0, self._user, send)
+        if kernel.ready:
+            self._begin(kernel, self._run)
 
     def stop(self, request: int) -> None:
         """Interrupt a run, then kill it when its grace is over. Nothing happens if it has ended."""
@@ -92,9 +87,11 @@ class Supervisor:
         if run is None or run.request != request or run.stopped:
             return
         run.stopped = True
-        if self._kernel:
+        if not run.begun:
+            self._finish(run.never_began(), b"")
+        elif self._kernel:
             self._kernel.signal(signal.SIGINT)
-        self._loop.later(run.grace_s, lambda: self._kill(run))
+            self._loop.later(run.grace_s, lambda: self._kill(run))
 
     def reseed(self, done: Callable[[], None]) -> None:
         """Make the live kernel reseed its generators; `done` is called when it has, or when there is none."""
@@ -104,100 +101,54 @@ class Supervisor:
         self._on_reseeded = done
         self._kernel.link.send({"op": "reseed"})
 
-    def warm(self, code: str, done: Callable[[str | None], None]) -> None:
-        """Run warm-up code in the zygote; `done` gets its traceback, or None."""
-        self._on_warmed = done
-        self._order({"op": "warm", "code": code})
-
-    # ------------------------------------------------------------ zygote
-
-    def _order(self, order: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        if self._zygote is None:
-            self._start_zygote()
-        assert self._zygote is not None
-        socket.send_fds(self._zygote, [json.dumps(order).encode()], fds)
-
-    def _start_zygote(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        name = "none" if self._user.uid is None else f"{self._user.uid}:{self._user.gid}"
-        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), ZYGOTE_FD), (os.POSIX_SPAWN_DUP2, 2, 1)]
-        arguments = [sys.executable, "-B", "-m", "guest.agent.zygote", name]
-        self._zygote_pid = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=actions)
-        theirs.close()
-        ours.setblocking(False)
-        self._zygote = ours
-        self._loop.add(ours.fileno(), self._hear_zygote)
-
-    def _hear_zygote(self, _events: int) -> None:
-        while self._zygote is not None:
-            try:
-                data = self._zygote.recv(64 * 1024)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._lose_zygote()
-                return
-            message = json.loads(data)
-            if message["event"] == "warmed":
-                self._warmed(message["error"])
-            elif message["event"] == "forked":
-                self._forked(message["pid"])
-            elif message["event"] == "exited" and self._kernel and self._kernel.pid == message["pid"]:
-                self._lose_kernel(message["status"])
-
-    def _lose_zygote(self) -> None:
-        """Without its zygote a kernel's end would go unnoticed: it goes too, and the next run starts both anew."""
-        assert self._zygote is not None
-        self._loop.remove(self._zygote.fileno())
-        self._zygote.close()
-        self._zygote = None
-        _, status = os.waitpid(self._zygote_pid, 0)
-        self._warmed("the process that runs code ended; the machine's console says why")
-        if self._kernel:
-            self._kernel.signal(signal.SIGKILL)
-            self._lose_kernel(status, restart=False)
-
-    def _warmed(self, error: str | None) -> None:
-        if self._on_warmed:
-            done, self._on_warmed = self._on_warmed, None
-            done(error)
-
     # ------------------------------------------------------------ kernel
 
-    def _start_kernel(self, *, sweep: bool) -> Kernel:
-        """Order a new kernel; it can be sent work at once."""
+    def _start_kernel(self) -> Kernel:
+        """Order a new kernel, where nothing of the last one is left."""
+        if not self._swept:
+            self._nursery.sweep()
+            self._swept = True
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
-        fds = (theirs.fileno(), out_write, err_write)
-        try:
-            self._order({"op": "fork", "figures": self._figures, "sweep": sweep}, fds)
-        finally:
-            theirs.close()
-            os.close(out_write)
-            os.close(err_write)
         control = ours.detach()
         link = Link(self._loop, (control, control), self._hear_kernel, self._kernel_hung_up)
         kernel = self._kernel = Kernel(link, {"stdout": out_read, "stderr": err_read})
         for stream, fd in kernel.pipes.items():
             os.set_blocking(fd, False)
             self._loop.add(fd, partial(self._read_pipe, kernel, stream))
+
+        def born(pid: int) -> None:
+            kernel.pid = pid
+
+        self._nursery.bear(self._figures, (theirs.fileno(), out_write, err_write), born, self._lose_kernel)
+        theirs.close()
+        os.close(out_write)
+        os.close(err_write)
         return kernel
 
-    def _forked(self, pid: int) -> None:
-        if self._kernel:
-            self._kernel.pid = pid
-            if self._run and self._run.stopped:
-                self._kernel.signal(signal.SIGINT)
+    def _kernel_ready(self, kernel: Kernel) -> None:
+        kernel.ready, self._stillborn = True, 0
+        if self._run:
+            self._begin(kernel, self._run)
+
+    def _reseeded(self) -> None:
+        if self._on_reseeded:
+            done, self._on_reseeded = self._on_reseeded, None
+            done()
+
+    def _begin(self, kernel: Kernel, run: Execution) -> None:
+        run.begun = True
+        kernel.link.send({"op": "run", "run": run.number, "max_display_bytes": run.max_display_bytes}, run.code)
+        for stream, data in kernel.early.items():
+            if data:
+                run.feed(stream, data)
+                kernel.early[stream] = b""
 
     def _kill(self, run: Execution) -> None:
-        """End the run by force, with all that it started: processes in groups of their own, too."""
+        """End the run by force. What it started goes with the sweep before the next kernel."""
         if self._run is run and self._kernel:
             self._kernel.signal(signal.SIGKILL)
-            if self._zygote:
-                self._order({"op": "sweep"})
 
     def _kernel_hung_up(self) -> None:
         """The kernel's socket closed. It is ending, or the code closed it: either way it is of no more use."""
@@ -215,32 +166,33 @@ class Supervisor:
         if kernel is None:
             return
         event = header.get("event")
-        if event == "reseeded" and self._on_reseeded:
-            done, self._on_reseeded = self._on_reseeded, None
-            done()
+        if event == "reseeded":
+            self._reseeded()
             return
-        self._drain(kernel)
+        if kernel.drained != kernel.link.reads:  # what was sent at once comes after the same output
+            kernel.drained = kernel.link.reads
+            self._drain(kernel)
         if header.get("wait") is True:
             kernel.link.send({"op": "ack"})
             if kernel.link.unsent > MAX_UNREAD:
                 raise ProtocolError("the kernel does not read its acknowledgements")
-        if self._run is None or header.get("run") != self._run.number:
-            if event == "ready":
-                kernel.ready, self._stillborn = True, 0
-            return  # or from a thread that outlived its run
-        if event == "display":
+        if event == "ready" and not kernel.ready:
+            self._kernel_ready(kernel)
+        elif self._run is None or header.get("run") != self._run.number:
+            return  # from a thread that outlived its run
+        elif event == "display":
             self._run.display(header, frame.body)
         elif event == "done":
             figures = header.get("figures")
             self._figures = figures if type(figures) is int and 0 <= figures < MAX_FIGURES else self._figures
             self._finish(self._run.ended(header), frame.body)
 
-    def _lose_kernel(self, status: int, *, restart: bool = True) -> None:
+    def _lose_kernel(self, status: int) -> None:
         """The kernel is gone, by whatever means. Its run ends, and a fresh kernel takes its place.
 
-        Not for ever, if none comes to life: then the next run tries once more.
+        Not for ever, if none comes to life: then a run that waits for one is refused, and the next tries once more.
         """
-        kernel = self._kernel
+        kernel, run = self._kernel, self._run
         assert kernel is not None
         self._drain(kernel)
         for fd in kernel.pipes.values():
@@ -248,18 +200,20 @@ class Supervisor:
             os.close(fd)
         kernel.link.close()
         self._kernel = None
-        if self._on_reseeded:
-            done, self._on_reseeded = self._on_reseeded, None
-            done()
+        self._swept = False
+        self._reseeded()
         self._stillborn += not kernel.ready
-        if restart and self._stillborn < MAX_STILLBORN:
-            self._start_kernel(sweep=True)
-        run = self._run
-        if run and not kernel.ready and not run.stopped:
+        if run and run.begun:
+            self._finish(run.died(status), b"")
+        if self._stillborn < MAX_STILLBORN:
+            self._loop.soon(self._replace_kernel)  # the caller has its answer first
+        elif run and not run.begun:
             self._run = None
             run.refuse("no_kernel", f"the process that runs code ended at its start ({run.died(status)})")
-        elif run:
-            self._finish(run.died(status), b"")
+
+    def _replace_kernel(self) -> None:
+        if self._kernel is None:
+            self._start_kernel()
 
     def _finish(self, result: dict[str, Any], trace: bytes) -> None:
         run, self._run = self._run, None

@@ -67,6 +67,7 @@ class AgentClient:
         self._forgotten: set[int] = set()  # given up, and not answered yet
         self._greeted = False
         self._broken: GuestError | None = None
+        self._breaking = anyio.Event()
         self._sending = anyio.Lock(fast_acquire=True)
 
     @classmethod
@@ -95,6 +96,15 @@ class AgentClient:
         except BaseExceptionGroup as group:  # the reader never raises: this is the block's own exception
             error = first_error(group)
             raise error from error.__cause__
+
+    @property
+    def failure(self) -> GuestError | None:
+        """Why every further request fails; None while the agent can be asked."""
+        return self._broken
+
+    async def wait_failed(self) -> None:
+        """Return when the agent cannot be asked any more: `failure` says why."""
+        await self._breaking.wait()
 
     async def refresh(self, identity: Identity) -> Refreshed:
         """Make a restored machine unique: entropy, clock, hostname, machine id, the kernel's generators."""
@@ -304,6 +314,7 @@ class AgentClient:
         """Fail all open requests, and every later one."""
         if self._broken is None:
             self._broken = error
+            self._breaking.set()
         for entry in self._open.values():
             entry.fail(self._broken)
         self._open.clear()

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from guest.client import AgentClient
 from guest.client.messages import Finished, RunCode
-from mcp_sandbox.app import Host, make_host
+from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.commands.common import SERVER, environment, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
@@ -87,7 +87,12 @@ class Report:
 def main(settings: Settings, *, quick: bool, as_json: bool) -> int:
     """Measure, print, and say with the exit status whether every promise was kept."""
     plan = QUICK if quick else FULL
-    return guarded(lambda: run_command(lambda: _bench(make_host(settings), plan, as_json=as_json)))
+
+    async def measure() -> int:
+        async with open_host(settings) as host:
+            return await _bench(host, plan, as_json=as_json)
+
+    return guarded(lambda: run_command(measure))
 
 
 async def _bench(host: Host, plan: Plan, *, as_json: bool) -> int:

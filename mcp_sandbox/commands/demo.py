@@ -21,10 +21,10 @@ from mcp_sandbox.commands import template
 from mcp_sandbox.commands.common import SERVER, environment, guarded
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
-from mcp_sandbox.commands.processes import ProcessId, children_of, is_alive, own_child
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.lifetime import run_command
+from mcp_sandbox.processes import ProcessId, children_of, is_alive, own_child
 
 TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
 CHART = Path("demo-output") / "chart.png"
@@ -45,6 +45,7 @@ plt.show()"""
 FRESH = '"numbers" in globals()   # nothing is shared between sandboxes'
 
 out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
 
 
 class DemoFailed(SandboxError):
@@ -78,7 +79,8 @@ def _shown(settings: Settings) -> int:
 
 
 async def _demo(settings: Settings) -> int:
-    report = await examine(settings)
+    with err.status("looking at this host"):
+        report = await examine(settings)
     show_verdict(report, out)
     if not report.ready:
         return 1

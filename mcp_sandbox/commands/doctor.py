@@ -3,10 +3,11 @@
 `mcp-sandbox doctor --json` prints a `Report`; its keys are the field names below and stay as they are:
 
     version, ready, verdict, next_step, warnings[]
+    choice       driver (the one in force), setting, min_isolation, reasons[], better (a step towards a better one)
     drivers[]    name, in_force, usable, isolation, accel, version, reason, fix, missing_protections[]
     host         user, root, cpus, memory_bytes, memory_available_bytes, cgroup_version, cgroup
     home         path, used_bytes, free_bytes
-    guest_kernel path, or null if it was not fetched yet
+    guest_kernel path, or null if it was not fetched yet; only drivers with isolation "vm" need one
     templates[]  name, title, default, built, image_bytes, snapshot_bytes, stored_bytes, memory_mb
     missing[]    what, package (null: no package brings it), purpose, when ("run": no sandbox without it; "build")
 
@@ -18,24 +19,27 @@ import getpass
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from mcp_sandbox.app import Host, make_host
-from mcp_sandbox.commands.setup import make_plan
-from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import HostNotReady
+from mcp_sandbox.app import Drivers
+from mcp_sandbox.choice import ISOLATION, Choice, choose
+from mcp_sandbox.commands.setup import DRIVER_NEEDS, INSTALL, make_plan
+from mcp_sandbox.config import AUTO, Settings
+from mcp_sandbox.errors import TooWeak
+from mcp_sandbox.provider import CPUS
+from templates.build import Builder
 from templates.errors import TemplateError
 from templates.model import Template, find_templates
 from templates.store import Entry
 from vmm.driver import DRIVER_NAMES
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.limits import detect
-from vmm.types import Isolation, Probe
+from vmm.types import Accel, Isolation, Probe
 
 MB = 1_000_000
 BUILD_BYTES = 3000 * MB  # free room a build takes at its peak: base, unpacked tree, image, snapshot
@@ -44,17 +48,26 @@ _MACHINES = {
     Isolation.KERNEL: "processes with an application kernel of their own",
     Isolation.NAMESPACE: "processes in namespaces, on the host's kernel",
 }
-_CPUS = {"kvm": "KVM", "tcg": "emulated CPU: 16 to 27 times slower", None: "native CPU"}
+
+
+class ChoiceReport(BaseModel):
+    """Which driver is in force, and what led to it."""
+
+    driver: str
+    setting: str
+    min_isolation: str
+    reasons: list[str]
+    better: str | None
 
 
 class DriverReport(BaseModel):
     """One way to run machines, and whether it works here."""
 
     name: str
-    in_force: bool  # the one the settings choose
+    in_force: bool
     usable: bool
-    isolation: str | None
-    accel: str | None
+    isolation: Isolation | None
+    accel: Accel | None
     version: str | None
     reason: str
     fix: str | None
@@ -111,6 +124,7 @@ class Report(BaseModel):
     verdict: str
     next_step: str | None
     warnings: list[str]
+    choice: ChoiceReport
     drivers: list[DriverReport]
     host: HostReport
     home: HomeReport
@@ -125,33 +139,66 @@ async def examine(settings: Settings) -> Report:
     Raises:
         TemplateError: a template's definition cannot be read.
     """
-    chosen = DRIVER_NAMES[0] if settings.driver == "auto" else settings.driver
-    drivers = [
-        await _driver(settings, name, in_force=name == chosen) for name in dict.fromkeys((*DRIVER_NAMES, chosen))
-    ]
-    templates, kernel, used = await _stored(settings)
-    plan = make_plan(settings)
+    async with Drivers(settings) as drivers:
+        named = () if settings.driver == AUTO else (settings.driver,)
+        verdicts = {name: await _ask(drivers, name) for name in dict.fromkeys((*DRIVER_NAMES, *named))}
+        choice, refusal = await _choice(settings, verdicts)
+        templates = [await _template(drivers, choice.driver, template) for template in find_templates().values()]
+    plan = make_plan(settings, choice.driver)
     missing = [
         MissingReport(what=need.what, package=need.package, purpose=need.purpose, when=need.when)
         for need in plan.missing
     ]
-    host, home = _host(), HomeReport(path=settings.home, used_bytes=used, free_bytes=_free(settings.home))
-    in_force = next(driver for driver in drivers if driver.in_force)
+    home = HomeReport(path=settings.home, used_bytes=_size(drivers.store.entries()), free_bytes=_free(settings.home))
+    host, kernel = _host(), _guest_kernel(drivers.builder)
+    reports = [_driver(settings, name, verdict, choice.driver) for name, verdict in verdicts.items()]
     default = next((template for template in templates if template.default), None)
+    in_force = next(report for report in reports if report.in_force)
     ready, verdict, next_step = judge(in_force, default, missing, settings.template)
+    if refusal is not None:
+        ready, verdict, next_step = False, f"Not ready: {refusal}", None
     return Report(
         version=version("mcp-sandbox"),
         ready=ready,
         verdict=verdict,
         next_step=next_step,
         warnings=list(_warnings(host, home, default)),
-        drivers=drivers,
+        choice=ChoiceReport(
+            driver=choice.driver,
+            setting=settings.driver,
+            min_isolation=settings.min_isolation,
+            reasons=list(choice.reasons),
+            better=choice.better,
+        ),
+        drivers=reports,
         host=host,
         home=home,
         guest_kernel=kernel,
         templates=templates,
         missing=missing,
     )
+
+
+async def _ask(drivers: Drivers, name: str) -> Probe:
+    """A driver's verdict; one that cannot even be asked is not usable."""
+    try:
+        return await drivers.ask(name)
+    except DriverUnavailable as error:
+        return Probe(usable=False, reason=str(error), fix=error.fix)
+    except (VmmError, TemplateError, OSError) as error:
+        return Probe(usable=False, reason=str(error))
+
+
+async def _choice(settings: Settings, verdicts: Mapping[str, Probe]) -> tuple[Choice, str | None]:
+    """The driver in force, or the one that was refused and why."""
+
+    async def known(name: str) -> Probe:
+        return verdicts[name]
+
+    try:
+        return await choose(settings, known), None
+    except TooWeak as refusal:
+        return Choice(settings.driver, (f"driver = {settings.driver}",), verdicts[settings.driver]), str(refusal)
 
 
 def judge(
@@ -171,8 +218,8 @@ def judge(
     if not template.built:
         step = f"mcp-sandbox template build {template.name}"
         return False, f"Not ready: template {template.name} is not built for this host as it is now", step
-    machines = _MACHINES[Isolation(driver.isolation)] if driver.isolation else "machines"
-    return True, f"Ready: sandboxes run as {machines} ({driver.name}, {_CPUS[driver.accel]})", None
+    machines = _MACHINES[driver.isolation] if driver.isolation else "machines"
+    return True, f"Ready: sandboxes run as {machines} ({driver.name}, {CPUS[driver.accel]})", None
 
 
 def one_line(text: str) -> str:
@@ -181,59 +228,46 @@ def one_line(text: str) -> str:
     return f"{lines[0].rstrip()} …" if len(lines) > 1 else lines[0]
 
 
-async def _driver(settings: Settings, name: str, *, in_force: bool) -> DriverReport:
-    isolation: Isolation | None = None
-    try:
-        driver = make_host(settings.model_copy(update={"driver": name})).driver
-        isolation = driver.capabilities.isolation
-        try:
-            probe = await driver.probe()
-        finally:
-            await driver.aclose()
-    except DriverUnavailable as error:
-        probe = Probe(usable=False, reason=str(error), fix=error.fix)
-    except (HostNotReady, VmmError, TemplateError, OSError) as error:
-        probe = Probe(usable=False, reason=str(error))
+def _driver(settings: Settings, name: str, verdict: Probe, in_force: str) -> DriverReport:
     return DriverReport(
         name=name,
-        in_force=in_force,
-        usable=probe.usable,
-        isolation=isolation,
-        accel=probe.accel,
-        version=probe.version,
-        reason=probe.reason,
-        fix=probe.fix,
-        missing_protections=list(probe.limits),
+        in_force=name == in_force,
+        usable=verdict.usable,
+        isolation=ISOLATION.get(name),
+        accel=verdict.accel,
+        version=verdict.version,
+        reason=verdict.reason,
+        fix=_fix(settings, name, verdict),
+        missing_protections=list(verdict.limits),
     )
 
 
-async def _stored(settings: Settings) -> tuple[list[TemplateReport], Path | None, int]:
-    """Templates, guest kernel and the size of the store."""
-    try:
-        host = make_host(settings)
-    except (HostNotReady, VmmError, TemplateError):  # the driver's report says so
-        return [_unknown(template, settings) for template in find_templates().values()], None, 0
-    try:
-        templates = [await _template(host, template) for template in find_templates().values()]
-    finally:
-        await host.driver.aclose()
-    kernel = host.builder.find_kernel()
-    return templates, kernel.vmlinuz if kernel else None, _size(host.store.entries())
+def _fix(settings: Settings, name: str, verdict: Probe) -> str | None:
+    """What would make a driver better or usable at all. One whose programs are missing is set up by us."""
+    lacks = {need.package for need in make_plan(settings, name).missing if need in DRIVER_NEEDS.get(name, ())}
+    if verdict.usable or not lacks:
+        return verdict.fix
+    return f"mcp-sandbox setup --driver {name} (or: {' '.join(INSTALL)} {' '.join(sorted(filter(None, lacks)))})"
 
 
-async def _template(host: Host, template: Template) -> TemplateReport:
-    stored = _size(host.builder.entries_of(template))
-    report = _unknown(template, host.settings).model_copy(update={"stored_bytes": stored})
+def _guest_kernel(builder: Builder) -> Path | None:
+    with suppress(TemplateError):  # the drivers' reports say so
+        kernel = builder.find_kernel()
+        return kernel.vmlinuz if kernel else None
+    return None
+
+
+async def _template(drivers: Drivers, driver: str, template: Template) -> TemplateReport:
+    stored = _size(drivers.builder.entries_of(template))
+    report = _unknown(template, drivers.settings).model_copy(update={"stored_bytes": stored})
     try:
-        built = await host.builder.find(template, host.driver)
-    except VmmError:
+        built = await drivers.builder.find(template, drivers.load(driver))
+    except (VmmError, TemplateError):  # the driver's report says so
         return report
     if built is None:
         return report.model_copy(update={"built": False})
-    sizes = {
-        "image_bytes": host.store.entry(built.root.parent).size_bytes,
-        "snapshot_bytes": host.store.entry(built.snapshot.path).size_bytes,
-    }
+    frozen = drivers.store.entry(built.snapshot.path).size_bytes if built.snapshot else None
+    sizes = {"image_bytes": drivers.store.entry(built.root.parent).size_bytes, "snapshot_bytes": frozen}
     return report.model_copy(update={"built": True, **sizes})
 
 

@@ -7,9 +7,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mcp_sandbox.commands.common import guarded
-from mcp_sandbox.commands.doctor import MB, DriverReport, Report, TemplateReport, examine, one_line
+from mcp_sandbox.commands.doctor import MB, ChoiceReport, DriverReport, Report, TemplateReport, examine, one_line
 from mcp_sandbox.config import Settings
 from mcp_sandbox.lifetime import run_command
+from mcp_sandbox.provider import CPUS, LEVELS
+from vmm.types import Isolation
 
 GB = 1000 * MB
 _BUILT = {True: "[green]yes[/]", False: "no", None: "unknown"}
@@ -37,7 +39,10 @@ def show(report: Report) -> None:
     """Print the whole report."""
     show_verdict(report, out)
     out.print()
-    _show_drivers(report.drivers)
+    _show_choice(report.choice)
+    for driver in report.drivers:
+        _show_driver(driver)
+    out.print()
     _show_host(report)
     _show_templates(report.templates)
     if report.missing:
@@ -54,29 +59,39 @@ def show_verdict(report: Report, console: Console) -> None:
         console.print(f"  Next step: {escape(report.next_step)}")
 
 
-def _show_drivers(drivers: list[DriverReport]) -> None:
-    columns = ("driver", "usable", "isolation", "accel", Column("version", no_wrap=True))
-    table = Table(*columns, title="How machines run")
-    for driver in drivers:
-        name = f"[bold]{driver.name}[/]" if driver.in_force else driver.name
-        usable = "[green]yes[/]" if driver.usable else "[red]no[/]"
-        facts = (driver.isolation, driver.accel, driver.version)
-        table.add_row(name, usable, *(escape(fact or "") for fact in facts))
-    out.print(table)
-    for driver in drivers:
-        out.print(_notes(driver))
-    out.print()
+def _show_choice(choice: ChoiceReport) -> None:
+    grid = _section(f"Which driver: {choice.driver}")
+    grid.add_row("", "setting", escape(choice.setting))
+    grid.add_row("", "min_isolation", choice.min_isolation)
+    for number, reason in enumerate(choice.reasons):
+        grid.add_row("", "" if number else "because", escape(one_line(reason)))
+    if choice.better:
+        grid.add_row("", "to do better", escape(choice.better))
+    out.print(grid)
 
 
-def _notes(driver: DriverReport) -> Table:
-    """What there is to say about a driver in more than a word."""
-    grid = Table.grid(Column(style="bold"), Column(style="dim", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    grid.add_row(driver.name, "because", escape(one_line(driver.reason)))
+def _show_driver(driver: DriverReport) -> None:
+    grid = _section(driver.name)
+    grid.add_row("", "usable", ("[green]yes[/]" if driver.usable else "[red]no[/]") + ", in force" * driver.in_force)
+    if driver.isolation:
+        grid.add_row("", "isolation", f"{driver.isolation}: {LEVELS[driver.isolation]}")
+    if driver.usable:
+        grid.add_row("", "CPU", CPUS[driver.accel])
+    if driver.version:
+        grid.add_row("", "version", escape(driver.version))
+    grid.add_row("", "because", escape(one_line(driver.reason)))
     if driver.fix:
         grid.add_row("", "to do better" if driver.usable else "to use it", escape(driver.fix))
     for protection in driver.missing_protections:
         grid.add_row("", "[yellow]not in force[/]", escape(protection))
-    return grid
+    out.print(grid)
+
+
+def _section(title: str) -> Table:
+    """A grid of words and what there is to say to each, below a title."""
+    out.print(f"[bold]{escape(title)}[/]")
+    words = Column(style="dim", no_wrap=True, min_width=len("min_isolation"))
+    return Table.grid(Column(), words, Column(overflow="fold"), padding=(0, 2))
 
 
 def _show_host(report: Report) -> None:
@@ -88,8 +103,8 @@ def _show_host(report: Report) -> None:
     grid.add_row("limits", escape(host.cgroup))
     grid.add_row("home", escape(str(home.path)))
     grid.add_row("", f"{home.used_bytes / GB:.1f} GB used, {home.free_bytes / GB:.1f} GB free")
-    kernel = "there" if report.guest_kernel else "not fetched yet: mcp-sandbox setup"
-    grid.add_row("guest kernel", kernel)
+    if any(driver.in_force and driver.isolation is Isolation.VM for driver in report.drivers):
+        grid.add_row("guest kernel", "there" if report.guest_kernel else "not fetched yet: mcp-sandbox setup")
     out.print(grid)
     out.print()
 

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import TextIO
 
 from guest.places import OUTPUTS
-from mcp_sandbox.app import Host, make_host, open_service
+from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileProblem
@@ -22,11 +22,11 @@ _CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # colou
 def run_once(settings: Settings, code: str, template: str | None, timeout_s: float | None, save: Path | None) -> int:
     """Run `code`; the result is an exit status."""
     request = RunRequest(OWNER, code, None, template, timeout_s)
-    return guarded(lambda: run_command(lambda: _run(make_host(settings), request, save)))
+    return guarded(lambda: run_command(lambda: _run(settings, request, save)))
 
 
-async def _run(host: Host, request: RunRequest, save: Path | None) -> int:
-    async with open_service(host) as service:
+async def _run(settings: Settings, request: RunRequest, save: Path | None) -> int:
+    async with open_host(settings) as host, open_service(host, pooled=False) as service:
         box = (await service.create(request.owner, request.template)).id
         result = await service.run(RunRequest(request.owner, request.code, box, None, request.timeout_s))
         _print(result)

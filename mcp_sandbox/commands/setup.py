@@ -3,7 +3,7 @@
 import os
 import pwd
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,19 @@ from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Column, Table
 
-from mcp_sandbox.app import make_host
+from mcp_sandbox.app import Drivers
+from mcp_sandbox.choice import Choice, choose
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.lifetime import run_command
 from templates.build import Progress
 from templates.tools import LoggedTools, StepFailed, tail
 from vmm.process import find_tool
+from vmm.types import Probe
 
 LOG_NAME = "setup.log"
 UPDATE = ("apt-get", "update")
@@ -42,16 +46,25 @@ class Need:
 
 
 NEEDS = (
-    Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
     Need("unshare", "util-linux", "keeps machines off the network", "run"),
     Need("setpriv", "util-linux", "takes privileges away from machines", "run"),
     Need("mmdebstrap", "mmdebstrap", "puts a sandbox's Debian together", "build"),
     Need("mkfs.erofs", "erofs-utils", "packs a sandbox's read-only files", "build"),
-    Need("mkfs.ext4", "e2fsprogs", "makes the disk a sandbox writes to", "build"),
-    Need("apt-get", "apt", "fetches Debian packages", "build"),
-    Need("dpkg", "dpkg", "unpacks the guest kernel", "build"),
     Need(KEYRING, "debian-archive-keyring", "proves that Debian's packages are Debian's", "build"),
 )
+FETCHING_NEEDS = (
+    Need("apt-get", "apt", "fetches a guest kernel or gVisor", "build"),
+    Need("dpkg", "dpkg", "unpacks what was fetched", "build"),
+)
+DRIVER_NEEDS = {
+    "qemu": (
+        Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
+        Need("mkfs.ext4", "e2fsprogs", "makes the disk a sandbox writes to", "build"),
+        *FETCHING_NEEDS,
+    ),
+    "gvisor": FETCHING_NEEDS,  # the system's own gVisor is often too old: we keep one of our own
+    "bubblewrap": (Need("bwrap", "bubblewrap", "runs sandboxes in namespaces", "run"),),
+}
 ORDINARY_USER_NEEDS = (Need("newuidmap", "uidmap", "lets an ordinary user put a Debian together", "build"),)
 OWN_KERNEL_NEEDS = (Need("busybox", "busybox-static", "boots a guest kernel of your own", "build"),)
 
@@ -85,10 +98,20 @@ class Plan:
         return " && ".join(parts)
 
 
-def make_plan(settings: Settings, needs: Iterable[Need] = NEEDS) -> Plan:
+def needs_of(driver: str, *, own_kernel: bool, root: bool) -> Iterator[Need]:
+    """What the system has to have for machines of this driver. Whether the driver exists is not asked here."""
+    yield from DRIVER_NEEDS.get(driver, ())
+    yield from NEEDS
+    if driver == "qemu" and own_kernel:
+        yield from OWN_KERNEL_NEEDS
+    if not root:
+        yield from ORDINARY_USER_NEEDS
+
+
+def make_plan(settings: Settings, driver: str) -> Plan:
     """Look at this host and decide. Takes a millisecond."""
     root = os.geteuid() == 0
-    wanted = [*needs, *(() if root else ORDINARY_USER_NEEDS), *(OWN_KERNEL_NEEDS if settings.guest_kernel else ())]
+    wanted = needs_of(driver, own_kernel=settings.guest_kernel is not None, root=root)
     missing = [need for need in wanted if not is_met(need)]
     grant_ids_to = None if root else _user_without_ids()
     if grant_ids_to is not None:
@@ -139,21 +162,73 @@ def _granted(file: Path) -> Iterator[tuple[str, int]]:
 
 def main(settings: Settings, *, check: bool) -> int:
     """Get what is missing, or with `check` only say what it is; the result is an exit status."""
-    return guarded(lambda: _setup(settings, check=check))
+    return guarded(lambda: run_command(lambda: _setup(settings, check=check)))
 
 
-def _setup(settings: Settings, *, check: bool) -> int:
-    plan = make_plan(settings)
+class _Incomplete(Exception):
+    """Something is missing that we may not or cannot get. People have been told."""
+
+
+async def _setup(settings: Settings, *, check: bool) -> int:
+    """Equip one driver after another, best first, until one works: mostly the first."""
+    with err.status("looking at this host") as status:
+
+        def report(progress: Progress) -> None:
+            if progress.state == "running":
+                status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
+
+        async with Drivers(settings, report) as drivers:
+
+            async def checked(driver: str) -> Probe:
+                plan = make_plan(settings, driver)
+                if not plan.complete:
+                    show(plan)
+                    explain(plan)
+                    raise _Incomplete
+                verdict = await drivers.ask(driver)
+                if missing := drivers.unfetched(driver, verdict):
+                    out.print(f"System packages are all there, but no {missing} yet: `mcp-sandbox setup` fetches it.")
+                    raise _Incomplete
+                return verdict
+
+            async def equipped(driver: str) -> Probe:
+                drivers.load(driver)  # there is one of that name
+                await _get_packages(settings, driver, status)
+                verdict = await drivers.ask_after_fetching(driver)
+                if not verdict.usable:
+                    err.print(f"[yellow]![/] {driver} has all it needs, but {escape(verdict.reason)}")
+                return verdict
+
+            try:
+                choice = await choose(settings, checked if check else equipped)
+            except _Incomplete:
+                return 1
+    return _conclude(choice)
+
+
+def _conclude(choice: Choice) -> int:
+    verdict = choice.verdict
+    if not verdict.usable:
+        raise HostNotReady(f"{choice.driver}: {verdict.reason}", verdict.fix)
+    out.print(f"Nothing is missing: {choice.driver} runs sandboxes here ({choice.isolation} isolation).")
+    return 0
+
+
+async def _get_packages(settings: Settings, driver: str, status: Status) -> None:
+    """Install what the driver needs of the system; raises _Incomplete unless all of it is there afterwards."""
+    plan = make_plan(settings, driver)
+    if plan.complete:
+        return
     show(plan)
-    if check:
-        return _report(settings, plan)
-    if not plan.complete:
-        if not plan.can_install:
-            _explain(plan)
-            return 1
-        if not _make_complete(settings, plan):
-            return 1
-    return run_command(lambda: _fetch_kernel(settings))
+    if not plan.can_install:
+        explain(plan)
+        raise _Incomplete
+    await _install(settings, plan.packages, status)
+    left = make_plan(settings, driver)
+    if not left.complete:
+        names = ", ".join(need.what for need in left.missing)
+        err.print(f"[red]The packages are installed, but {names} cannot be found on the PATH.[/]")
+        raise _Incomplete
 
 
 def show(plan: Plan) -> None:
@@ -165,18 +240,8 @@ def show(plan: Plan) -> None:
         out.print(table)
 
 
-def _report(settings: Settings, plan: Plan) -> int:
-    if not plan.complete:
-        _explain(plan)
-        return 1
-    if make_host(settings).builder.find_kernel() is None:
-        out.print("System packages are all there. The guest kernel is not fetched yet; `mcp-sandbox setup` does it.")
-        return 1
-    out.print("Nothing is missing: system packages and guest kernel are there.")
-    return 0
-
-
-def _explain(plan: Plan) -> None:
+def explain(plan: Plan) -> None:
+    """Say what somebody else has to do."""
     if plan.has_apt:
         who = "As root run" if os.geteuid() == 0 else "Ask an administrator to run"
         out.print(f"{who} this one command, then try again:\n")
@@ -188,46 +253,17 @@ def _explain(plan: Plan) -> None:
     )
 
 
-def _make_complete(settings: Settings, plan: Plan) -> bool:
-    """Install the packages of the plan; True if nothing is missing afterwards."""
-    if run_command(lambda: _install(settings, plan.packages)) != 0:
-        return False
-    left = make_plan(settings)
-    if not left.complete:
-        names = ", ".join(need.what for need in left.missing)
-        err.print(f"[red]The packages are installed, but {names} cannot be found on the PATH.[/]")
-    return left.complete
-
-
-async def _install(settings: Settings, packages: Sequence[str]) -> int:
+async def _install(settings: Settings, packages: Sequence[str], status: Status) -> None:
     log_path = settings.home / "logs" / LOG_NAME
-    with err.status("installing") as status:
-        tools = LoggedTools(log_path, lambda line: status.update(f"installing · {escape(line[-90:])}"))
-        environment = {"DEBIAN_FRONTEND": "noninteractive"}
-        try:
-            await tools.run(UPDATE, env=environment)
-        except StepFailed as failure:  # often a third party's source that we do not need
-            tools.note(f"{failure}; going on with what apt knows")
-        try:
-            await tools.run((*INSTALL, *packages), env=environment)
-        except StepFailed as failure:
-            err.print(f"[red]{escape(str(failure))}[/]\n{escape(tail(log_path))}\nThe log: {log_path}")
-            return 1
+    tools = LoggedTools(log_path, lambda line: status.update(f"installing · {escape(line[-90:])}"))
+    environment = {"DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        await tools.run(UPDATE, env=environment)
+    except StepFailed as failure:  # often a third party's source that we do not need
+        tools.note(f"{failure}; going on with what apt knows")
+    try:
+        await tools.run((*INSTALL, *packages), env=environment)
+    except StepFailed as failure:
+        err.print(f"[red]{escape(str(failure))}[/]\n{escape(tail(log_path))}\nThe log: {log_path}")
+        raise _Incomplete from failure
     err.print(f"[green]✓[/] installed {', '.join(packages)}")
-    return 0
-
-
-async def _fetch_kernel(settings: Settings) -> int:
-    """Have the guest kernel here, so that a probe has something to boot."""
-    if make_host(settings).builder.find_kernel() is not None:
-        out.print("Nothing is missing: system packages and guest kernel are there.")
-        return 0
-    with err.status("fetching the guest kernel") as status:
-
-        def report(progress: Progress) -> None:
-            if progress.state == "running":
-                status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
-
-        await make_host(settings, report).builder.build_kernel()
-    out.print("System packages and guest kernel are there.")
-    return 0

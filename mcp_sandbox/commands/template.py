@@ -1,11 +1,10 @@
 """`mcp-sandbox template …`: build, list, show and remove, for people."""
 
-import anyio
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from mcp_sandbox.app import make_host
+from mcp_sandbox.app import make_builder, open_host
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
@@ -25,12 +24,12 @@ def build(settings: Settings, name: str | None) -> int:
 
     async def main() -> int:
         template = load_template(name or settings.template)
-        with err.status("starting") as status:
+        with err.status("looking at this host") as status:
             told: set[str] = set()
 
             def report(progress: Progress) -> None:
                 if progress.state in ("done", "ready"):
-                    if progress.step in told:  # found again by the second look at the host, below
+                    if progress.step in told:  # fetched for the driver, and found again by the build
                         return
                     told.add(progress.step)
                     how = "made before" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
@@ -38,19 +37,14 @@ def build(settings: Settings, name: str | None) -> int:
                 else:
                     status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
 
-            # The kernel first: with it the driver can find out whether this host really runs machines.
-            await make_host(settings, report).builder.build_kernel()
-            host = make_host(settings, report)
-            try:
-                verdict = await host.driver.probe()
+            async with open_host(settings, report, fetch=True) as host:
+                verdict = host.choice.verdict
                 if not verdict.usable:
                     raise HostNotReady(verdict.reason, verdict.fix)
+                err.print(f"[green]✓[/] driver {host.driver.name} ({host.driver.capabilities.isolation} isolation)")
                 await host.builder.build(template, host.driver)
                 for entry in await host.builder.outdated(template, host.driver):
                     await host.store.remove(entry.kind, entry.key)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await host.driver.aclose()
         err.print(f"Template [bold]{template.name}[/] is ready.")
         return 0
 
@@ -61,21 +55,20 @@ def show_all(settings: Settings) -> int:
     """A table of all templates."""
 
     async def main() -> int:
-        host = make_host(settings)
         table = Table(Column("template", no_wrap=True), "title", "memory", "ready", "on disk")
-        for template in find_templates().values():
-            ready = await host.builder.find(template, host.driver) is not None
-            size = sum(entry.size_bytes for entry in host.builder.entries_of(template))
-            table.add_row(
-                template.name,
-                escape(template.title),
-                f"{template.machine.memory_mb} MB",
-                "yes" if ready else "no",
-                f"{size / MB:.0f} MB",
-            )
+        async with open_host(settings) as host:
+            for template in find_templates().values():
+                ready = host.facts is not None and await host.builder.find(template, host.driver) is not None
+                size = sum(entry.size_bytes for entry in host.builder.entries_of(template))
+                table.add_row(
+                    template.name,
+                    escape(template.title),
+                    f"{template.machine.memory_mb} MB",
+                    "yes" if ready else "no",
+                    f"{size / MB:.0f} MB",
+                )
         out.print(table)
         err.print("`mcp-sandbox template build NAME` makes one ready.")
-        await host.driver.aclose()
         return 0
 
     return guarded(lambda: run_command(main))
@@ -84,26 +77,24 @@ def show_all(settings: Settings) -> int:
 def show(settings: Settings, name: str | None) -> int:
     """One template in detail."""
 
-    async def main() -> int:
+    def main() -> int:
         template = load_template(name or settings.template)
-        host = make_host(settings)
+        _, builder = make_builder(settings)
         out.print_json(template.model_dump_json())
-        _print_entries(host.builder, template)
-        await host.driver.aclose()
+        _print_entries(builder, template)
         return 0
 
-    return guarded(lambda: run_command(main))
+    return guarded(main)
 
 
 def remove(settings: Settings, name: str) -> int:
     """Remove everything built for one template alone."""
 
     async def main() -> int:
-        host = make_host(settings)
-        entries = host.builder.entries_of(load_template(name))
+        store, builder = make_builder(settings)
+        entries = builder.entries_of(load_template(name))
         for entry in entries:
-            await host.store.remove(entry.kind, entry.key)
-        await host.driver.aclose()
+            await store.remove(entry.kind, entry.key)
         err.print(f"Removed {_total(entries)} of {name}.")
         return 0
 

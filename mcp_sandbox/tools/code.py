@@ -1,4 +1,4 @@
-"""The tool that runs code."""
+"""The tools that run code, and those for runs that take longer than a call."""
 
 from typing import Annotated
 
@@ -8,22 +8,32 @@ from pydantic import Field
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs import RunRequest
+from mcp_sandbox.runs import RunRequest, RunResult
 from mcp_sandbox.service import SandboxService
 from mcp_sandbox.tools.common import (
+    RunId,
     SandboxId,
     ToolContext,
     hints,
     lifetime_of,
     owner_of,
+    reporter,
     service_of,
     told_to_the_model,
 )
-from mcp_sandbox.tools.results import run_blocks
+from mcp_sandbox.tools.results import run_blocks, view_blocks
+
+WAIT_S = 10.0  # read_output's own idea of waiting: few calls, and none that seems to hang
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add this family's tools."""
+    _register_run_code(mcp, settings)
+    _register_read_output(mcp, settings)
+    _register_stop_run(mcp)
+
+
+def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     shown = settings.output_head_bytes + settings.output_tail_bytes
 
     @mcp.tool(
@@ -36,8 +46,9 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             f"Working directory {WORKSPACE}; every file put in {OUTPUTS} is an artifact, and matplotlib figures land "
             f"there by themselves. A run over its time limit is interrupted (variables are kept), or killed if it does "
             f"not react (variables are lost, files kept). Of longer output the first and last parts, {shown:,} bytes a "
-            "stream, are shown, and a file in the sandbox keeps as much as fits. "
-            "There is no network: pip install does not work."
+            "stream, are shown, and the result says how to read the rest. "
+            f"A run that is still on after {settings.foreground_s:g} s goes on in the background: the result has its "
+            "run_id for read_output and stop_run. There is no network: pip install does not work."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,
@@ -51,11 +62,76 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             Field(max_length=63, description="For a run without sandbox_id: what its sandbox is made from."),
         ] = None,
         timeout_s: Annotated[
-            float,
-            Field(gt=0, le=settings.max_run_timeout_s, description="Seconds after which the run is stopped."),
-        ] = settings.run_timeout_s,
+            float | None,
+            Field(
+                gt=0,
+                le=settings.max_run_timeout_s,
+                description=(
+                    f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given, "
+                    f"{settings.max_run_timeout_s:g} in the background."
+                ),
+            ),
+        ] = None,
+        background: Annotated[
+            bool,
+            Field(
+                description="Return a run_id at once instead of waiting. Without sandbox_id the fresh sandbox is kept."
+            ),
+        ] = False,
     ) -> CallToolResult:
         request = RunRequest(owner_of(ctx), code, sandbox_id, template, timeout_s)
+        report = reporter(ctx, settings.run_timeout_s if timeout_s is None else timeout_s)
         with told_to_the_model():
-            result = await service_of(ctx).run(request)
+            outcome = await service_of(ctx).run_for_client(request, background=background, report=report)
+        return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))
+
+
+def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+    @mcp.tool(
+        title="Read output",
+        description=(
+            "Read what a background run has written, while it runs and after: stdout and stderr in the order in which "
+            f"they came, up to {settings.read_text_bytes:,} bytes from byte offset of that text; notes in it say where "
+            "bytes are missing. The last line says whether it is running and which offset to go on with; when the "
+            "run is over and everything was read, its values, traceback, artifacts and pictures follow. "
+            f"Results are kept while the sandbox lives, the last {settings.kept_runs} of them."
+        ),
+        annotations=hints(read_only=True, destructive=False, idempotent=True),
+        structured_output=False,
+    )
+    async def read_output(
+        ctx: ToolContext,
+        sandbox_id: SandboxId,
+        run_id: RunId,
+        offset: Annotated[int, Field(ge=0, description="Byte of the output to start at.")] = 0,
+        wait_s: Annotated[
+            float,
+            Field(
+                ge=0,
+                le=settings.foreground_s,
+                description="Most seconds to wait for the end of the run, or for as much output as one answer holds.",
+            ),
+        ] = min(WAIT_S, settings.foreground_s),
+    ) -> CallToolResult:
+        report = reporter(ctx, wait_s)
+        with told_to_the_model():
+            view = await service_of(ctx).read_output(
+                owner_of(ctx), sandbox_id, run_id, offset=offset, wait_s=wait_s, report=report
+            )
+        return CallToolResult(content=view_blocks(view))
+
+
+def _register_stop_run(mcp: MCPServer[SandboxService]) -> None:
+    @mcp.tool(
+        title="Stop run",
+        description=(
+            "Stop a run and return its result, as run_code would have: interrupted if it reacts (variables are kept), "
+            "else killed (variables are lost, files kept). A run that is over already only gives its result."
+        ),
+        annotations=hints(read_only=False, destructive=True, idempotent=True),
+        structured_output=False,
+    )
+    async def stop_run(ctx: ToolContext, sandbox_id: SandboxId, run_id: RunId) -> CallToolResult:
+        with told_to_the_model():
+            result = await service_of(ctx).stop_run(owner_of(ctx), sandbox_id, run_id)
         return CallToolResult(content=run_blocks(result))

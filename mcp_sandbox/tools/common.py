@@ -9,6 +9,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from mcp_sandbox.calls import Report
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.service import SandboxService
@@ -20,6 +21,7 @@ ToolContext = Context[SandboxService, Any]
 SandboxId = Annotated[
     str, Field(min_length=1, max_length=64, description="Id of a sandbox, as create_sandbox returned it.")
 ]
+RunId = Annotated[str, Field(min_length=1, max_length=64, description="Id of a run, as run_code returned it.")]
 
 
 def service_of(ctx: ToolContext) -> SandboxService:
@@ -30,6 +32,15 @@ def service_of(ctx: ToolContext) -> SandboxService:
 def owner_of(ctx: ToolContext) -> str:  # noqa: ARG001 - over HTTP the request will tell
     """Whose sandboxes this request may touch."""
     return LOCAL_OWNER
+
+
+def reporter(ctx: ToolContext, total_s: float) -> Report:
+    """Tells the client how far a run is, if it wants to know."""
+
+    async def report(elapsed_s: float, line: str) -> None:
+        await ctx.report_progress(min(elapsed_s, total_s), total_s, line)
+
+    return report
 
 
 @contextmanager
@@ -54,12 +65,13 @@ def hints(*, read_only: bool, destructive: bool, idempotent: bool) -> ToolAnnota
 def lifetime_of(settings: Settings) -> str:
     """How long a sandbox lives, for tool descriptions."""
     return (
-        f"A sandbox lives until close_sandbox, {_span(settings.idle_timeout_s)} without use, "
-        f"{_span(settings.max_lifetime_s)} in all, or the end of this server process, whichever comes first"
+        f"A sandbox lives until close_sandbox, {span(settings.idle_timeout_s)} without use, "
+        f"{span(settings.max_lifetime_s)} in all, or the end of this server process, whichever comes first"
     )
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A length of time as people say it."""
     for unit_s, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:g} {unit}"

@@ -10,6 +10,7 @@ from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from guest.client.messages import Display
 from mcp_sandbox.files import mime_of
+from mcp_sandbox.running import RunView
 from mcp_sandbox.runs import Captured, Picture, RunResult, readable
 
 MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
@@ -56,33 +57,70 @@ def link_block(sandbox_id: str, path: str, size: int) -> ResourceLink:
 
 def run_blocks(result: RunResult) -> list[ContentBlock]:
     """The result of a run: one readable text, then the pictures."""
-    parts = [
-        _stream("stdout", result.stdout, result.sandbox_id),
-        _stream("stderr", result.stderr, result.sandbox_id),
-        *_values(result),
-        _error(result),
-        _artifacts(result),
-        _status(result),
+    streams = [_stream("stdout", result.stdout, result), _stream("stderr", result.stderr, result)]
+    return _blocks(result, *streams)
+
+
+def view_blocks(view: RunView) -> list[ContentBlock]:
+    """A piece of a run's output and where the run stands; with the last piece, what else came of it."""
+    output = view.page.text.rstrip()
+    if view.result is None or view.page.end < view.page.size:
+        return [text_block("\n\n".join(part for part in (output, _standing(view)) if part))]
+    spills = [
+        f"{name}: {_rest(captured, view.result)}"
+        for name, captured in (("stdout", view.result.stdout), ("stderr", view.result.stderr))
+        if captured.spill is not None
     ]
+    return _blocks(view.result, output, *spills)
+
+
+def _blocks(result: RunResult, *output: str) -> list[ContentBlock]:
+    parts = [*output, *_values(result), _error(result), _artifacts(result), _status(result)]
     text = "\n\n".join(part for part in parts if part)
     return [text_block(text), *(image_block(picture) for picture in result.pictures)]
 
 
-def _stream(name: str, captured: Captured, sandbox_id: str | None) -> str:
+def _standing(view: RunView) -> str:
+    page = view.page
+    if view.result is None:
+        words = [f"{view.run_id} is still running, {view.elapsed_s:.0f} s so far, stopped in {view.left_s:.0f} s"]
+    else:
+        words = [f"{view.run_id} is over: {_outcome(view.result)}"]
+    words.append(f"sandbox {view.sandbox_id}")
+    words.append(f"output bytes {page.start:,} to {page.end:,} of {page.size:,}")
+    if view.live_full:
+        words.append("it writes more than is sent while it runs: the end comes with its result")
+    words.append(f"to read on: {_read_output(view.sandbox_id, view.run_id, page.end)}")
+    if view.result is None:
+        words.append(f"to end it: stop_run(sandbox_id={quoted(view.sandbox_id)}, run_id={quoted(view.run_id)})")
+    return f"[{' · '.join(words)}]"
+
+
+def _read_output(sandbox_id: str, run_id: str, offset: int) -> str:
+    return f"read_output(sandbox_id={quoted(sandbox_id)}, run_id={quoted(run_id)}, offset={offset})"
+
+
+def _stream(name: str, captured: Captured, result: RunResult) -> str:
     if not captured:
         return ""
     if not captured.omitted_bytes:
         return f"{name}:\n{captured.head.rstrip()}"
-    if sandbox_id is None:
-        how = "lost with the one-off sandbox; run in a sandbox from create_sandbox to keep the whole output"
-    elif captured.spill is None:
-        how = "not kept"
-    else:
-        # What was not UTF-8 became U+FFFD, three bytes for at least one: reading on may repeat, but never skips.
-        offset = len(captured.head.encode()) - 2 * captured.head.count("\ufffd")
-        cut = "" if captured.spill_bytes is None else f"only the first {captured.spill_bytes:,} bytes were kept; "
-        how = f"{cut}to read on: {call_of('read_file', sandbox_id, captured.spill)}, offset={offset})"
+    how = _rest(captured, result)
     return f"{name}:\n{captured.head}\n[… {captured.omitted_bytes:,} bytes left out; {how} …]\n{captured.tail.rstrip()}"
+
+
+def _rest(captured: Captured, result: RunResult) -> str:
+    """How to read what is left out of a stream."""
+    if result.sandbox_id is None:
+        return "lost with the one-off sandbox; run in a sandbox from create_sandbox to keep the whole output"
+    if captured.spill is None:
+        if captured.log_offset is None:
+            return "not kept"
+        return f"to read on: {_read_output(result.sandbox_id, result.run_id, captured.log_offset)}"
+    # What was not UTF-8 became U+FFFD, three bytes for at least one: reading on may repeat, but never skips.
+    offset = len(captured.head.encode()) - 2 * captured.head.count("\ufffd")
+    cut = "" if captured.spill_bytes is None else f"only the first {captured.spill_bytes:,} bytes were kept; "
+    return f"{cut}to read on: {call_of('read_file', result.sandbox_id, captured.spill)}, offset={offset})"
 
 
 def _values(result: RunResult) -> list[str]:
@@ -139,8 +177,10 @@ def _status(result: RunResult) -> str:
     if result.state == "lost" and result.sandbox_id is not None:
         words.append("the process was restarted: variables and imports are lost, files are kept")
     elif result.lost_before:
-        words.append("before this run, a cancelled one had to be killed: variables and imports from before are lost")
+        words.append("before this run, an earlier one had to be killed: variables and imports from before are lost")
     words.append(f"sandbox {result.sandbox_id}" if result.sandbox_id else "one-off sandbox, now destroyed")
+    if result.expires_in_s is not None:
+        words.append(f"ends after {result.expires_in_s:.0f} s without use")
     words.append(
         f"queue {timings.queue_ms:.0f} ms, restore {timings.restore_ms:.0f} ms, "
         f"run {timings.run_ms:.0f} ms, total {timings.total_ms:.0f} ms"
@@ -152,6 +192,8 @@ def _outcome(result: RunResult) -> str:
     if result.timed_out_after_s is not None:
         kept = "; variables are kept" if result.state == "kept" and result.sandbox_id else ""
         return f"stopped: time limit of {result.timed_out_after_s:g} s reached{kept}"
+    if result.stopped:
+        return "stopped on request; variables are kept" if result.state == "kept" else "killed on request"
     match result.status:
         case "exited":
             return f"exited with code {result.exit_code}"

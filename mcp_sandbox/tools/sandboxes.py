@@ -26,6 +26,7 @@ class SandboxView(BaseModel):
     sandbox_id: str = Field(description="Give this to the other tools.")
     template: str
     language: str
+    isolation_in_force: str = Field(description="What stands between the code and the host, and what does not.")
     isolation: str = Field(description="vm: a kernel of its own; kernel: an application kernel; namespace: weakest.")
     driver: str
     accel: str | None = Field(description="kvm, or tcg: emulated and 16 to 27 times slower CPU; null: native.")
@@ -35,8 +36,11 @@ class SandboxView(BaseModel):
     network: str = "none"
     working_directory: str = WORKSPACE
     artifacts_directory: str = OUTPUTS
+    state: str = Field(description="ready, running or paused")
+    run_id: str | None = Field(description="The run that is on; read_output and stop_run take it.")
     age_s: float
     expires_in_s: float = Field(description="Seconds until it ends if it is not used.")
+    ends_in_s: float = Field(description="Seconds until it ends in any case.")
     restore_ms: float = Field(description="How long it took to start.")
     missing_protections: list[str] = Field(description="Limits that are not in force on this host.")
 
@@ -74,9 +78,17 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             str,
             Field(min_length=1, max_length=63, description=f"What is in the sandbox. Available: {names}."),
         ] = settings.template,
+        ttl_s: Annotated[
+            float,
+            Field(gt=0, le=settings.max_lifetime_s, description="Seconds after which it ends in any case."),
+        ] = settings.max_lifetime_s,
+        idle_s: Annotated[
+            float,
+            Field(gt=0, le=settings.max_idle_timeout_s, description="Seconds without use after which it ends."),
+        ] = settings.idle_timeout_s,
     ) -> SandboxView:
         with told_to_the_model():
-            return _view(await service_of(ctx).create(owner_of(ctx), template))
+            return _view(await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s))
 
     @mcp.tool(
         title="List sandboxes",
@@ -107,14 +119,18 @@ def _view(info: SandboxInfo) -> SandboxView:
         sandbox_id=info.id,
         template=info.template.name,
         language=info.template.language,
+        isolation_in_force=str(info.facts),
         isolation=info.facts.isolation,
         driver=info.facts.driver,
         accel=info.facts.accel,
         memory_mb=size.memory_mb,
         vcpus=size.vcpus,
         disk_mb=size.disk_mb,
+        state=info.state,
+        run_id=info.run_id,
         age_s=round(info.age_s, 1),
         expires_in_s=round(info.expires_in_s, 1),
+        ends_in_s=round(info.ends_in_s, 1),
         restore_ms=round(1000 * info.timings.restore_s, 1),
         missing_protections=list(info.facts.limits),
     )

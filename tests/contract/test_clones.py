@@ -12,6 +12,7 @@ from mcp_sandbox.local import LocalProvider
 from templates.build import BuiltTemplate
 from tests.functional.machines import START_S, Machines, descriptors
 from vmm.memory import data_extents
+from vmm.types import GuestKernel
 
 pytestmark = pytest.mark.vm
 
@@ -20,7 +21,13 @@ CHUNK = 4 * 1024 * 1024
 
 def fingerprint(built: BuiltTemplate) -> dict[str, tuple[str, int]]:
     """Content and time of last change of everything clones are made from."""
-    files = [*built.snapshot.path.iterdir(), built.root, built.boot.vmlinuz, built.boot.initramfs]
+    boot = [built.boot.vmlinuz, built.boot.initramfs] if isinstance(built.boot, GuestKernel) else [built.boot.archive]
+    roots = (
+        [built.root]
+        if built.root.is_file()
+        else [path for path in built.root.rglob("*") if path.is_file() and not path.is_symlink()]
+    )
+    files = [*(built.snapshot.path.iterdir() if built.snapshot else ()), *roots, *boot]
     return {str(file): (digest(file), file.stat().st_mtime_ns) for file in files}
 
 

@@ -1,5 +1,6 @@
 """The ladder of fixtures up to a real machine."""
 
+from tests.functional.bubblewrap_harness import bubblewrap, inside
 from tests.functional.machines import anyio_backend, built, clone, host, loaded, machines, shared
 
-__all__ = ["anyio_backend", "built", "clone", "host", "loaded", "machines", "shared"]
+__all__ = ["anyio_backend", "bubblewrap", "built", "clone", "host", "inside", "loaded", "machines", "shared"]

@@ -20,6 +20,7 @@ from templates.store import Store
 from templates.tools import LoggedTools
 from vmm.process import Confinement, find_tool, run_tool, spawn
 from vmm.tsc import tsc_khz
+from vmm.types import GuestKernel
 
 ROOT = Path(__file__).parents[2]
 SYSTEMD = "/usr/lib/systemd/systemd"
@@ -115,6 +116,7 @@ def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:
     for script in scripts:
         shutil.copy(script, tree / "scripts")
     shutil.copy(built.root, tree / "root.erofs")
+    assert isinstance(built.boot, GuestKernel)
     shutil.copy(built.boot.vmlinuz, tree / "vmlinuz")
     shutil.copy(built.boot.initramfs, tree / "initramfs.cpio")
     firmware = tree / "programs/usr/share/qemu"

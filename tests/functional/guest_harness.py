@@ -19,6 +19,10 @@ TMP_MB = 200
 
 # As root, code runs as uid 1000 as in a real machine; otherwise there is but one uid to map.
 SEPARATE_USER = os.geteuid() == 0
+SANDBOX_USER = "1000:1000" if SEPARATE_USER else "none"
+
+# An agent that shares its user with the code has no capabilities; nor may it be root, whom no limits bind.
+LESS_RIGHTS = "setpriv --bounding-set=-all" + (" --reuid=1000 --regid=1000 --clear-groups" if SEPARATE_USER else "")
 
 # Waits until the ids are mapped, then gets the capabilities that belong to uid 0 by a second exec.
 MAP_SCRIPT = """
@@ -35,6 +39,7 @@ mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs /mnt
 cd /mnt
 mkdir -p dev proc tmp etc run/mcp-sandbox workspace
+[ -z "$LESS_RIGHTS" ] || chmod 777 run/mcp-sandbox
 ln -s /run/mcp-sandbox/hostname /run/mcp-sandbox/machine-id etc/
 for link in bin sbin lib lib64; do [ -e /$link ] && cp -d /$link $link; done
 for folder in /usr "$@"; do
@@ -55,8 +60,8 @@ echo root:x:0:0::/root:/bin/sh > etc/passwd
 echo sandbox:x:1000:1000::/workspace:/bin/sh >> etc/passwd
 exec 3<&0
 chroot . /usr/bin/env -i PATH=/usr/bin:/bin PYTHONPATH="$REPO" \
-    "$PYTHON" -B -m guest.agent --stdio --user "$AGENT_USER" <&3 3<&- &
-wait $!  # and take in orphans, as process 1 of a machine does
+    $LESS_RIGHTS "$PYTHON" -B -m guest.agent --stdio $AGENT_OPTIONS <&3 3<&- &
+wait $!
 """
 
 
@@ -67,7 +72,7 @@ def _folders() -> list[str]:
 
 
 @contextmanager
-def _agent_process(channel: socket.socket) -> Iterator[None]:
+def _agent_process(channel: socket.socket, options: tuple[str, ...]) -> Iterator[None]:
     """An agent on its stdin and stdout. It and all it started are gone after the block."""
     up_read, up_write = os.pipe()
     go_read, go_write = os.pipe()
@@ -76,7 +81,8 @@ def _agent_process(channel: socket.socket) -> Iterator[None]:
         "REPO": str(REPO),
         "PYTHON": sys.executable,
         "TMP_MB": str(TMP_MB),
-        "AGENT_USER": "1000:1000" if SEPARATE_USER else "none",
+        "AGENT_OPTIONS": " ".join(options),
+        "LESS_RIGHTS": LESS_RIGHTS if "--own-pids" in options else "",
         "ROOT_SCRIPT": ROOT_SCRIPT,
         "UP": str(up_write),
         "GO": str(go_read),
@@ -109,10 +115,10 @@ def _map_ids(pid: int) -> None:
 
 
 @asynccontextmanager
-async def agent_client(warm_up: str | None = "") -> AsyncIterator[AgentClient]:
-    """A client of a running agent, its kernel ready unless `warm_up` is None."""
+async def agent_client(warm_up: str | None = "", *options: str, user: str = SANDBOX_USER) -> AsyncIterator[AgentClient]:
+    """A client of an agent running with these options, its kernel ready unless `warm_up` is None."""
     ours, theirs = socket.socketpair()
-    with _agent_process(theirs):
+    with _agent_process(theirs, ("--user", user, *options)):
         stream = await SocketStream.from_socket(ours)
         async with AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client:
             if warm_up is not None:

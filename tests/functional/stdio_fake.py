@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +13,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.provider import Lease
 from mcp_sandbox.server import create_server, serve_stdio
 from mcp_sandbox.service import SandboxService
-from tests.unit.fakes import FakeProvider
-from vmm.types import Isolation
+from tests.unit.fakes import FACTS, FakeProvider
 
 
 class FileProvider(FakeProvider):
@@ -38,9 +37,9 @@ class FileProvider(FakeProvider):
 def main() -> None:
     directory = Path(sys.argv[1])
     settings = Settings(log_level="INFO")
-    server = create_server(settings, Isolation.VM, lambda: SandboxService(FileProvider(directory), settings))
+    server = create_server(settings, str(FACTS), lambda: SandboxService(FileProvider(directory), settings))
     (directory / "server.pid").write_text(str(os.getpid()))
-    anyio.run(partial(serve_stdio, server, parent=os.getppid()))
+    anyio.run(partial(serve_stdio, nullcontext(server), parent=os.getppid()))
 
 
 if __name__ == "__main__":

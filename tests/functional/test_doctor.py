@@ -25,7 +25,7 @@ def test_on_a_home_where_nothing_is_built_the_doctor_says_what_to_do_next(tmp_pa
 
 
 def test_without_qemu_the_doctor_names_it_and_how_to_get_it(tmp_path: Path):
-    done = call(tmp_path, "doctor", "--json", path=str(tmp_path))
+    done = call(tmp_path, "--driver", "qemu", "doctor", "--json", path=str(tmp_path))
     report = json.loads(done.stdout)
     assert done.returncode == 1
     assert "qemu-system-x86_64" in report["verdict"]
@@ -34,14 +34,14 @@ def test_without_qemu_the_doctor_names_it_and_how_to_get_it(tmp_path: Path):
 
 
 def test_without_qemu_people_read_the_same(tmp_path: Path):
-    done = call(tmp_path, "doctor", path=str(tmp_path))
+    done = call(tmp_path, "--driver", "qemu", "doctor", path=str(tmp_path))
     assert done.returncode == 1
     assert done.stdout.startswith("✗ Not ready: qemu-system-x86_64")
     assert "Next step: mcp-sandbox setup" in done.stdout
 
 
 def test_setup_only_reports_when_asked_to(tmp_path: Path):
-    done = call(tmp_path, "setup", "--check", path=str(tmp_path))
+    done = call(tmp_path, "setup", "--driver", "qemu", "--check", path=str(tmp_path))
     assert done.returncode == 1
     assert "qemu-system-x86_64" in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_sandbox.app import make_host
+from mcp_sandbox.app import open_host
 from mcp_sandbox.config import load_settings
 from templates.model import load_template
 from tests.functional.emulated_host import SYSTEMD, run_in_emulated_host
@@ -29,9 +29,8 @@ Facts = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 async def printed(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    host = make_host(load_settings())
-    built = await host.builder.find(load_template(host.settings.template), host.driver)
-    await host.driver.aclose()
+    async with open_host(load_settings(driver="qemu")) as host:
+        built = await host.builder.find(load_template(host.settings.template), host.driver)
     assert built is not None, "build the template first: mcp-sandbox template build"
     scratch = tmp_path_factory.mktemp("host")
     with anyio.fail_after(540):

@@ -68,7 +68,17 @@ def test_every_command_names_a_guest_kernel_that_is_not_there(
 def test_a_driver_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path):
     result = CliRunner().invoke(app, ["--home", str(tmp_path), "--driver", "fake", "run", "-"], input="1")
     assert result.exit_code == 1
-    assert "there is no driver called 'fake'; choose one of: qemu" in result.stderr
+    assert "there is no driver called 'fake'; choose one of: qemu, gvisor, bubblewrap" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "-"], ["setup"], ["template", "build"], []], ids=" ".join)
+def test_a_driver_that_is_too_weak_is_refused_with_both_settings_named(tmp_path: Path, command: list[str]):
+    flags = ["--home", str(tmp_path), "--driver", "bubblewrap", "--min-isolation", "kernel"]
+    result = CliRunner().invoke(app, [*flags, *command], input="1")
+    assert result.exit_code == 1
+    assert "driver = bubblewrap" in result.stderr
+    assert "min_isolation = kernel" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", [["run", "-"], ["bench", "--quick"], ["template", "build"]], ids=" ".join)

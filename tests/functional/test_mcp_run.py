@@ -2,6 +2,7 @@
 
 import io
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
     provider = FakeProvider()
-    monkeypatch.setattr(run, "make_host", lambda settings: settings)
+    monkeypatch.setattr(run, "open_host", nullcontext)
     monkeypatch.setattr(run, "open_service", lambda settings: SandboxService(provider, settings))
     return provider
 

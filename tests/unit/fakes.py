@@ -1,6 +1,6 @@
 """Machines that exist only in memory, at the level the service sees: leases with an agent."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +22,7 @@ from guest.client.messages import (
     State,
     Status,
 )
-from guest.errors import AgentGone, RequestRefused
+from guest.errors import AgentGone, GuestError, RequestRefused
 from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings
 from templates.model import load_template
 from vmm.types import Accel, Exit, Isolation
@@ -54,19 +54,26 @@ class FakeMachine:
         return Exit(signal=9, detail="out of memory")
 
 
+Plan = Sequence[Event | anyio.Event]  # an anyio.Event holds the run up until a test sets it, or the run is stopped
+
+
 class FakeRun:
     """Plays what the agent has planned for the code; some codes go on until they are stopped."""
 
     def __init__(self, agent: "FakeAgent", request: RunCode) -> None:
         self._agent = agent
         self._code = request.code
-        self._events: list[Event] = list(agent.plans.get(request.code, [Output("stdout", "ran\n"), finished()]))
+        self._events: list[Event | anyio.Event] = list(
+            agent.plans.get(request.code, [Output("stdout", "ran\n"), finished()])
+        )
         self._stopped = anyio.Event()
         self.done = False
 
     async def stop(self) -> None:
         self._agent.stops += 1
         self._stopped.set()
+        if self._events and isinstance(self._events[0], anyio.Event):
+            self._events[0].set()
 
     def __aiter__(self) -> "FakeRun":
         return self
@@ -87,7 +94,11 @@ class FakeRun:
         elif self._code == "die":
             self._agent.machine.ended.set()
             raise AgentGone("the machine's agent closed the stream")
+        while isinstance(gate := self._events[0], anyio.Event):
+            await gate.wait()
+            self._events = [finished("interrupted")] if self._stopped.is_set() else self._events[1:]
         event = self._events.pop(0)
+        assert not isinstance(event, anyio.Event)
         self.done = isinstance(event, Finished)
         return event
 
@@ -101,9 +112,19 @@ class FakeAgent:
     def __init__(self, machine: FakeMachine) -> None:
         self.machine = machine
         self.files: dict[str, bytes] = {}
-        self.plans: dict[str, list[Event]] = {}
+        self.plans: dict[str, Plan] = {}
         self.running = anyio.Event()
         self.stops = 0
+        self.failure: GuestError | None = None
+        self._failing = anyio.Event()
+
+    def go(self) -> None:
+        """Close the stream to the host."""
+        self.failure = AgentGone("the machine's agent closed the stream")
+        self._failing.set()
+
+    async def wait_failed(self) -> None:
+        await self._failing.wait()
 
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[FakeRun]:
@@ -146,7 +167,7 @@ class FakeProvider:
         self.hold: anyio.Event | None = None  # set it to make restores wait
         self.waiting = anyio.Event()
         self.released = anyio.Event()  # a machine was given back
-        self.plans: dict[str, list[Event]] = {}
+        self.plans: dict[str, Plan] = {}
 
     @property
     def agent(self) -> FakeAgent:

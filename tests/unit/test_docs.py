@@ -15,7 +15,6 @@ from mcp_sandbox.server import create_server
 from mcp_sandbox.service import SandboxService
 from templates.model import find_templates
 from tests.unit.fakes import FakeProvider
-from vmm.types import Isolation
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -32,7 +31,7 @@ def named(path: Path) -> str:
 
 async def tools_of_the_server() -> set[str]:
     settings = Settings()
-    server = create_server(settings, Isolation.VM, lambda: SandboxService(FakeProvider(), settings))
+    server = create_server(settings, "vm", lambda: SandboxService(FakeProvider(), settings))
     async with Client(server) as client:
         return {tool.name for tool in (await client.list_tools()).tools}
 

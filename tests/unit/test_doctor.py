@@ -2,19 +2,25 @@
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from mcp_sandbox.commands import doctor_view
+from mcp_sandbox import app
+from mcp_sandbox.commands import doctor, doctor_view
 from mcp_sandbox.commands.doctor import DriverReport, MissingReport, Report, TemplateReport, examine, judge, one_line
 from mcp_sandbox.config import Settings
+from vmm.driver import Driver
+from vmm.drivers.fake import FakeDriver
+from vmm.types import Accel, Isolation, Probe
+from vmm.verdicts import Verdict
 
 QEMU = DriverReport(
     name="qemu",
     in_force=True,
     usable=True,
-    isolation="vm",
-    accel="tcg",
+    isolation=Isolation.VM,
+    accel=Accel.TCG,
     version="QEMU 7.2",
     reason="emulation (TCG): this host has no /dev/kvm",
     fix="use a host with hardware virtualization",
@@ -84,10 +90,69 @@ def test_a_reason_is_cut_to_its_first_line(text: str, line: str):
     assert one_line(text) == line
 
 
+class StubDrivers(app.Drivers):
+    """No real driver is asked: what each says is given."""
+
+    verdicts: ClassVar[dict[str, Probe]] = {
+        "qemu": Probe(True, "emulation (TCG)", None, Accel.TCG, "QEMU 7.2"),
+        "gvisor": Probe(True, "a program ran in it", version="runsc 20240729"),
+        "bubblewrap": Probe(False, "bwrap is not installed", "apt-get install bubblewrap"),
+    }
+
+    async def ask(self, name: str) -> Probe:
+        return self.verdicts.get(name) or await super().ask(name)
+
+    def load(self, name: str) -> Driver:
+        return FakeDriver() if name in self.verdicts else super().load(name)
+
+
+@pytest.fixture(autouse=True)
+def _drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_kvm(*_: object, **__: object) -> Verdict:
+        return Verdict(False, "there is none", "another host")
+
+    monkeypatch.setattr("vmm.probe.kvm", no_kvm)
+    monkeypatch.setattr(doctor, "Drivers", StubDrivers)
+
+
+async def test_the_choice_is_reported_with_the_reasons_that_led_to_it(tmp_path: Path):
+    report = await examine(Settings(home=tmp_path))
+    assert report.choice.model_dump() == {
+        "driver": "gvisor",
+        "setting": "auto",
+        "min_isolation": "namespace",
+        "reasons": ["KVM: there is none"],
+        "better": "another host",
+    }
+
+
+async def test_a_driver_whose_programs_are_missing_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mcp_sandbox.commands.setup.is_met", lambda need: need.what != "bwrap")
+    report = await examine(Settings(home=tmp_path))
+    fix = next(driver.fix for driver in report.drivers if driver.name == "bubblewrap")
+    assert fix is not None
+    assert "mcp-sandbox setup --driver bubblewrap" in fix
+    assert "apt-get install -y --no-install-recommends bubblewrap" in fix
+    assert "bwrap" not in {need.what for need in report.missing}  # the driver in force does not need it
+
+
+async def test_a_driver_that_is_too_weak_is_not_ready_whatever_it_says(tmp_path: Path):
+    report = await examine(Settings(home=tmp_path, driver="gvisor", min_isolation=Isolation.VM))
+    assert not report.ready
+    assert report.verdict.startswith("Not ready: driver = gvisor gives isolation level kernel only")
+    assert {driver.name: driver.in_force for driver in report.drivers}["gvisor"]
+
+
 async def test_a_host_on_which_nothing_was_built_gets_a_whole_report(tmp_path: Path):
     report = await examine(Settings(home=tmp_path / "home"))
     assert not report.ready
-    assert {driver.name: driver.in_force for driver in report.drivers} == {"qemu": True}
+    assert {driver.name: driver.in_force for driver in report.drivers} == {
+        "qemu": False,
+        "gvisor": True,
+        "bubblewrap": False,
+    }
     assert [(template.built, template.default) for template in report.templates] == [(False, True)]
     assert (report.guest_kernel, report.home.used_bytes) == (None, 0)
     assert report.home.free_bytes > 0
@@ -98,7 +163,7 @@ async def test_a_host_on_which_nothing_was_built_gets_a_whole_report(tmp_path: P
 async def test_a_driver_that_does_not_exist_is_reported_and_not_raised(tmp_path: Path):
     report = await examine(Settings(home=tmp_path, driver="nonsense"))
     driver = report.drivers[-1]
-    assert (driver.name, driver.usable, driver.fix) == ("nonsense", False, "choose one of: qemu")
+    assert (driver.name, driver.usable, driver.fix) == ("nonsense", False, "choose one of: qemu, gvisor, bubblewrap")
     assert [template.built for template in report.templates] == [None]
 
 
@@ -110,6 +175,7 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
         "verdict": None,
         "next_step": None,
         "warnings": None,
+        "choice": "driver setting min_isolation reasons better",
         "drivers": "name in_force usable isolation accel version reason fix missing_protections",
         "host": "user root cpus memory_bytes memory_available_bytes cgroup_version cgroup",
         "home": "path used_bytes free_bytes",

@@ -1,9 +1,32 @@
 """The agent's parts, without a machine."""
 
+import os
+import sys
 from pathlib import Path
+
+import pytest
+
+from guest.agent.__main__ import FIRST_PID_NAMESPACE, parse_options
 
 GUEST = Path(__file__).parents[2] / "guest"
 
 
 def test_a_kernel_does_not_import_the_agent_that_starts_it():
     assert not [file.name for file in (GUEST / "kernels").glob("*.py") if "guest.agent" in file.read_text()]
+
+
+def test_an_agent_among_the_processes_of_a_host_refuses_to_think_them_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["agent", "--stdio", "--user", "none", "--own-pids"])
+    monkeypatch.setattr(os, "readlink", lambda _path: FIRST_PID_NAMESPACE)
+    with pytest.raises(SystemExit):
+        parse_options()
+    assert "needs a PID namespace" in capsys.readouterr().err
+    monkeypatch.setattr(os, "readlink", lambda _path: "pid:[4026532000]")
+    assert parse_options().own_pids
+
+
+def test_an_agent_has_one_way_to_its_host(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["agent", "--stdio", "--vsock", "5000"])
+    with pytest.raises(SystemExit):
+        parse_options()
+    assert "not allowed with" in capsys.readouterr().err

@@ -183,6 +183,21 @@ async def test_a_cancelled_request_leaves_the_client_usable():
         await client.remove("x")
 
 
+async def test_whoever_watches_learns_that_the_agent_is_gone():
+    leave = anyio.Event()
+
+    async def script(agent: FakeAgent) -> None:
+        await leave.wait()
+        await agent.pipe.aclose()
+
+    async with connected(script) as client:
+        assert client.failure is None
+        leave.set()
+        with anyio.fail_after(TIMEOUT_S):
+            await client.wait_failed()
+        assert isinstance(client.failure, AgentGone)
+
+
 async def test_a_machine_that_goes_fails_all_requests_with_agent_gone():
     async def script(agent: FakeAgent) -> None:
         await agent.expect("run")

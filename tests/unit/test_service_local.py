@@ -1,7 +1,7 @@
 """Leases from snapshots of this host: who gets one, and in which condition."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +21,7 @@ from vmm.errors import SnapshotFailed
 from vmm.types import Accel, Capabilities, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
 
 if TYPE_CHECKING:
-    from vmm.driver import SnapshotDriver
+    from vmm.driver import Machine, SnapshotDriver
 
 
 class Clone(FakeMachine):
@@ -30,7 +30,7 @@ class Clone(FakeMachine):
 
 
 class StubDriver:
-    """Restores nothing, and counts."""
+    """Starts nothing, and counts."""
 
     name = "stub"
     capabilities = Capabilities(Isolation.KERNEL, snapshot=True)
@@ -41,14 +41,30 @@ class StubDriver:
         self.probes = 0
         self.alive = 0
         self.specs: list[MachineSpec] = []
+        self.started: list[str] = []
 
     async def probe(self) -> Probe:
         self.probes += 1
         await anyio.lowlevel.checkpoint()
         return self.verdict
 
+    async def fingerprint(self) -> str:
+        return "stub"
+
+    async def snapshot(self, machine: "Machine", dst: Path) -> Snapshot:
+        raise NotImplementedError
+
+    async def aclose(self) -> None: ...
+
+    def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Clone]:
+        return self._start("restored", spec)
+
+    def launch(self, spec: MachineSpec) -> AbstractAsyncContextManager[Clone]:
+        return self._start("launched", spec)
+
     @asynccontextmanager
-    async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Clone]:
+    async def _start(self, how: str, spec: MachineSpec) -> AsyncIterator[Clone]:
+        self.started.append(how)
         self.specs.append(spec)
         if self.error is not None:
             raise self.error
@@ -75,6 +91,11 @@ class StubAgent:
     def __init__(self, identity: Identity, skew_s: float) -> None:
         self.identity = identity
         self.refreshed = Refreshed(skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
+        self.warmed: list[str] = []
+
+    async def warm(self, code: str, timeout_s: float) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.warmed.append(code)
 
     async def refresh(self, identity: Identity) -> Refreshed:
         await anyio.lowlevel.checkpoint()
@@ -165,6 +186,23 @@ async def test_a_machine_served_by_the_hosts_kernel_has_nothing_to_reseed(bench:
     bench.refused = {"entropy_credited", "hostname_set"}
     async with bench.provider.acquire(TEMPLATE):
         assert bench.driver.alive == 1
+
+
+async def test_a_machine_from_a_snapshot_is_warm_already(bench: Bench):
+    async with bench.provider.acquire(TEMPLATE):
+        assert bench.driver.started == ["restored"]
+        assert bench.agents[0].warmed == []
+
+
+async def test_a_machine_of_a_driver_without_snapshots_is_launched_and_warmed_before_anyone_has_it(bench: Bench):
+    bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
+    assert bench.builder.found is not None
+    bench.builder.found = replace(bench.builder.found, snapshot=None)
+    async with bench.provider.acquire(TEMPLATE) as lease:
+        assert bench.driver.started == ["launched"]
+        assert bench.agents[0].warmed == [lease.template.warmup.code]
+        assert bench.agents[0].identity.hostname == bench.driver.specs[0].id
+    assert bench.driver.alive == 0
 
 
 async def test_the_host_is_probed_once(bench: Bench):

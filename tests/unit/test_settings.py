@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from mcp_sandbox.commands.common import environment
 from mcp_sandbox.config import CONFIG_NAME, ConfigError, Settings, load_settings
 
 
@@ -60,6 +61,15 @@ def test_a_file_that_is_not_toml_is_named():
 def test_a_default_time_limit_over_the_greatest_is_refused():
     with pytest.raises(ConfigError, match="max_run_timeout_s"):
         load_settings(run_timeout_s=20, max_run_timeout_s=10)
+    with pytest.raises(ConfigError, match="max_idle_timeout_s"):
+        load_settings(idle_timeout_s=20, max_idle_timeout_s=10)
+
+
+def test_a_server_of_our_own_gets_the_settings_in_force_wherever_they_came_from(monkeypatch: pytest.MonkeyPatch):
+    settings = load_settings(driver="gvisor", min_isolation="kernel", max_sandboxes=3)
+    for name, value in environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings
 
 
 def test_everything_moves_with_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

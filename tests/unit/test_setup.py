@@ -3,15 +3,58 @@
 import os
 import re
 from pathlib import Path
-from types import SimpleNamespace
+from typing import ClassVar, Self
 
 import pytest
 
 from mcp_sandbox.commands import setup
-from mcp_sandbox.commands.setup import NEEDS, Need, make_plan
+from mcp_sandbox.commands.setup import DRIVER_NEEDS, NEEDS, Need, make_plan
 from mcp_sandbox.config import Settings
+from vmm.types import Probe
+from vmm.verdicts import Verdict
 
 ORDINARY_UID = 54321  # nobody's
+
+
+class StubDrivers:
+    """Drivers that work as soon as they have been equipped, except for those that never do."""
+
+    hopeless: ClassVar[tuple[str, ...]]
+    unfetched_things: ClassVar[dict[str, str]]
+
+    def __init__(self, *_: object) -> None:
+        self.loaded: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def load(self, name: str) -> None:
+        self.loaded.append(name)
+
+    async def ask(self, name: str) -> Probe:
+        return Probe(name not in self.hopeless, "it told us so", "another host")
+
+    def unfetched(self, name: str, _verdict: Probe) -> str | None:
+        return self.unfetched_things.get(name)
+
+    async def ask_after_fetching(self, name: str) -> Probe:
+        self.unfetched_things.pop(name, None)
+        return await self.ask(name)
+
+
+@pytest.fixture(autouse=True)
+def drivers(monkeypatch: pytest.MonkeyPatch) -> type[StubDrivers]:
+    """This host has no KVM, and drivers that depend on nothing but their packages."""
+
+    async def no_kvm(*_: object, **__: object) -> Verdict:
+        return Verdict(False, "no KVM")
+
+    monkeypatch.setattr("vmm.probe.kvm", no_kvm)
+    monkeypatch.setattr(setup, "Drivers", StubDrivers)
+    StubDrivers.hopeless, StubDrivers.unfetched_things = (), {}
+    return StubDrivers
 
 
 @pytest.fixture
@@ -23,7 +66,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("vmm.process.SYSTEM_DIRS", ())
     monkeypatch.setattr(setup, "NEEDS", tuple(need for need in NEEDS if not need.what.startswith("/")))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(setup, "make_host", lambda *_: SimpleNamespace(builder=SimpleNamespace(find_kernel=Path)))
     return directory
 
 
@@ -42,7 +84,7 @@ SETPRIV = 'shift; exec "$@"'  # what we start other tools with
 
 
 def add_all(directory: Path, *, but: tuple[str, ...] = ()) -> None:
-    for need in NEEDS:
+    for need in (*NEEDS, *(need for needs in DRIVER_NEEDS.values() for need in needs)):
         if not need.what.startswith("/") and need.what not in but:
             add(directory, need.what, SETPRIV if need.what == "setpriv" else "exit 0")
 
@@ -50,20 +92,55 @@ def add_all(directory: Path, *, but: tuple[str, ...] = ()) -> None:
 def test_a_host_that_has_everything_is_told_so_in_one_line(programs, settings, capsys):
     add_all(programs)
     assert setup.main(settings, check=False) == 0
-    assert capsys.readouterr().out == "Nothing is missing: system packages and guest kernel are there.\n"
+    assert capsys.readouterr().out == "Nothing is missing: gvisor runs sandboxes here (kernel isolation).\n"
 
 
 def test_a_package_that_brings_two_missing_programs_is_named_once(programs, settings):
     add_all(programs, but=("unshare", "setpriv", "mkfs.erofs"))
-    assert make_plan(settings).packages == ("util-linux", "erofs-utils")
+    assert make_plan(settings, "gvisor").packages == ("util-linux", "erofs-utils")
 
 
-def test_a_file_can_be_needed_too(programs, settings, tmp_path):
+def test_a_file_can_be_needed_too(programs, settings, tmp_path, monkeypatch):
     keyring = tmp_path / "keyring.gpg"
-    needs = [Need(str(keyring), "keyring", "trust", "build")]
-    assert make_plan(settings, needs).packages == ("keyring",)
+    monkeypatch.setattr(setup, "NEEDS", (Need(str(keyring), "keyring", "trust", "build"),))
+    add_all(programs)
+    assert make_plan(settings, "qemu").packages == ("keyring",)
     keyring.touch()
-    assert make_plan(settings, needs).complete
+    assert make_plan(settings, "qemu").complete
+
+
+def test_each_driver_needs_its_own_programs_only(programs, settings):
+    add_all(programs, but=("qemu-system-x86_64", "mkfs.ext4", "bwrap"))
+    assert make_plan(settings, "qemu").packages == ("qemu-system-x86", "e2fsprogs")
+    assert make_plan(settings, "bubblewrap").packages == ("bubblewrap",)
+    assert make_plan(settings, "gvisor").complete
+
+
+def test_without_kvm_nobody_is_asked_for_qemu(programs, settings, drivers, capsys):
+    add_all(programs, but=("qemu-system-x86_64", "mkfs.ext4"))
+    drivers.unfetched_things["gvisor"] = "gVisor"
+    assert setup.main(settings, check=True) == 1
+    assert "no gVisor yet" in capsys.readouterr().out
+    assert setup.main(settings, check=False) == 0
+    assert setup.main(settings, check=True) == 0
+    assert "gvisor runs sandboxes here" in capsys.readouterr().out
+
+
+def test_where_gvisor_does_not_work_the_next_driver_is_set_up_and_the_reason_told(programs, settings, drivers, capsys):
+    add_all(programs, but=("qemu-system-x86_64",))
+    add(programs, "apt-get", f'[ "$1" = update ] || cp {programs}/dpkg {programs}/qemu-system-x86_64')
+    drivers.hopeless = ("gvisor",)
+    assert setup.main(settings, check=False) == 0
+    told = capsys.readouterr()
+    assert "gvisor has all it needs, but it told us so" in told.err
+    assert "qemu runs sandboxes here" in told.out
+
+
+def test_a_driver_that_has_all_it_needs_and_does_not_work_is_no_success(programs, settings, drivers, capsys):
+    add_all(programs)
+    drivers.hopeless = ("bubblewrap",)
+    assert setup.main(settings.model_copy(update={"driver": "bubblewrap"}), check=False) == 1
+    assert "To fix it: another host" in capsys.readouterr().err
 
 
 def test_an_ordinary_user_needs_a_helper_and_ids_and_gets_one_command_for_both(programs, settings, monkeypatch, capsys):
@@ -94,12 +171,13 @@ def test_ids_of_other_users_are_never_offered(tmp_path):
 def test_only_a_kernel_of_the_users_own_needs_busybox_and_only_a_static_one_will_do(programs, settings):
     add_all(programs)
     own = settings.model_copy(update={"guest_kernel": Path("vmlinuz")})
-    assert make_plan(settings).complete
-    assert make_plan(own).packages == ("busybox-static",)
+    assert make_plan(settings, "qemu").complete
+    assert make_plan(own, "gvisor").complete
+    assert make_plan(own, "qemu").packages == ("busybox-static",)
     add(programs, "busybox", "# /lib64/ld-linux-x86-64.so.2")
-    assert make_plan(own).packages == ("busybox-static",)
+    assert make_plan(own, "qemu").packages == ("busybox-static",)
     add(programs, "busybox")
-    assert make_plan(own).complete
+    assert make_plan(own, "qemu").complete
 
 
 def test_root_gets_the_missing_packages_installed(programs, settings, capsys):

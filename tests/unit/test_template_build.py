@@ -18,6 +18,7 @@ from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
 from vmm.drivers.fake import FakeDriver
+from vmm.types import Capabilities, GuestCode, GuestKernel, Isolation
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,27 @@ def template(**changes: Any) -> Template:
         "warmup": {"code": "import numpy"},
     }
     return Template.model_validate(fields | changes)
+
+
+class FakeVm(FakeDriver):
+    """Machines that boot a kernel and can be frozen, as QEMU's do."""
+
+    name = "vm"
+    capabilities = Capabilities(Isolation.VM, snapshot=True)
+
+
+class FakeGvisor(FakeDriver):
+    """Machines that start with the agent alone and can be frozen."""
+
+    name = "gvisor"
+    capabilities = Capabilities(Isolation.KERNEL, snapshot=True)
+
+
+class FakeJail(FakeDriver):
+    """Machines in a directory tree that cannot be frozen, as bubblewrap's are."""
+
+    name = "jail"
+    capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
 
 
 class Workshop:
@@ -83,6 +105,10 @@ class PretendedTools:
                 _grow_tree(Path(argv[-1].partition("=")[2]))
             case "mkfs.erofs":
                 Path(argv[-2]).write_text("erofs")
+            case "fsck.erofs":
+                _grow_tree(unpacked := Path(argv[1].partition("=")[2]))
+                (unpacked / "tmp").mkdir()
+                (unpacked / "tmp").chmod(0o1777)
             case "apt-cache":
                 return ["linux-image-cloud-amd64", "  Depends: linux-image-6.1-cloud-amd64"]
             case "apt-get" if "download" in argv:
@@ -90,7 +116,7 @@ class PretendedTools:
                 (cwd / "linux.deb").write_text("")
             case "dpkg":
                 tree = Path(argv[-1])
-                for name in ("boot/vmlinuz-6.1", "bin/busybox", "lib/modules/6.1/kernel/overlay.ko"):
+                for name in ("boot/vmlinuz-6.1", "bin/busybox", "lib/modules/6.1/kernel/overlay.ko", "usr/bin/runsc"):
                     (tree / name).parent.mkdir(parents=True)
                     (tree / name).write_text(name)
         return []
@@ -159,21 +185,73 @@ def staged(home: Path) -> list[Path]:
 async def test_a_build_gives_image_kernel_and_a_warm_snapshot(
     builder: Builder, agent: type[PretendedAgent], tmp_path: Path
 ):
-    driver = FakeDriver()
+    driver = FakeVm()
     built = await builder.build(template(), driver)
     assert built.root.read_text() == "erofs"
+    assert isinstance(built.boot, GuestKernel)
     assert built.boot.vmlinuz.read_text() == "boot/vmlinuz-6.1"
     assert built.boot.initramfs.is_file()
+    assert built.snapshot is not None
     assert (built.snapshot.path / "state").is_file()
-    assert built.snapshot.driver == "fake"
+    assert built.snapshot.driver == "vm"
     assert built.spec("m1").memory_mb == 128
     assert agent.warmed == ["import numpy"]
     assert driver.running == []
     assert staged(tmp_path) == []
 
 
+async def test_a_machine_without_a_kernel_gets_the_agents_archive_and_nothing_is_fetched_to_boot(
+    builder: Builder, workshop: Workshop, agent: type[PretendedAgent], tmp_path: Path
+):
+    built = await builder.build(template(), FakeGvisor())
+    assert built.root.read_text() == "erofs"
+    assert isinstance(built.boot, GuestCode)
+    assert tarfile.is_tarfile(built.boot.archive)
+    assert built.snapshot is not None
+    assert agent.warmed == ["import numpy"]
+    assert {entry.kind for entry in Store(tmp_path).entries()} == {"base", "image", "agent", "snapshot"}
+    assert "apt-get" not in workshop.ran
+
+
+async def test_a_driver_that_wants_a_directory_gets_the_image_unpacked_and_no_snapshot(
+    builder: Builder, workshop: Workshop, agent: type[PretendedAgent], tmp_path: Path
+):
+    driver = FakeJail()
+    built = await builder.build(template(), driver)
+    assert (built.root / "usr/bin/python3").is_symlink()
+    assert (built.root / "tmp").stat().st_mode & 0o7777 == 0o755, "machines share it"
+    assert isinstance(built.boot, GuestCode)
+    assert built.snapshot is None
+    assert (agent.warmed, driver.launched) == ([], 0)
+    kinds = {entry.kind for entry in Store(tmp_path).entries()}
+    assert kinds == {"base", "image", "tree", "agent"}
+    assert {entry.kind for entry in builder.entries_of(template())} == {"image", "tree"}
+    workshop.ran.clear()
+    assert await builder.build(template(), driver) == built == await builder.find(template(), driver)
+    assert workshop.ran == []
+
+
+async def test_a_tree_is_unpacked_anew_when_its_image_was_made_anew(builder: Builder, tmp_path: Path):
+    first = await builder.build(template(), FakeJail())
+    (image_entry,) = [entry for entry in Store(tmp_path).entries() if entry.kind == "image"]
+    await Store(tmp_path).remove("image", image_entry.key)
+    assert await builder.find(template(), FakeJail()) is None
+    second = await builder.build(template(), FakeJail())
+    assert second.root != first.root
+    assert [entry.path for entry in await builder.outdated(template(), FakeJail())] == [first.root.parent]
+
+
+async def test_what_was_removed_from_the_store_is_not_there(builder: Builder, tmp_path: Path):
+    for driver, kind in ((FakeVm(), "snapshot"), (FakeJail(), "tree")):
+        built = await builder.build(template(), driver)
+        assert built.is_there()
+        (entry,) = [entry for entry in Store(tmp_path).entries() if entry.kind == kind]
+        await Store(tmp_path).remove(kind, entry.key)
+        assert not built.is_there()
+
+
 async def test_building_again_with_nothing_changed_does_nothing(builder: Builder, workshop: Workshop):
-    driver = FakeDriver()
+    driver = FakeVm()
     built = await builder.build(template(), driver)
     workshop.ran.clear()
     assert await builder.build(template(), driver) == built
@@ -184,13 +262,13 @@ async def test_building_again_with_nothing_changed_does_nothing(builder: Builder
 
 
 async def test_nothing_is_found_before_it_is_built(builder: Builder, workshop: Workshop):
-    assert await builder.find(template(), FakeDriver()) is None
+    assert await builder.find(template(), FakeVm()) is None
     assert builder.find_kernel() is None
     assert workshop.ran == []
 
 
 async def test_only_what_a_change_touches_is_made_again(builder: Builder, workshop: Workshop):
-    driver = FakeDriver()
+    driver = FakeVm()
     await builder.build(template(), driver)
     workshop.ran.clear()
     await builder.build(template(warmup={"code": "import os"}), driver)
@@ -220,10 +298,11 @@ async def test_a_base_has_no_devices_for_ordinary_users_cannot_unpack_them(build
 
 
 async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Builder, tmp_path: Path):
-    driver = FakeDriver()
+    driver = FakeVm()
     built = await builder.build(template(), driver)
     await Store(tmp_path).remove("image", built.root.parent.name)
     again = await builder.build(template(), driver)
+    assert built.snapshot is not None
     assert again.root == built.root
     assert again.snapshot != built.snapshot
     assert [entry.path for entry in await builder.outdated(template(), driver)] == [built.snapshot.path]
@@ -232,7 +311,7 @@ async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Bu
 async def test_what_all_templates_share_is_outdated_when_none_is_made_from_it_any_more(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ):
-    driver = FakeDriver()
+    driver = FakeVm()
     await builder.build(template(), driver)
     assert await builder.outdated(template(), driver) == []
     monkeypatch.setattr("templates.kernel.RECIPE", 1_000)
@@ -240,6 +319,47 @@ async def test_what_all_templates_share_is_outdated_when_none_is_made_from_it_an
     await builder.build(template(), driver)
     kinds = [entry.kind for entry in await builder.outdated(template(), driver)]
     assert sorted(kinds) == ["base", "image", "initramfs", "kernel", "snapshot"]
+
+
+@pytest.mark.parametrize("last", [FakeVm, FakeGvisor, FakeJail])
+async def test_building_for_one_driver_keeps_what_the_others_use(builder: Builder, last: type[FakeDriver]):
+    await builder.build_runsc()
+    for driver in (FakeVm(), FakeGvisor(), FakeJail(), last()):
+        await builder.build(template(), driver)
+    assert await builder.outdated(template(), last()) == []
+
+
+async def test_another_drivers_snapshot_of_something_old_is_outdated(builder: Builder, monkeypatch: pytest.MonkeyPatch):
+    for driver in (FakeVm(), FakeGvisor(), FakeJail()):
+        await builder.build(template(), driver)
+    changed = template(warmup={"code": "import os"})
+    await builder.build(changed, FakeJail())
+    kinds = [(entry.kind, entry.details.get("driver")) for entry in await builder.outdated(changed, FakeJail())]
+    assert kinds == [("snapshot", "gvisor"), ("snapshot", "vm")] or kinds == [
+        ("snapshot", "vm"),
+        ("snapshot", "gvisor"),
+    ]
+    monkeypatch.setattr("templates.image.RECIPE", 1_000)
+    await builder.build(template(), FakeJail())
+    outdated = await builder.outdated(template(), FakeJail())
+    assert sorted(entry.kind for entry in outdated) == ["image", "snapshot", "snapshot", "tree"]
+
+
+async def test_nothing_is_outdated_before_the_template_is_built_again(builder: Builder):
+    await builder.build(template(), FakeVm())
+    assert await builder.outdated(template(), FakeGvisor()) == []
+
+
+async def test_what_all_drivers_share_is_outdated_when_its_code_has_changed(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+):
+    for driver in (FakeVm(), FakeGvisor()):
+        await builder.build(template(), driver)
+    for module in ("guest_code", "kernel"):
+        monkeypatch.setattr(f"templates.{module}.guest_files", lambda: {"guest/agent.py": b"other"})
+    await builder.build(template(), FakeGvisor())
+    outdated = await builder.outdated(template(), FakeGvisor())
+    assert sorted(entry.kind for entry in outdated) == ["agent", "initramfs", "snapshot", "snapshot"]
 
 
 async def test_an_image_outlives_the_base_it_was_made_from(builder: Builder, workshop: Workshop, tmp_path: Path):
@@ -260,7 +380,7 @@ async def test_a_failed_build_says_which_step_and_shows_its_log(
     builder: Builder, workshop: Workshop, tmp_path: Path, tool: str, step: str
 ):
     workshop.broken = tool
-    driver = FakeDriver()
+    driver = FakeVm()
     with pytest.raises(BuildFailed) as caught:
         await builder.build(template(), driver)
     assert caught.value.step == step
@@ -277,7 +397,7 @@ async def test_a_warm_up_that_fails_leaves_no_machine_and_no_snapshot(
     builder: Builder, agent: type[PretendedAgent], tmp_path: Path
 ):
     agent.error = AgentTimeout("the warm-up took too long")
-    driver = FakeDriver()
+    driver = FakeVm()
     with pytest.raises(BuildFailed, match="the warm-up took too long") as caught:
         await builder.build(template(), driver)
     assert caught.value.step == "snapshot"
@@ -290,7 +410,7 @@ async def test_a_cancelled_build_leaves_nothing_half_made(builder: Builder, work
     workshop.hanging = "pip"
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(builder.build, template(), FakeDriver())
+            tasks.start_soon(builder.build, template(), FakeVm())
             await workshop.started.wait()
             assert staged(tmp_path)
             tasks.cancel_scope.cancel()
@@ -301,7 +421,7 @@ async def test_a_cancelled_build_leaves_nothing_half_made(builder: Builder, work
 async def test_two_builders_at_once_make_everything_once(
     workshop: Workshop, tmp_path: Path, agent: type[PretendedAgent]
 ):
-    driver = FakeDriver()
+    driver = FakeVm()
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
@@ -315,10 +435,51 @@ async def test_progress_names_each_step_and_what_it_does(
     workshop: Workshop, tmp_path: Path, agent: type[PretendedAgent]
 ):
     seen: list[Progress] = []
-    await Builder(Store(tmp_path), seen.append, make_tools=workshop.tools).build(template(), FakeDriver())
+    await Builder(Store(tmp_path), seen.append, make_tools=workshop.tools).build(template(), FakeVm())
     done = [progress.step for progress in seen if progress.state == "done"]
     assert sorted(done) == ["base", "image", "initramfs", "kernel", "snapshot"]
     assert "I am pip" in {progress.message for progress in seen if progress.state == "running"}
+
+
+async def test_a_driver_is_equipped_with_what_its_probe_needs(builder: Builder, monkeypatch: pytest.MonkeyPatch):
+    async def old() -> str:
+        return "runsc version 0.0~20221219.0"
+
+    async def new() -> str:
+        return "runsc version 0.0~20240729.0"
+
+    monkeypatch.setattr("templates.runsc.system_runsc_version", new)
+    for driver in (FakeGvisor(), FakeJail()):
+        await builder.equip(driver)
+    assert (builder.find_runsc(), builder.find_kernel()) == (None, None)
+    monkeypatch.setattr("templates.runsc.system_runsc_version", old)
+    await builder.equip(FakeGvisor())
+    assert builder.find_runsc() is not None
+    await builder.equip(FakeVm())
+    assert builder.find_kernel() is not None
+
+
+async def test_gvisor_is_fetched_from_a_suite_that_has_a_new_one_and_kept_aside(
+    builder: Builder, workshop: Workshop, tmp_path: Path
+):
+    path = await builder.build_runsc()
+    assert path.read_text() == "usr/bin/runsc"
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert builder.find_runsc() == path
+    assert workshop.ran == ["apt-get", "apt-get", "dpkg"]
+    assert [word for word in workshop.argv[-2] if not word.startswith("-")][-2:] == ["download", "runsc"]
+    (entry,) = Store(tmp_path).entries()
+    assert (entry.inputs["suite"], entry.details) == ("trixie", {"package": "linux"})
+    assert sorted(found.name for found in path.parent.iterdir()) == ["meta.json", "runsc"]
+
+
+async def test_a_host_without_debian_packages_is_told_to_bring_gvisor(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("templates.apt.host_codename", lambda etc=None: None)
+    with pytest.raises(BuildFailed, match="install runsc of 2024 or newer on the PATH"):
+        await builder.build_runsc()
+    assert builder.find_runsc() is None
 
 
 async def test_a_host_without_debian_packages_is_told_the_setting(builder: Builder, monkeypatch: pytest.MonkeyPatch):
@@ -331,12 +492,35 @@ def test_an_image_has_an_account_for_user_code_and_nothing_of_the_host(tmp_path:
     _grow_tree(tmp_path)
     (tmp_path / "etc/apt/sources.list").write_text("deb http://mirror.example x main\n")
     (tmp_path / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
+    (tmp_path / "etc/hostname").write_text("host\n")
     image.prepare_tree(tmp_path)
     assert "sandbox:x:1000:1000:Sandbox:/workspace:/bin/bash\n" in (tmp_path / "etc/passwd").read_text()
     assert (tmp_path / "etc/passwd").read_text().startswith("root:")
-    assert (tmp_path / "workspace").is_dir()
     assert (tmp_path / "etc/resolv.conf").read_text() == ""
     assert not (tmp_path / "etc/apt/sources.list").exists()
+
+
+def test_an_image_has_places_for_all_that_is_a_machines_own(tmp_path: Path):
+    _grow_tree(tmp_path)
+    image.prepare_tree(tmp_path)
+    for name in ("workspace", "run", "proc", "sys", "dev"):
+        assert (tmp_path / name).stat().st_mode & 0o7777 == 0o755
+    for name in ("tmp", "var/tmp"):
+        assert (tmp_path / name).stat().st_mode & 0o7777 == 0o1777
+    for name in ("hostname", "machine-id"):
+        assert str((tmp_path / "etc" / name).readlink()) == f"/run/mcp-sandbox/{name}"
+
+
+def test_everyone_may_read_an_image_and_nobody_becomes_root_by_it(tmp_path: Path):
+    modes = {"secret": (0o600, 0o644), "su": (0o4711, 0o755), "tmp": (0o1777, 0o1777), "root": (0o2700, 0o755)}
+    for name, (mode, _) in modes.items():
+        path = tmp_path / name
+        path.mkdir() if name in ("tmp", "root") else path.write_text("")
+        path.chmod(mode)
+    (tmp_path / "root/link").symlink_to("/nonexistent")
+    image.open_to_all(tmp_path)
+    for name, (_, mode) in modes.items():
+        assert (tmp_path / name).stat().st_mode & 0o7777 == mode
 
 
 async def test_a_tool_that_is_missing_or_fails_is_named(tmp_path: Path):

@@ -1,16 +1,19 @@
-"""Modules in the right order, and an archive that the kernel can read."""
+"""Modules in the right order, an archive that the kernel can read, and one that the agent starts from."""
 
 import ast
+import io
 import lzma
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from templates.cpio import CpioArchive
 from templates.errors import UnusableKernel
-from templates.kernel import OwnKernel, guest_files, initramfs_inputs, kernel_inputs, pack_initramfs
+from templates.guest_code import agent_inputs, guest_files, pack_agent
+from templates.kernel import OwnKernel, initramfs_inputs, kernel_inputs, pack_initramfs
 from templates.modules import load_order
 
 
@@ -80,6 +83,28 @@ def test_another_kernel_or_other_code_means_another_initramfs(monkeypatch: pytes
     assert initramfs_inputs("two") != before
     monkeypatch.setattr("templates.kernel.guest_files", lambda: {"guest/agent.py": b"other"})
     assert initramfs_inputs("one") != before
+
+
+def test_the_agents_archive_is_the_same_each_time_and_open_to_every_user_of_a_machine(tmp_path: Path):
+    packed = pack_agent()
+    assert packed == pack_agent()
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        members = tar.getmembers()
+        tar.extractall(tmp_path, filter="data")
+    assert {member.name for member in members if member.isfile()} == guest_files().keys()
+    assert {(member.isdir(), member.mode, member.uid, member.mtime) for member in members} == {
+        (True, 0o755, 0, 0),
+        (False, 0o644, 0, 0),
+    }
+    agent = tmp_path / "guest/agent/__main__.py"
+    assert agent.read_bytes() == guest_files()["guest/agent/__main__.py"]
+
+
+def test_other_code_means_another_archive(monkeypatch: pytest.MonkeyPatch):
+    before = agent_inputs()
+    assert agent_inputs() == before
+    monkeypatch.setattr("templates.guest_code.guest_files", lambda: {"guest/agent.py": b"other"})
+    assert agent_inputs() != before
 
 
 def test_guest_code_in_machines_needs_nothing_that_stays_on_the_host():

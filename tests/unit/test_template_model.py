@@ -33,6 +33,15 @@ def test_a_template_is_called_what_its_directory_is_called(tmp_path: Path):
     assert find_templates(tmp_path) == {"some-name": template}
 
 
+@pytest.mark.parametrize("mode", ["pooled", "cold", "singleton"])
+def test_a_template_says_whether_machines_of_it_are_kept_ready(tmp_path: Path, mode: str):
+    assert load(tmp_path, f'pool = "{mode}"\n{GOOD}').pool == mode
+
+
+def test_machines_are_kept_ready_unless_a_template_says_otherwise(tmp_path: Path):
+    assert load(tmp_path, GOOD).pool == "pooled"
+
+
 def test_the_templates_we_ship_are_valid():
     template = find_templates()["python-data-analysis"]
     assert template.machine.memory_mb == 512
@@ -56,6 +65,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are(tmp_path: Path, nam
         ("memory_mb = 512", "memory_mb = 5", "machine.memory_mb: Input should be greater than or equal to 128"),
         ("memory_mb = 512", 'memory_mb = "512"', "machine.memory_mb: Input should be a valid integer"),
         ("memory_mb = 512", "memory_mb = 512\nram = 1", "machine.ram: there is no such field"),
+        ('title = "T"', 'title = "T"\npool = "hot"', "pool: Input should be 'pooled', 'cold' or 'singleton'"),
         ('suite = "bookworm"', 'suite = "woody"', "source.debian.suite: Input should be 'bookworm' or"),
         ("numpy==2.4.6", "numpy>=2", "source.debian.wheels.0: 'numpy>=2' must name one exact version"),
         ("numpy==2.4.6", "--index-url=x==1", "must name one exact version"),

@@ -53,6 +53,28 @@ async def test_an_entry_says_what_it_was_made_from_and_how_big_it_is(tmp_path: P
     assert entry.size_bytes > 0
 
 
+async def test_an_entry_may_be_a_tree_of_anything_and_each_file_in_it_counts_once(tmp_path: Path):
+    store = Store(tmp_path)
+
+    async def make_tree(staging: Path) -> Mapping[str, Any]:
+        deep = staging / "root/a/b"
+        deep.mkdir(parents=True)
+        (deep / "file").write_bytes(b"x" * 1_000_000)
+        (deep / "again").hardlink_to(deep / "file")
+        (deep / "up").symlink_to("../..")
+        (deep / "nowhere").symlink_to("/nonexistent/path")
+        os.mkfifo(deep / "pipe")  # opening one would wait for ever
+        return {}
+
+    with anyio.fail_after(30):
+        path = await store.obtain("tree", INPUTS, make_tree)
+    assert (path / "root/a/b/up").readlink() == Path("../..")
+    assert 1_000_000 <= store.entry(path).size_bytes < 1_500_000
+    assert [entry.kind for entry in store.entries()] == ["tree"]
+    assert await store.remove("tree", key_of(INPUTS))
+    assert left_in_staging(store) == []
+
+
 async def test_a_failed_making_leaves_nothing(tmp_path: Path):
     store = Store(tmp_path)
 

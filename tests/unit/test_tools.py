@@ -1,6 +1,8 @@
 """All tools through a real MCP client in memory."""
 
 import base64
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,12 +19,13 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TemplateNotBuilt
 from mcp_sandbox.server import SandboxServer, create_server
 from mcp_sandbox.service import SandboxService
-from tests.unit.fakes import PNG, FakeProvider, finished
-from vmm.types import Isolation
+from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
 
 NAMES = {
     "create_sandbox",
     "run_code",
+    "read_output",
+    "stop_run",
     "list_artifacts",
     "read_artifact",
     "write_file",
@@ -39,7 +42,7 @@ def provider() -> FakeProvider:
 
 
 def server_over(provider: FakeProvider, settings: Settings) -> SandboxServer:
-    return create_server(settings, Isolation.VM, lambda: SandboxService(provider, settings))
+    return create_server(settings, str(FACTS), lambda: SandboxService(provider, settings))
 
 
 @asynccontextmanager
@@ -99,7 +102,7 @@ async def test_every_tool_has_a_title_all_hints_and_described_arguments(client: 
 
 async def test_tools_that_carry_text_or_pictures_declare_no_structured_output(client: Client):
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    for name in ("run_code", "read_file", "read_artifact"):
+    for name in ("run_code", "read_output", "stop_run", "read_file", "read_artifact"):
         assert tools[name].output_schema is None
 
 
@@ -110,12 +113,12 @@ async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
             assert text is not None
             assert "2 minutes without use" in text
             assert "2 hours in all" in text
-        assert tools["run_code"].input_schema["properties"]["timeout_s"]["default"] == 7
+        assert "7 if not given" in str(tools["run_code"].input_schema["properties"]["timeout_s"])
 
 
 async def test_the_instructions_say_what_isolates_and_that_there_is_no_network(client: Client):
     assert client.instructions is not None
-    assert "Isolation level in force: vm" in client.instructions
+    assert f"Isolation level in force: {FACTS}. " in client.instructions
     assert "offline" in client.instructions
 
 
@@ -123,6 +126,7 @@ async def test_a_new_sandbox_tells_all_about_itself(client: Client):
     result = await client.call_tool("create_sandbox", {})
     view = result.structured_content
     assert view is not None
+    assert view["isolation_in_force"] == str(FACTS)
     assert view["isolation"] == "vm"
     assert view["accel"] == "tcg"
     assert view["missing_protections"] == ["no cgroup: memory is not limited"]
@@ -343,6 +347,11 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("run_code", {"code": "1", "timeout_s": 0}, "timeout_s"),
     ("run_code", {"code": "1", "timeout_s": 10_000}, "600"),
     ("run_code", {"code": "1", "sandbox_id": "sb-0"}, "create_sandbox"),
+    ("create_sandbox", {"ttl_s": 1e9}, "14400"),
+    ("create_sandbox", {"idle_s": 1e9}, "3600"),
+    ("read_output", {"sandbox_id": "BOX", "run_id": "run-7"}, "has no run 'run-7'"),
+    ("read_output", {"sandbox_id": "BOX", "run_id": "run-7", "wait_s": 1000}, "wait_s"),
+    ("stop_run", {"sandbox_id": "BOX", "run_id": "run-7"}, "run_code returned"),
     ("close_sandbox", {"sandbox_id": "sb-0"}, "does not exist"),
     ("list_files", {"sandbox_id": "sb-0"}, "create_sandbox"),
     ("list_artifacts", {"sandbox_id": "sb-0"}, "create_sandbox"),
@@ -377,6 +386,9 @@ async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakePro
             monkeypatch.setattr(f"mcp_sandbox.tools.{module}.owner_of", lambda _ctx: "somebody else")
         calls: list[tuple[str, dict[str, Any]]] = [
             ("run_code", {"code": "1"}),
+            ("run_code", {"code": "1", "background": True}),
+            ("read_output", {"run_id": "run-1"}),
+            ("stop_run", {"run_id": "run-1"}),
             ("read_file", {"path": "x"}),
             ("write_file", {"path": "x", "content": ""}),
             ("list_files", {}),
@@ -432,3 +444,84 @@ async def test_a_cancelled_call_interrupts_the_code(provider: FakeProvider, mode
         again = await client.call_tool("run_code", {"code": "1", "sandbox_id": box})
         assert "[ok" in text_of(again)
         assert provider.agent.stops == 1
+
+
+PICTURE = Artifact("/tmp/outputs/p.png", len(PNG), "image/png")
+CALL = re.compile(r"(read_output|stop_run)\((.*?)\)")
+
+
+def calls_in(text: str) -> dict[str, dict[str, Any]]:
+    """The calls a result tells a model to make."""
+    return {
+        tool: {key: json.loads(value) for key, value in (pair.split("=") for pair in arguments.split(", "))}
+        for tool, arguments in CALL.findall(text)
+    }
+
+
+async def test_a_background_run_is_followed_with_the_calls_its_results_name(client: Client, provider: FakeProvider):
+    gate = anyio.Event()
+    provider.plans["talk"] = [Output("stdout", "one\n"), gate, Output("stderr", "two\n"), PICTURE, finished()]
+    box = await created(client)
+    provider.agent.files["/tmp/outputs/p.png"] = PNG
+    text = text_of(await client.call_tool("run_code", {"code": "talk", "sandbox_id": box, "background": True}))
+    assert "run-1 is still running" in text
+    await anyio.wait_all_tasks_blocked()
+    text = text_of(await client.call_tool("read_output", {**calls_in(text)["read_output"], "wait_s": 0}))
+    assert text.startswith("one\n")
+    assert calls_in(text)["read_output"] == {"sandbox_id": box, "run_id": "run-1", "offset": 4}
+    gate.set()
+    last = await client.call_tool("read_output", calls_in(text)["read_output"])
+    assert text_of(last).startswith("two\n")
+    assert "one\n" not in text_of(last)
+    assert "[ok · sandbox " in text_of(last)
+    assert [block.mime_type for block in last.content if isinstance(block, ImageContent)] == ["image/png"]
+
+
+async def test_a_run_can_be_stopped_with_the_call_its_result_names(client: Client):
+    text = text_of(await client.call_tool("run_code", {"code": "forever", "background": True}))
+    stop = calls_in(text)["stop_run"]
+    busy = await error_of(client, "run_code", code="1", sandbox_id=stop["sandbox_id"])
+    assert calls_in(busy)["stop_run"] == stop
+    text = text_of(await client.call_tool("stop_run", stop))
+    assert "stdout:\npartial" in text
+    assert "[stopped on request; variables are kept" in text
+    assert "[ok" in text_of(await client.call_tool("run_code", {"code": "1", "sandbox_id": stop["sandbox_id"]}))
+
+
+async def test_a_run_that_takes_longer_than_a_client_waits_is_not_lost(provider: FakeProvider):
+    provider.plans["talk"] = [Output("stdout", "so far\n"), anyio.Event(), finished()]
+    async with connected(provider, foreground_s=0.05) as client:
+        text = text_of(await client.call_tool("run_code", {"code": "talk", "timeout_s": 100}))
+        assert text.startswith("so far\n")
+        assert "run-1 is still running" in text
+        assert calls_in(text)["stop_run"]["run_id"] == "run-1"
+
+
+async def test_the_client_is_told_the_newest_line_while_it_waits(
+    client: Client, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mcp_sandbox.calls.PROGRESS_EVERY_S", 0)
+    gates = [anyio.Event(), anyio.Event()]
+    epochs = [Output("stdout", f"epoch {n}\n") for n in (1, 2)]
+    provider.plans["train"] = [epochs[0], gates[0], epochs[1], gates[1], finished()]
+    told: list[str | None] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        assert total == 30
+        told.append(message)
+        gates[len(told) - 1].set()
+
+    await client.call_tool("run_code", {"code": "train"}, progress_callback=hear)
+    assert told == ["epoch 1", "epoch 2"]
+
+
+async def test_output_within_what_is_sent_live_is_read_on_from_the_run(client: Client, provider: FakeProvider):
+    box = await created(client)
+    lines = "".join(f"line {n}\n" for n in range(10_000))
+    provider.agent.plans["x"] = [Output("stdout", lines), finished()]
+    text = text_of(await client.call_tool("run_code", {"code": "x", "sandbox_id": box}))
+    read = text.split("stdout:\n")[1].split("\n[… ")[0]
+    while "read_output" in calls_in(text):
+        text = text_of(await client.call_tool("read_output", calls_in(text)["read_output"]))
+        read += text.split("\n\n[")[0]
+    assert read.replace("\n", "") == lines.replace("\n", "")

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from vmm.errors import ToolFailed, ToolMissing
-from vmm.process import Confinement, run_tool, spawn
+from vmm.process import SHOWN, Confinement, run_tool, spawn
 
 PLAIN = Confinement(offline=False)
 
@@ -183,3 +183,16 @@ async def test_a_cancelled_tool_is_gone():
 
         await run_tool(["sh", "-c", "echo $$; exec sleep 1000"], on_line=cancel)
     assert not alive(int(lines[0]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can show a directory to somebody else")
+async def test_a_directory_in_a_closed_home_can_be_shown_to_a_confined_process(tmp_path):
+    home = tmp_path / "home"
+    (home / "shared").mkdir(parents=True)
+    (home / "shared" / "note").write_text("for you")
+    home.chmod(0o700)
+    nobody = Confinement(uid=1_900_000_001, show=home / "shared")
+    with anyio.fail_after(10):
+        async with spawn(["cat", f"{SHOWN}/note"], confinement=nobody) as process:
+            assert (await process.wait()).detail == "for you"
+    assert not (Path(SHOWN) / "note").exists()

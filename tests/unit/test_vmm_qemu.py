@@ -24,7 +24,7 @@ RESTORES = qemu_command.Descriptors(3, 4, 5, 6, 7)
 @pytest.mark.parametrize("files", [BOOTS, RESTORES])
 @pytest.mark.parametrize("accel", list(Accel))
 def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spec, accel, files):
-    argv = qemu_command.machine_argv("qemu", spec, accel, files, tsc_khz=None)
+    argv = qemu_command.machine_argv("qemu", spec, accel, files, shared=True, tsc_khz=None)
     assert argv[argv.index("-sandbox") + 1].startswith("on,")
     assert {"-nodefaults", "-no-user-config"} <= set(argv)
     devices = [argv[at + 1] for at, word in enumerate(argv) if word in ("-device", "-netdev", "-nic", "-net")]
@@ -36,20 +36,20 @@ def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spe
 
 
 def test_a_machine_names_no_path_of_the_host(spec, tmp_path):
-    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, tsc_khz=None)
+    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=None)
     assert not [word for word in argv if str(tmp_path) in word]
 
 
-def test_only_a_clone_maps_its_memory_privately(spec):
-    def share(files: qemu_command.Descriptors) -> str:
-        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, files, tsc_khz=None)
+def test_memory_is_mapped_privately_unless_it_is_shared_with_us(spec):
+    def share(*, shared: bool) -> str:
+        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, RESTORES, shared=shared, tsc_khz=None)
         return argv[argv.index("-object") + 1].rpartition(",")[2]
 
-    assert (share(BOOTS), share(RESTORES)) == ("share=on", "share=off")
+    assert (share(shared=True), share(shared=False)) == ("share=on", "share=off")
 
 
 def test_an_emulated_guest_is_told_the_rate_of_its_clock(spec):
-    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, tsc_khz=2_400_000)
+    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=2_400_000)
     assert "tsc_early_khz=2400000" in argv[argv.index("-append") + 1]
 
 

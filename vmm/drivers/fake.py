@@ -77,7 +77,7 @@ class FakeDriver:
         async with self._machine(spec) as machine:
             yield machine
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:  # noqa: ARG002
         (dst / "state").write_text(machine.id)
         return Snapshot(driver=self.name, path=dst)
 
@@ -93,7 +93,8 @@ class FakeDriver:
     @asynccontextmanager
     async def _machine(self, spec: MachineSpec) -> AsyncIterator[FakeMachine]:
         ours, theirs = socket.socketpair()
-        stream, other = await SocketStream.from_socket(ours), await SocketStream.from_socket(theirs)
+        with anyio.CancelScope(shield=True):  # one stream without the other would be left open
+            stream, other = await SocketStream.from_socket(ours), await SocketStream.from_socket(theirs)
         machine = FakeMachine(spec, stream)
         self.running.append(machine)
         try:
@@ -105,5 +106,6 @@ class FakeDriver:
         finally:
             self.running.remove(machine)
             machine.end()
-            await stream.aclose()
-            await other.aclose()
+            with anyio.CancelScope(shield=True):
+                await stream.aclose()
+                await other.aclose()

@@ -24,7 +24,8 @@ from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, Limits,
 
 MIB = 1024 * 1024
 MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
-SAVE_S = 60.0  # device state is 60 KB; the memory is not part of it
+SAVE_S = 60.0  # device state is 60 KB; with memory in it, hundreds of megabytes
+UNLIMITED = 1 << 40  # bytes a second: the state goes to a file, no network is to be spared
 MEMORY, STATE, DISK, TSC_KHZ = "memory", "state", "disk", "tsc_khz"  # the files of a snapshot
 RATE_TOLERANCE = 0.001  # two measurements differ by 0.0001 %, two kinds of host by more than this
 # No journal: the disk of a machine that crashed is thrown away. Nothing is discarded or zeroed: it is all holes.
@@ -32,8 +33,6 @@ MAKE_FILE_SYSTEM = (
     *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
     *("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"),
 )
-# Memory that QEMU shares with us is left out of the device state: it is saved and mapped as a file instead.
-IGNORE_SHARED: dict[str, object] = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
 
 
 def create(config: DriverConfig) -> "QemuDriver":
@@ -147,21 +146,26 @@ class QemuDriver:
             ram = _owned(stack, memory.new_memory(spec.memory_mb * MIB))
             disk = _owned(stack, memory.scratch_file(self._run_dir(), spec.disk_mb * MIB))
             await run_tool([*MAKE_FILE_SYSTEM, f"/proc/self/fd/{disk}"], pass_fds=[disk])
-            yield await self._start(stack, spec, Backing(ram, disk, shared=True))
+            assert isinstance(spec.boot, GuestKernel)  # as `capabilities` says
+            yield await self._start(stack, spec, Backing(ram, disk, shared=True), boot=spec.boot)
 
-    async def snapshot(self, machine: Machine, dst: Path) -> Snapshot:
-        if not isinstance(machine, QemuMachine) or not machine.backing.shared:
-            raise SnapshotFailed(f"machine {machine.id} was not booted by this driver: its memory is private")
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
+        if not isinstance(machine, QemuMachine):
+            raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
         # A machine that is running when its state is taken continues by itself when it is restored.
         with (dst / STATE).open("xb") as state:
-            await machine.execute("migrate-set-capabilities", IGNORE_SHARED)
+            # What a clone has written is in no file: it becomes part of the state.
+            await machine.execute("migrate-set-capabilities", _ignore_shared(on=machine.backing.shared))
+            await machine.execute("migrate-set-parameters", {"max-bandwidth": UNLIMITED})
             await machine.send_file("state", state.fileno())
             await machine.execute("migrate", {"uri": "fd:state"})
             await _migrated(machine)
-            os.fsync(state.fileno())
-        await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
+        if machine.backing.shared:
+            await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
         await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK)
         (dst / TSC_KHZ).write_text(str(tsc.tsc_khz()))
+        if keep:
+            await machine.resume()
         return Snapshot(driver=self.name, path=dst)
 
     @asynccontextmanager
@@ -172,11 +176,14 @@ class QemuDriver:
                 if accel is Accel.TCG:
                     _check_rate((snapshot.path / TSC_KHZ).read_text())
                 state = stack.enter_context((snapshot.path / STATE).open("rb"))
-                ram = await self._sealed.get(snapshot.path / MEMORY)
+                if (snapshot.path / MEMORY).exists():
+                    ram, shared = await self._sealed.get(snapshot.path / MEMORY), False
+                else:  # it is in the state
+                    ram, shared = _owned(stack, memory.new_memory(spec.memory_mb * MIB)), True
                 copy = partial(memory.scratch_copy, snapshot.path / DISK, self._run_dir())
                 disk = _owned(stack, await anyio.to_thread.run_sync(copy))
-            machine = await self._start(stack, spec, Backing(ram, disk, shared=False))
-            await machine.execute("migrate-set-capabilities", IGNORE_SHARED)
+            machine = await self._start(stack, spec, Backing(ram, disk, shared))
+            await machine.execute("migrate-set-capabilities", _ignore_shared(on=not shared))
             await machine.send_file("state", state.fileno())
             await machine.execute("migrate-incoming", {"uri": "fd:state"})
             yield machine
@@ -184,18 +191,19 @@ class QemuDriver:
     async def aclose(self) -> None:
         self._sealed.close()
 
-    async def _start(self, stack: AsyncExitStack, spec: MachineSpec, backing: Backing) -> QemuMachine:
-        """Start QEMU on the given files and greet its monitor."""
+    async def _start(
+        self, stack: AsyncExitStack, spec: MachineSpec, backing: Backing, boot: GuestKernel | None = None
+    ) -> QemuMachine:
+        """Start QEMU on the given files, with a kernel or waiting for a state, and greet its monitor."""
         accel, _ = await self._engine()
         ours, agent = _socket_pair(stack)
         control, monitor = _socket_pair(stack)
-        assert isinstance(spec.boot, GuestKernel)  # as `capabilities` says
-        boots = [spec.boot.vmlinuz, spec.boot.initramfs] if backing.shared else []
+        boots = [boot.vmlinuz, boot.initramfs] if boot else []
         image, *kernel = (_owned(stack, os.open(file, os.O_RDONLY)) for file in (spec.root, *boots))
         files = command.Descriptors(backing.memory, image, backing.disk, agent.fileno(), monitor.fileno(), *kernel)
         binary = command.find_binary()
         assert binary is not None  # `_engine` found one
-        argv = command.machine_argv(binary, spec, accel, files, tsc_khz=tsc.tsc_khz())
+        argv = command.machine_argv(binary, spec, accel, files, shared=backing.shared, tsc_khz=tsc.tsc_khz())
         group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
         process = await stack.enter_async_context(
             spawn(
@@ -234,6 +242,11 @@ def _socket_pair(stack: AsyncExitStack) -> tuple[socket.socket, socket.socket]:
     stack.callback(ours.close)
     stack.callback(theirs.close)
     return ours, theirs
+
+
+def _ignore_shared(*, on: bool) -> dict[str, object]:
+    """Leave memory that QEMU shares with us out of the device state: it is saved and mapped as a file instead."""
+    return {"capabilities": [{"capability": "x-ignore-shared", "state": on}]}
 
 
 def _ceilings(spec: MachineSpec) -> Limits:

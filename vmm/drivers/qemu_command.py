@@ -60,10 +60,12 @@ def reserved_mb(cpus: int) -> int:
     return THREADS * STACK_MB + min(THREADS, HEAPS_PER_CPU * cpus) * HEAP_MB
 
 
-def machine_argv(binary: str, spec: MachineSpec, accel: Accel, files: Descriptors, *, tsc_khz: int | None) -> list[str]:
+def machine_argv(
+    binary: str, spec: MachineSpec, accel: Accel, files: Descriptors, *, shared: bool, tsc_khz: int | None
+) -> list[str]:
     """A machine that boots its kernel, or one that waits to be told which state to continue from."""
     restore = files.vmlinuz is None
-    share = "off" if restore else "on"
+    share = "on" if shared else "off"
     return [
         *base_argv(binary, accel),
         *("-smp", str(spec.vcpus), "-m", f"{spec.memory_mb}M", "-M", "memory-backend=ram"),
@@ -88,7 +90,7 @@ def recipe(accel: Accel) -> str:
     """What kind of machine this module makes: a snapshot of another kind cannot be restored."""
     nowhere = Path("/")
     spec = MachineSpec("machine", nowhere, GuestKernel(nowhere, nowhere), memory_mb=1, vcpus=1, disk_mb=1)
-    argv = machine_argv(SYSTEM, spec, accel, Descriptors(*range(7)), tsc_khz=None)
+    argv = machine_argv(SYSTEM, spec, accel, Descriptors(*range(7)), shared=True, tsc_khz=None)
     return hashlib.sha256("\0".join(argv).encode()).hexdigest()[:16]
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmm.process import children_of as child_pids
+
 PROC = Path("/proc")
 # Fields of /proc/<pid>/stat after the name, which is in parentheses and may contain anything.
 _STATE, _PARENT, _STARTED = 0, 1, 19
@@ -16,6 +18,19 @@ class ProcessId:
 
     pid: int
     started: int  # clock ticks since the host booted
+
+
+def of_pid(pid: int) -> ProcessId | None:
+    """The process that has this number now, or None."""
+    return next((process for process, _ in _running([pid])), None)
+
+
+def tree_of(pid: int) -> tuple[ProcessId, ...]:
+    """A process and all that it has started, parents first; empty if it has ended."""
+    tree = [pid]
+    for parent in tree:  # grows while it is walked
+        tree += child_pids(parent)
+    return tuple(process for found in tree if (process := of_pid(found)))
 
 
 def children_of(parent: ProcessId) -> set[ProcessId]:

@@ -1,0 +1,54 @@
+"""Learns of the end of every child of the agent: the zygote, the kernel, and whatever code leaves behind."""
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+
+from guest.agent.loop import Loop
+from guest.agent.rights import take_in_orphans
+
+PIPE_BYTES = 64 * 1024  # all that fits a pipe: a full one would not report the next signal
+
+
+class Children:
+    """Reaps all children and tells of the end of those that are watched.
+
+    The agent takes in orphans, so all that code starts is reaped here sooner or later, and nothing stays a zombie.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._watched: dict[int, Callable[[int], None]] = {}
+        take_in_orphans()
+        self._wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        loop.add(self._wakeup, self._wake)
+
+    def watch(self, pid: int, ended: Callable[[int], None]) -> None:
+        """Call `ended(status)` when this child has ended, with a status as `waitpid` gives it."""
+        self._watched[pid] = ended
+
+    def reap(self, *, until: int = 0) -> None:
+        """Reap those that have ended; with `until`, wait for that one and reap all that end before it."""
+        options = 0 if until else os.WNOHANG
+        while True:
+            try:
+                pid, status = os.waitpid(-1, options)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            # Told after the other news of this round: who a new process is may be among them.
+            self._loop.soon(partial(self._tell, pid, status))
+            if pid == until:
+                return
+
+    def _wake(self, _events: int) -> None:
+        os.read(self._wakeup, PIPE_BYTES)
+        self.reap()
+
+    def _tell(self, pid: int, status: int) -> None:
+        if ended := self._watched.pop(pid, None):
+            ended(status)

@@ -1,0 +1,179 @@
+"""How an operator talks to a running server: one JSON line there and one back, over a socket only its user can open.
+
+<home>/run/<pid>-<start time>-control
+
+{"do": "list"}                           {"ok": true, "result": [{"id": "sb-…", …}, …]}
+{"do": "close", "sandbox_id": "sb-…"}    {"ok": true, "result": true}, false if it had ended before
+{"do": "stats"}                          {"ok": true, "result": {…}}
+{"do": "metrics"}                        {"ok": true, "result": "# HELP …"}
+anything else                            {"ok": false, "error": "…"}
+"""
+
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import anyio
+from anyio.abc import SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.processes import ProcessId, is_alive
+
+MAX_REQUEST_BYTES = 4096
+MAX_ANSWER_BYTES = 16 << 20  # the metrics of a thousand machines are far below
+MAX_CLIENTS = 16
+REQUEST_S = 5.0  # a client that connects and says nothing must not hold a place
+ANSWER_S = 30.0  # closing a sandbox can take seconds, on a busy host more
+SOCKET = re.compile(r"(\d+)-(\d+)-control")
+
+logger = logging.getLogger(__name__)
+
+
+class Panel(Protocol):
+    """What an operator can see and do."""
+
+    def sandboxes(self) -> list[Mapping[str, object]]: ...
+
+    async def close(self, sandbox_id: str) -> bool:
+        """End a sandbox of any owner; False if it had ended before. Raises NotFound."""
+        ...
+
+    def stats(self) -> Mapping[str, object]: ...
+
+    async def metrics(self) -> str: ...
+
+
+class Request(BaseModel):
+    """What an operator asks for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    do: Literal["list", "close", "stats", "metrics"]
+    sandbox_id: str = Field("", max_length=100)
+
+
+class ControlError(SandboxError):
+    """A server did not do what it was asked to; the message says why."""
+
+
+class ServerGone(ControlError):
+    """There is no server at the other end, or none that answers."""
+
+
+# -- the server's side -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def serve_control(run_dir: Path, server: ProcessId, panel: Panel) -> AsyncIterator[None]:
+    """Answer operators for as long as the block lasts. A server that cannot listen says so and goes on."""
+    name = f"{server.pid}-{server.started}-control"
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_dir.chmod(0o700)  # before there is a socket in it
+        with _reachable(run_dir) as directory:
+            listener = await anyio.create_unix_listener(f"{directory}/{name}", mode=0o600, backlog=MAX_CLIENTS)
+    except OSError as error:
+        logger.warning("`mcp-sandbox sandbox` cannot reach this server: %s", error)
+        yield
+        return
+    clients = anyio.CapacityLimiter(MAX_CLIENTS)
+    try:
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, partial(_attend, panel, clients))
+            yield
+            tasks.cancel_scope.cancel()
+    finally:
+        (run_dir / name).unlink(missing_ok=True)
+
+
+async def _attend(panel: Panel, clients: anyio.CapacityLimiter, stream: SocketStream) -> None:
+    async with stream:
+        try:
+            clients.acquire_on_behalf_of_nowait(stream)
+        except anyio.WouldBlock:
+            return
+        try:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError):
+                answer = json.dumps(await _answer(panel, stream)).encode() + b"\n"
+                with anyio.fail_after(REQUEST_S):
+                    await stream.send(answer)
+        finally:
+            clients.release_on_behalf_of(stream)
+
+
+async def _answer(panel: Panel, stream: SocketStream) -> dict[str, object]:
+    try:
+        with anyio.fail_after(REQUEST_S):
+            line = await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_REQUEST_BYTES)
+        return {"ok": True, "result": await _do(panel, Request.model_validate_json(line))}
+    except SandboxError as error:
+        return {"ok": False, "error": str(error)}
+    except (ValidationError, anyio.DelimiterNotFound, anyio.IncompleteRead):
+        return {"ok": False, "error": "this is not a request; see mcp_sandbox/control.py"}
+    except (TimeoutError, anyio.BrokenResourceError):
+        raise
+    except Exception as error:  # an operator's request must not end the server
+        logger.warning("a control request failed", exc_info=error)
+        return {"ok": False, "error": f"the server failed at it: {error}"}
+
+
+async def _do(panel: Panel, request: Request) -> object:
+    match request.do:
+        case "list":
+            return panel.sandboxes()
+        case "close":
+            return await panel.close(request.sandbox_id)
+        case "stats":
+            return panel.stats()
+        case "metrics":
+            return await panel.metrics()
+
+
+# -- the operator's side -----------------------------------------------------------------------------------
+
+
+def live_servers(run_dir: Path) -> list[ProcessId]:
+    """The servers of this home that listen, oldest first."""
+    names = [SOCKET.fullmatch(path.name) for path in run_dir.glob("*-control")]
+    found = [ProcessId(int(name[1]), int(name[2])) for name in names if name]
+    return sorted(filter(is_alive, found), key=lambda process: process.started)
+
+
+def ask(run_dir: Path, server: ProcessId, request: Request, *, timeout_s: float = ANSWER_S) -> Any:  # noqa: ANN401 - JSON
+    """Have a server do something. Blocks.
+
+    Raises:
+        ServerGone: it does not answer.
+        ControlError: it says that it cannot.
+    """
+    try:
+        with _reachable(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
+            wire.settimeout(timeout_s)
+            wire.connect(f"{directory}/{server.pid}-{server.started}-control")
+            wire.sendall(request.model_dump_json().encode() + b"\n")
+            with wire.makefile("rb") as lines:
+                answer = json.loads(lines.readline(MAX_ANSWER_BYTES))
+    except (OSError, ValueError) as error:
+        raise ServerGone(f"Server {server.pid} does not answer ({error}).") from error
+    if not answer["ok"]:
+        raise ControlError(answer["error"])
+    return answer["result"]
+
+
+@contextmanager
+def _reachable(run_dir: Path) -> Iterator[str]:
+    """A short path of the directory: the kernel takes no more than 107 bytes for the path of a socket."""
+    directory = os.open(run_dir, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}"
+    finally:
+        os.close(directory)

@@ -1,0 +1,157 @@
+"""Numbers for Prometheus: how fast machines come, how many there are, what they take and how runs end."""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
+
+import anyio
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from mcp_sandbox.database import Machine, MachineState
+from mcp_sandbox.provider import Lease, Provider
+from mcp_sandbox.tracing import span
+from vmm.errors import VmmError
+from vmm.process import usage
+
+# From a machine that waits in a pool to a cold start on a busy host under emulation.
+BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 20, 30)
+
+Stage = Literal["restore", "acquire"]
+
+
+class Metrics:
+    """The numbers of one server. Labels are names of templates and outcomes: few, and never chosen by callers."""
+
+    def __init__(self, machines: Callable[[], Iterable[Machine]]) -> None:
+        self._registry = CollectorRegistry()
+        self._seconds = {
+            "restore": Histogram(
+                "mcp_sandbox_restore_seconds",
+                "Time to restore and greet a machine.",
+                ["template"],
+                buckets=BUCKETS_S,
+                registry=self._registry,
+            ),
+            "acquire": Histogram(
+                "mcp_sandbox_acquire_seconds",
+                "Time until a sandbox had its machine, from a pool or not.",
+                ["template"],
+                buckets=BUCKETS_S,
+                registry=self._registry,
+            ),
+        }
+        self._failures = self._counter("failures", "Machines that could not be had.", "stage", "error")
+        self._pool = self._counter("pool_requests", "Machines asked of the pool.", "template", "outcome")
+        self._runs = self._counter("runs", "Runs that ended, by how.", "template", "outcome")
+        self._registry.register(_Machines(machines))
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"mcp_sandbox_{name}", what, labels, registry=self._registry)
+
+    def took(self, stage: Stage, template: str, seconds: float) -> None:
+        """A machine of `template` was there after so long."""
+        self._seconds[stage].labels(template).observe(seconds)
+
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        """There was no machine."""
+        self._failures.labels(stage, type(error).__name__).inc()
+
+    def pool_asked(self, template: str, *, hit: bool) -> None:
+        """The pool had a machine ready, or had not."""
+        self._pool.labels(template, "hit" if hit else "miss").inc()
+
+    def run_ended(self, template: str, outcome: str) -> None:
+        """A run ended: ok, error, exited, interrupted, killed, lost …"""
+        self._runs.labels(template, outcome).inc()
+
+    def text(self) -> str:
+        """All of it in Prometheus' text format. Blocks: it measures the memory of every machine."""
+        return generate_latest(self._registry).decode()
+
+
+class _Machines(Collector):
+    """Counted and measured when somebody looks."""
+
+    def __init__(self, machines: Callable[[], Iterable[Machine]]) -> None:
+        self._machines = machines
+
+    def collect(self) -> Iterator[Metric]:
+        counts: dict[tuple[str, str], int] = {}
+        memory: dict[str, int] = {}
+        for machine in self._machines():
+            for state in MachineState:  # a state that has none is zero, not absent
+                counts.setdefault((machine.template, state), 0)
+            counts[machine.template, machine.state] += 1
+            memory[machine.template] = memory.get(machine.template, 0) + _memory_of(machine)
+        numbers = GaugeMetricFamily("mcp_sandbox_machines", "Machines by state.", labels=["template", "state"])
+        for labels, count in counts.items():
+            numbers.add_metric(labels, count)
+        yield numbers
+        sizes = GaugeMetricFamily(
+            "mcp_sandbox_memory_bytes",
+            "Memory of all machines: proportional set size, so that what they share counts once.",
+            labels=["template"],
+        )
+        for template, size in memory.items():
+            sizes.add_metric([template], size)
+        yield sizes
+
+
+def _memory_of(machine: Machine) -> int:
+    if not machine.processes:
+        return 0
+    try:
+        return usage(machine.processes[0].pid).memory_bytes
+    except (VmmError, OSError):  # it ended just now
+        return 0
+
+
+class Measured:
+    """A source of machines that is timed, and whose failures are counted."""
+
+    def __init__(self, source: Provider, metrics: Metrics, stage: Stage) -> None:
+        self._source = source
+        self._metrics = metrics
+        self._stage: Stage = stage
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        """A machine of the source's."""
+        asked_at = anyio.current_time()
+        async with AsyncExitStack() as stack:
+            try:
+                with span(self._stage, template=template):
+                    lease = await stack.enter_async_context(self._source.acquire(template))
+            except Exception as error:
+                self._metrics.failed(self._stage, error)
+                raise
+            # A restore that had to wait for its turn is not a slow restore.
+            waited = lease.timings.queue_s if self._stage == "restore" else 0.0
+            self._metrics.took(self._stage, template, max(0.0, anyio.current_time() - asked_at - waited))
+            yield lease
+
+
+def merged(texts: dict[str, str]) -> str:
+    """The texts of several servers as one, each sample with its server's name: a family may be told of only once."""
+    registry = CollectorRegistry()
+    registry.register(_Merged(texts))
+    return generate_latest(registry).decode()
+
+
+class _Merged(Collector):
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for server, text in self._texts.items():
+            for family in text_string_to_metric_families(text):
+                if family.name.endswith("_created"):  # when a counter began; nobody asks
+                    continue
+                whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    whole.add_sample(sample.name, {**sample.labels, "server": server}, sample.value)
+        yield from families.values()

@@ -1,0 +1,109 @@
+"""What an operator needs around the service: the registry, the clean-up after crashes, metrics, the control socket."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.control import serve_control
+from mcp_sandbox.database import MachineState
+from mcp_sandbox.errors import NotFound
+from mcp_sandbox.lifecycle import OVER, End
+from mcp_sandbox.metrics import Measured, Metrics
+from mcp_sandbox.provider import Provider
+from mcp_sandbox.recovery import recover
+from mcp_sandbox.registry import Registered, Registry, open_registry
+from mcp_sandbox.sandbox import Sandbox
+from mcp_sandbox.service import SandboxService
+from templates.store import Store
+from vmm.hierarchy import detect
+
+Pools = Callable[[], Iterable[Mapping[str, object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Everything about one server that is not a sandbox's own."""
+
+    settings: Settings
+    registry: Registry
+    metrics: Metrics
+
+    def restoring(self, source: Provider) -> Provider:
+        """What starts machines, with each of them on record and timed. A pool goes around this."""
+        return Registered(Measured(source, self.metrics, "restore"), self.registry)
+
+    def acquiring(self, source: Provider) -> Provider:
+        """What the service asks for machines, timed: the pool, or what starts machines if there is none."""
+        return Measured(source, self.metrics, "acquire")
+
+    def controlled(self, service: SandboxService, pools: Pools = tuple) -> AbstractAsyncContextManager[None]:
+        """Let operators talk to this server for as long as the block lasts."""
+        panel = ServicePanel(service, self.registry, self.metrics, pools)
+        return serve_control(self.settings.run_dir, self.registry.server.process, panel)
+
+
+@asynccontextmanager
+async def open_operation(settings: Settings, store: Store) -> AsyncIterator[Operation]:
+    """Go on record, and clean up in the background what killed servers have left."""
+    hierarchy = await anyio.to_thread.run_sync(detect)
+    async with open_registry(settings.home, hierarchy.folders) as registry, anyio.create_task_group() as tasks:
+        tasks.start_soon(recover, registry, settings.run_dir, store)
+        yield Operation(settings, registry, Metrics(registry.own))
+        tasks.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePanel:
+    """A service as operators see it: all owners' sandboxes."""
+
+    service: SandboxService
+    registry: Registry
+    numbers: Metrics
+    pools: Pools
+
+    def sandboxes(self) -> list[Mapping[str, object]]:
+        """What `mcp-sandbox sandbox list` shows."""
+        return [_described(box) for box in self.service.alive()]
+
+    async def close(self, sandbox_id: str) -> bool:
+        """End a sandbox, whoever owns it; False if it was ending already. Raises NotFound."""
+        box = next((box for box in self.service.alive() if box.id == sandbox_id), None)
+        if box is None:
+            raise NotFound(sandbox_id)
+        was_alive = box.state not in OVER
+        box.end(End.CLOSED, "an operator closed it")
+        await box.ended.wait()
+        return was_alive
+
+    def stats(self) -> Mapping[str, object]:
+        """What `doctor` shows of a running server."""
+        own = self.registry.own()
+        return {
+            "pid": self.registry.server.process.pid,
+            "uptime_s": time.time() - self.registry.server.created,
+            "sandboxes": len(self.service.alive()),
+            "machines": {str(state): sum(machine.state is state for machine in own) for state in MachineState},
+            "pools": list(self.pools()),
+        }
+
+    async def metrics(self) -> str:
+        """All numbers; measuring takes a while, so not in the event loop."""
+        return await anyio.to_thread.run_sync(self.numbers.text)
+
+
+def _described(box: Sandbox) -> Mapping[str, object]:
+    now = anyio.current_time()
+    return {
+        "id": box.id,
+        "owner": box.owner,
+        "template": box.template,
+        "state": str(box.state),
+        "age_s": now - box.created,
+        "expires_in_s": box.expires_in_s(),
+        "machine": box.lease.machine.id if box.lease else None,
+    }

@@ -1,0 +1,81 @@
+"""A run's output while it runs and after: one text of both streams that can be read in pieces."""
+
+from dataclasses import dataclass
+
+import anyio
+
+from guest.client.messages import Stream
+
+LINE_CHARS = 200  # of the newest line; a progress display shows no more
+LINE_SEARCH_BYTES = 4096  # how far back the newest line is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A piece of a log."""
+
+    text: str
+    start: int
+    end: int
+    size: int  # of the whole log so far
+
+
+class OutputLog:
+    """Stdout and stderr in the order in which they came, as UTF-8. Where something is missing, it says so.
+
+    It is bounded: what comes when it is full is counted and not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._room = max_bytes
+        self._data = bytearray()
+        self._lost = 0
+        self._news = anyio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, stream: Stream, text: str, gap_bytes: int = 0) -> None:
+        """Take in output, which comes `gap_bytes` after what its stream had before."""
+        note = f"\n[… {gap_bytes:,} bytes of {stream} are missing here …]\n" if gap_bytes else ""
+        data = f"{note}{text}".encode(errors="replace")
+        if self._lost or len(data) > self._room:
+            self._lost += gap_bytes + len(data)
+            return
+        self._room -= len(data)
+        self._append(data)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self._closed = True
+        note = f"\n[… {self._lost:,} bytes of output that came after this were not kept …]\n" if self._lost else ""
+        self._append(note.encode())
+
+    def page(self, offset: int, limit: int) -> Page:
+        """Up to `limit` bytes from `offset` on, without breaking a character."""
+        size = len(self._data)
+        start = self._character_at(min(offset, size))
+        end = self._character_at(min(start + limit, size))
+        return Page(self._data[start:end].decode(errors="replace"), start, end, size)
+
+    def newest_line(self) -> str:
+        """The last line that is not empty, cut short."""
+        lines = self._data[-LINE_SEARCH_BYTES:].decode(errors="ignore").splitlines()
+        return next((line.strip()[:LINE_CHARS] for line in reversed(lines) if line.strip()), "")
+
+    async def grown(self, size: int) -> None:
+        """Return when there are `size` bytes, or will never be."""
+        while len(self._data) < size and not self._closed:
+            await self._news.wait()
+
+    def _append(self, data: bytes) -> None:
+        self._data += data
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+    def _character_at(self, offset: int) -> int:
+        """The first offset from `offset` on that does not lie within a character."""
+        while offset < len(self._data) and self._data[offset] & 0xC0 == 0x80:
+            offset += 1
+        return offset

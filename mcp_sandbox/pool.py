@@ -1,0 +1,235 @@
+"""Machines kept ready: a provider in front of another one, which answers at once while it has any."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
+from itertools import count
+from types import TracebackType
+from typing import Protocol, Self
+
+import anyio
+import anyio.lowlevel
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import first_of
+from mcp_sandbox.pool_plan import Plan, PoolLimits, make_plan
+from mcp_sandbox.pool_shelf import PooledMachine, PoolStats, Shelf
+from mcp_sandbox.provider import Lease, Provider
+from templates.model import Template
+
+LET_ANSWER_S = 0.02  # starting a machine keeps the event loop busy: whoever just got one hears of it first
+
+logger = logging.getLogger(__name__)
+
+
+class Clock:
+    """The time, and waiting for it. Tests bring their own."""
+
+    def now(self) -> float:
+        """Seconds that only go forward."""
+        return anyio.current_time()
+
+    def wall(self) -> float:
+        """The host's date, which can jump."""
+        return time.time()
+
+    async def wait(self, event: anyio.Event, until: float | None) -> None:
+        """Return when `event` is set or it is `until`."""
+        with anyio.CancelScope(deadline=float("inf") if until is None else until):
+            await event.wait()
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+class OnRequest(Protocol):
+    """Told of every machine that is asked of the pool."""
+
+    def __call__(self, template: str, /, *, hit: bool) -> None: ...
+
+
+def _ignore(_template: str, *, hit: bool) -> None:
+    """For those who do not count."""
+
+
+def pool_limits(settings: Settings) -> PoolLimits:
+    """What the settings let a pool hold."""
+    return PoolLimits(
+        min_ready=settings.pool_min,
+        max_ready=settings.pool_max,
+        max_starting=max(1, settings.max_restores // 2),  # the source has room left for those who cannot wait
+        memory_mb=settings.pool_memory_mb,
+        max_age_s=settings.pool_max_age_s,
+        idle_s=settings.pool_idle_s,
+    )
+
+
+class Pool:
+    """Keeps machines of `source` ready, as many as the plan says. Leaving it ends all of them.
+
+    Every machine has a task of its own, its holder, that enters and leaves the source's context: contexts with task
+    groups inside must be left by the task that entered them, and whoever gets the machine runs in another one.
+    """
+
+    def __init__(
+        self,
+        source: Provider,
+        templates: Iterable[Template],
+        limits: PoolLimits,
+        *,
+        clock: Clock | None = None,
+        on_request: OnRequest = _ignore,
+    ) -> None:
+        self._source = source
+        self._on_request = on_request
+        self._limits = limits
+        self._clock = clock or Clock()
+        self._shelves = {template.name: Shelf(template) for template in templates}
+        self._on_demand = 0  # machines that somebody waits for
+        self._numbers = count(1)
+        self._wake = anyio.Event()  # something happened that may change the plan
+        self._tasks = anyio.create_task_group()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._keep_filled, name="pool")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        for shelf in self._shelves.values():
+            shelf.ready.clear()  # nobody gets a machine that is about to end
+        self._tasks.cancel_scope.cancel()
+        return await self._tasks.__aexit__(kind, error, trace)
+
+    def stats(self) -> PoolStats:
+        """What the pool has and did."""
+        return PoolStats({name: shelf.stats() for name, shelf in self._shelves.items()})
+
+    def described(self) -> list[dict[str, object]]:
+        """The same for operators, one entry for each template."""
+        return [{"template": name, **asdict(stats)} for name, stats in self.stats().templates.items()]
+
+    # -- handing out ---------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        """A machine that is ready, else one of the source. Either way it ends with this context.
+
+        Raises:
+            SandboxError: the source has no machine. A refill that failed is nobody's error here.
+        """
+        await anyio.lowlevel.checkpoint_if_cancelled()  # the only one on this way: nothing can get lost after it
+        machine = self._take(template)
+        if machine is None:
+            async with self._start_now(template) as lease:
+                yield lease
+            return
+        try:
+            yield machine.lease
+        finally:
+            machine.released.set()
+            with anyio.CancelScope(shield=True):
+                await machine.ended.wait()
+
+    def _take(self, template: str) -> PooledMachine | None:
+        """The oldest machine that is in order: what waits longest has to be renewed soonest."""
+        shelf = self._shelves.get(template)
+        if shelf is None or shelf.template.pool != "pooled":
+            return None
+        now, wall = self._clock.now(), self._clock.wall()
+        shelf.demand = shelf.demand.after_request(now, self._limits.max_ready)
+        self._wake.set()
+        while shelf.ready:
+            machine = shelf.ready[0]
+            if machine.healthy(now, wall) and machine.since + self._limits.max_age_s > now:
+                shelf.hand_out(machine)
+                self._on_request(template, hit=True)
+                return machine
+            if machine.lease.agent.failure is not None:
+                self._lose(shelf, machine, str(machine.lease.agent.failure))
+            shelf.discard(machine)
+        shelf.misses += 1
+        self._on_request(template, hit=False)
+        return None
+
+    @asynccontextmanager
+    async def _start_now(self, template: str) -> AsyncIterator[Lease]:
+        async with AsyncExitStack() as stack:
+            with self._waiting():
+                lease = await stack.enter_async_context(self._source.acquire(template))
+            if template in self._shelves:
+                self._shelves[template].recover()
+            yield lease
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._on_demand += 1
+        try:
+            yield
+        finally:
+            self._on_demand -= 1
+            self._wake.set()
+
+    # -- refilling -----------------------------------------------------------------------------------------
+
+    async def _keep_filled(self) -> None:
+        while True:
+            self._wake = anyio.Event()
+            plan = self._plan()
+            self._carry_out(plan)
+            await self._clock.wait(self._wake, plan.next_look)
+            await self._clock.sleep(LET_ANSWER_S)
+
+    def _plan(self) -> Plan:
+        now, wall = self._clock.now(), self._clock.wall()
+        states = [shelf.state(now, wall) for shelf in self._shelves.values()]
+        return make_plan(states, self._limits, now, self._on_demand)
+
+    def _carry_out(self, plan: Plan) -> None:
+        for shelf in self._shelves.values():
+            for machine in [machine for machine in shelf.ready if machine.id in plan.stop]:
+                shelf.discard(machine)
+        for name in plan.start:
+            shelf = self._shelves[name]
+            shelf.starting += 1
+            self._tasks.start_soon(self._hold, shelf, name=f"holder of a {name}")
+
+    async def _hold(self, shelf: Shelf) -> None:
+        """Start a machine and keep it until it is released. Runs in a task of its own; its errors are nobody else's."""
+        machine: PooledMachine | None = None
+        try:
+            async with self._source.acquire(shelf.name) as lease:
+                # It was made unique and its clock was set just now. Both stay so: it is handed out once, and a
+                # machine that waits is running, so its clock runs too. `healthy` sees what could part the clocks.
+                machine = PooledMachine(next(self._numbers), lease, self._clock.now(), self._clock.wall())
+                shelf.put(machine)
+                self._wake.set()
+                await self._watch(shelf, machine)
+        except Exception as error:
+            if machine is None:
+                shelf.fail(error, self._clock.now())
+            else:
+                self._lose(shelf, machine, str(first_of(error)))
+                logger.warning("machine %s of the pool ended with an error", machine.lease.machine.id, exc_info=error)
+        finally:
+            shelf.forget(machine)
+            self._wake.set()
+
+    async def _watch(self, shelf: Shelf, machine: PooledMachine) -> None:
+        async def lost_after(wait: Callable[[], Awaitable[object]]) -> None:
+            ended = await wait()
+            self._lose(shelf, machine, str(ended or machine.lease.agent.failure))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lost_after, machine.lease.machine.wait)
+            tasks.start_soon(lost_after, machine.lease.agent.wait_failed)
+            await machine.released.wait()
+            tasks.cancel_scope.cancel()
+
+    def _lose(self, shelf: Shelf, machine: PooledMachine, why: str) -> None:
+        shelf.lose(machine, why, self._clock.now())
+        self._wake.set()

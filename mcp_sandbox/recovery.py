@@ -1,0 +1,178 @@
+"""What a server that was killed has left on this host is removed by the next one.
+
+Machines die with their server, and what they are made of has no names: as a rule only empty control groups and a
+control socket are left. A process that missed its death signal is ended here. Nothing is touched that is not proven
+to be a dead server's of this home: by the server's row in the registry, by number and start time of a process, by the
+name of a group or file, which begins with number and start time of the server.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from mcp_sandbox.database import Machine, Server
+from mcp_sandbox.processes import ProcessId, is_alive, of_pid
+from mcp_sandbox.registry import Fate, Registry, fate_of
+from templates.store import Store
+from vmm import limits
+from vmm.hierarchy import FOLDER, Hierarchy
+
+END_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
+OWNED = re.compile(r"(\d+)-(\d+)-.+")  # how groups and files say whose they are: process number, start time
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What was removed, each item in words for people."""
+
+    servers: list[str] = field(default_factory=list)
+    processes: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    def note(self, kind: list[str], item: str) -> None:
+        """Remember and log one item."""
+        kind.append(item)
+        logger.info("removed %s", item)
+
+    def __str__(self) -> str:
+        kinds = {"servers": self.servers, "processes": self.processes, "groups": self.groups, "files": self.files}
+        return ", ".join(f"{kind}: {len(items)}" for kind, items in kinds.items() if items) or "nothing"
+
+
+async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
+    """Remove what dead servers of this home have left. Only one process at a time does; others have nothing to do."""
+    cleaned = Cleaned()
+    with _alone(store.home) as alone:
+        if not alone:
+            return cleaned
+        here = registry.server
+        known = await registry.everything()
+        for server, machines in known.items():
+            if fate_of(server, here) is Fate.GONE:
+                await _recover_server(registry, server, machines, cleaned)
+        kept = {server.process for server in known if fate_of(server, here) is not Fate.GONE}
+        await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
+        await anyio.to_thread.run_sync(_sweep, store, here.folders, cleaned)
+    if str(cleaned) != "nothing":
+        logger.warning("cleaned up after servers that were killed: %s", cleaned)
+    return cleaned
+
+
+async def _recover_server(registry: Registry, server: Server, machines: list[Machine], cleaned: Cleaned) -> None:
+    left: list[object] = []
+    if server.boot == registry.server.boot and server.home == registry.server.home:
+        # Children first: the first process of a namespace takes all others in it along.
+        tree = [process for machine in machines for process in reversed(machine.processes)]
+        left += await _end(tree, cleaned)
+        left += await _remove_groups(server, cleaned)
+    if left:  # its row stays, so that the next start tries again
+        logger.warning("cannot remove all that server %d has left: %s", server.process.pid, left)
+        return
+    await registry.forget(server)
+    cleaned.note(cleaned.servers, f"the record of server {server.process.pid} and {len(machines)} machines")
+
+
+async def _end(processes: Iterable[ProcessId], cleaned: Cleaned) -> list[object]:
+    """Kill those that are still there; the ones that did not end."""
+    left: list[object] = []
+    for process in processes:
+        try:
+            handle = os.pidfd_open(process.pid)
+        except OSError:
+            continue
+        try:
+            if not is_alive(process):  # looked at after the handle was opened: the number is pinned to it now
+                continue
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            with anyio.move_on_after(END_S):
+                await anyio.wait_readable(handle)
+                cleaned.note(cleaned.processes, f"process {process.pid}")
+                continue
+            left.append(process)
+        except OSError as error:
+            left.append(f"process {process.pid}: {error}")
+        finally:
+            os.close(handle)
+    return left
+
+
+async def _remove_groups(server: Server, cleaned: Cleaned) -> list[object]:
+    """End what is in the groups of a server's machines and remove them; those that stayed."""
+    left: list[object] = []
+    for folder in server.folders:
+        if folder.name != FOLDER:
+            continue
+        for group in folder.glob(f"{server.process.pid}-{server.process.started}-*"):
+            left += await _end(_members(group), cleaned)
+            await limits.remove_group(group)
+            if group.exists():
+                left.append(group)
+            else:
+                cleaned.note(cleaned.groups, f"control group {group}")
+    return left
+
+
+def _members(group: Path) -> list[ProcessId]:
+    try:
+        pids = (group / "cgroup.procs").read_text().split()
+    except OSError:
+        return []
+    return [process for pid in pids if (process := of_pid(int(pid)))]
+
+
+def _remove_files(run_dir: Path, kept: set[ProcessId], cleaned: Cleaned) -> None:
+    """Remove sockets and scratch of dead servers."""
+    for path in run_dir.glob("*-*-*"):
+        name = OWNED.fullmatch(path.name)
+        owner = ProcessId(int(name[1]), int(name[2])) if name else None
+        if owner is None or owner in kept or is_alive(owner):
+            continue
+        with suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            cleaned.note(cleaned.files, f"{path}")
+
+
+def _sweep(store: Store, folders: tuple[Path, ...], cleaned: Cleaned) -> None:
+    """What is not on record: groups left by a server whose registry was lost, and half-built things."""
+    for group in limits.sweep(Hierarchy(None, folders)):
+        cleaned.note(cleaned.groups, f"control group {group}")
+    before = set(store.home.glob("staging/*"))
+    store.sweep()
+    for path in sorted(before - set(store.home.glob("staging/*"))):
+        cleaned.note(cleaned.files, f"{path}")
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[bool]:
+    """Whether nobody else cleans this home at the moment."""
+    path = home / "locks" / "recovery"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        logger.warning("nothing is cleaned up in %s: %s", home, error)
+        yield False
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

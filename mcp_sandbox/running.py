@@ -1,0 +1,113 @@
+"""Runs that are on, and the finished ones whose result somebody may still ask for."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import anyio
+
+from mcp_sandbox.errors import RunNotFound, SandboxError
+from mcp_sandbox.output import OutputLog, Page
+from mcp_sandbox.runs import Fold, RunResult
+
+PREFIX = "run-"  # of a run's id; its number counts the runs of its sandbox
+
+
+class LiveRun:
+    """One run from its start to its result, whoever waits for it."""
+
+    def __init__(self, run_id: str, timeout_s: float, fold: Fold) -> None:
+        self.id = run_id
+        self.timeout_s = timeout_s
+        self.fold = fold
+        self.began_at = anyio.current_time()
+        self.ended_at: float | None = None
+        self.background = False  # no call waits for its end
+        self.stopping = False
+        self.result: RunResult | None = None
+        self.failure: SandboxError | None = None
+        self.done = anyio.Event()
+        self.scope = anyio.CancelScope(deadline=self.began_at + timeout_s)  # the one deadline, and the way to stop
+
+    @property
+    def log(self) -> OutputLog:
+        """What it has written so far."""
+        return self.fold.log
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long it has been running, or did."""
+        return (anyio.current_time() if self.ended_at is None else self.ended_at) - self.began_at
+
+    def stop(self) -> None:
+        """Have the code interrupted, and killed if it does not react. The run ends with a result as always."""
+        if not self.done.is_set():
+            self.stopping = True
+            self.scope.cancel()
+
+    def finish(self) -> None:
+        """Nothing more will come of it."""
+        self.ended_at = anyio.current_time()
+        self.log.close()
+        self.done.set()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Roughly what it costs to remember."""
+        if self.result is None:
+            return len(self.log)
+        pictures = sum(len(picture.data) for picture in self.result.pictures)
+        shown = sum(len(form) for display in self.result.displays for form in display.data.values())
+        return len(self.log) + pictures + shown
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Where a run stands, and a piece of its output."""
+
+    sandbox_id: str
+    run_id: str
+    page: Page
+    elapsed_s: float
+    left_s: float  # until its deadline
+    live_full: bool  # a stream is longer than what is sent while the run is on
+    result: RunResult | None  # None: it is still running
+
+
+class RunBook:
+    """The runs of one sandbox: at most one is on, and of the finished ones the newest are kept."""
+
+    def __init__(self, max_runs: int, max_bytes: int) -> None:
+        self.current: LiveRun | None = None
+        self._max_runs = max_runs
+        self._max_bytes = max_bytes
+        self._count = 0
+        self._kept: OrderedDict[str, LiveRun] = OrderedDict()
+
+    def next_id(self) -> str:
+        """A name no other run of this sandbox has."""
+        self._count += 1
+        return f"{PREFIX}{self._count}"
+
+    def keep(self, run: LiveRun) -> None:
+        """Remember a finished run, and forget the oldest ones that leave no room for it."""
+        self._kept[run.id] = run
+        while len(self._kept) > 1 and not self._fits():
+            self._kept.popitem(last=False)
+
+    def find(self, sandbox_id: str, run_id: str) -> LiveRun:
+        """The run of that name.
+
+        Raises:
+            RunNotFound: there never was one, or its result is no longer kept.
+        """
+        if self.current is not None and self.current.id == run_id:
+            return self.current
+        if run_id in self._kept:
+            return self._kept[run_id]
+        number = run_id.removeprefix(PREFIX)
+        over = number.isdecimal() and 0 < int(number) <= self._count
+        raise RunNotFound(sandbox_id, run_id, self._max_runs if over else None)
+
+    def _fits(self) -> bool:
+        size = sum(run.kept_bytes for run in self._kept.values())
+        return len(self._kept) <= self._max_runs and size <= self._max_bytes

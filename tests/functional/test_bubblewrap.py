@@ -1,0 +1,143 @@
+"""Machines of the bubblewrap driver, from their start to their end."""
+
+import os
+import signal
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.functional.bubblewrap_harness import Bubblewrap, Inhabitant, make_archive
+from tests.functional.machines import groups_of
+from vmm.drivers.bubblewrap_pause import descendants
+from vmm.errors import LaunchFailed, MachineLost
+from vmm.types import GuestCode
+
+pytestmark = pytest.mark.vm
+
+LOOK_S = 0.3  # long enough for a process that runs to be seen doing so
+ENDED_S = 10.0
+SPIN = """
+import os, threading
+def spin():
+    while True: pass
+for _ in range(2): os.fork()
+for _ in range(2): threading.Thread(target=spin).start()
+spin()
+"""
+
+
+async def test_a_machine_has_the_name_and_the_cpus_it_was_given(bubblewrap: Bubblewrap):
+    async with bubblewrap.machine(bubblewrap.spec("my-name", vcpus=3)) as inside:
+        assert await inside.run("import os, socket\nprint(socket.gethostname(), os.cpu_count())") == "my-name 3"
+        assert await inside.run("print(os.getuid(), os.getcwd())") == "1000 /"
+
+
+async def test_the_agent_channel_can_be_taken_once(inside: Inhabitant):
+    with pytest.raises(MachineLost, match="taken already"):
+        await inside.machine.connect()
+
+
+async def test_machines_are_strangers_to_each_other(bubblewrap: Bubblewrap, inside: Inhabitant):
+    async with bubblewrap.machine(bubblewrap.spec("other")) as other:
+        await other.run("open('/workspace/note', 'w').write('mine')")
+        assert await other.run("print(open('/workspace/note').read())") == "mine"
+        assert "No such file" in await inside.run("open('/workspace/note')")
+
+
+async def test_a_paused_machine_uses_no_cpu_and_goes_on_where_it_was(bubblewrap: Bubblewrap):
+    async with bubblewrap.machine() as inside:
+        await inside.run("kept = 'still here'")
+        code = f"import os\nif os.fork() == 0:\n    exec({SPIN!r})\nprint('spinning')"
+        assert await inside.run(code) == "spinning"
+        await inside.machine.pause()
+        before = await inside.machine.usage()
+        await inside.send("print(kept)")
+        with anyio.move_on_after(LOOK_S):
+            await inside.stream.receive()
+            pytest.fail("a paused machine answered")
+        assert (await inside.machine.usage()).cpu_s == before.cpu_s
+        await inside.machine.resume()
+        assert await inside.run("pass") == "still here"
+        with anyio.fail_after(ENDED_S):
+            while (await inside.machine.usage()).cpu_s == before.cpu_s:
+                await anyio.sleep(0)
+
+
+async def test_what_code_had_stopped_itself_stays_stopped_after_a_pause(bubblewrap: Bubblewrap):
+    async with bubblewrap.machine() as inside:
+        await inside.run(
+            "import os, signal\nchild = os.fork()\n"
+            "if child == 0:\n    os.kill(os.getpid(), signal.SIGSTOP); os._exit(7)\n"
+            "os.waitpid(child, os.WUNTRACED)"
+        )
+        await inside.machine.pause()
+        await inside.machine.resume()
+        assert await inside.run("print(os.waitpid(child, os.WNOHANG))") == "(0, 0)"
+
+
+async def test_usage_is_that_of_all_processes_of_the_machine(bubblewrap: Bubblewrap):
+    async with bubblewrap.machine() as inside:
+        idle = await inside.machine.usage()
+        await inside.run(
+            "import os, signal\nready, told = os.pipe()\nif os.fork() == 0:\n"
+            "    block = b'x' * (48 << 20); sum(range(1_000_000)); os.write(told, b'!'); signal.pause()\n"
+            "os.read(ready, 1)"
+        )
+        busy = await inside.machine.usage()
+        assert busy.private_bytes - idle.private_bytes > 40 << 20
+        assert busy.cpu_s > idle.cpu_s
+
+
+async def test_a_machine_ends_with_its_agent_and_says_how(bubblewrap: Bubblewrap, tmp_path):
+    code = GuestCode(make_archive(tmp_path / "agent.tar", "raise SystemExit('enough for today')"))
+    async with bubblewrap.driver.launch(bubblewrap.spec(boot=code)) as machine:
+        with anyio.fail_after(ENDED_S):
+            end = await machine.wait()
+    assert end.code == 1
+    assert "enough for today" in end.detail
+
+
+async def test_all_processes_end_when_bubblewrap_is_killed(bubblewrap: Bubblewrap):
+    async with bubblewrap.machine() as inside:
+        await inside.run("import os, signal\nif os.fork() == 0:\n    os.setsid(); signal.pause()")
+        processes = descendants(inside.machine.pid)
+        assert len(processes) == 3
+        os.kill(inside.machine.pid, signal.SIGKILL)
+        with anyio.fail_after(ENDED_S):
+            assert (await inside.machine.wait()).signal == signal.SIGKILL
+            while any(_alive(pid) for pid in processes):
+                await anyio.sleep(0)
+
+
+async def test_a_machine_that_is_left_paused_leaves_nothing(bubblewrap: Bubblewrap):
+    async with bubblewrap.machine() as inside:
+        everyone = [inside.machine.pid, *descendants(inside.machine.pid)]
+        groups = groups_of(inside.machine.pid)
+        await inside.machine.pause()
+    assert not any(_alive(pid) for pid in everyone)
+    assert not any(group.exists() for group in groups)
+
+
+async def test_too_much_memory_ends_the_machine_and_the_end_says_so(bubblewrap: Bubblewrap):
+    async with bubblewrap.machine() as inside:
+        if not groups_of(inside.machine.pid):
+            pytest.skip("there are no control groups for us here")
+        await inside.send("hoard = []\nwhile True: hoard.append(b'x' * (16 << 20))")
+        with anyio.fail_after(ENDED_S):
+            end = await inside.machine.wait()
+    assert "more memory than the host grants it" in end.detail
+
+
+async def test_a_tree_that_is_no_machines_root_is_told_at_the_launch(bubblewrap: Bubblewrap, tmp_path):
+    with pytest.raises(LaunchFailed, match=r"machine rootless did not start: status 1: bwrap: Can't mkdir"):
+        async with bubblewrap.driver.launch(bubblewrap.spec("rootless", root=tmp_path)):
+            pytest.fail("must not start")
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process still runs; a zombie is left to whoever takes orphans in."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,159 @@
+"""A server killed with SIGKILL at any moment leaves nothing that the next one does not find and remove."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+
+from mcp_sandbox import database
+from mcp_sandbox.config import load_settings
+from mcp_sandbox.processes import ProcessId, is_alive, own_child, tree_of
+from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S
+from vmm.hierarchy import detect
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+SERVER = ("-m", "mcp_sandbox")
+ROUNDS = 30
+SEED = 4
+CALLERS = 3
+LONGEST_S = 2.0  # a caller has had a machine, used it and closed it by then, or is at the next one
+CLEAN_S = 3 * PROMISED_S  # the server may still be loading when we begin to look
+OWN_OF_A_HOME = {"run", "locks", "logs", "staging"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that nobody else uses, with everything that is built on this host."""
+    subprocess.run([sys.executable, *SERVER, "template", "build"], cwd=ROOT, check=True, timeout=600)
+    home = tmp_path_factory.mktemp("home")
+    for path in load_settings().home.iterdir():
+        if path.is_dir() and path.name not in OWN_OF_A_HOME:
+            (home / path.name).symlink_to(path)
+    return home
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a server is killed: so long after it was first asked for a sandbox, or after it first gave one."""
+
+    of_a_busy_server: bool
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A server that is no more, and the processes it had."""
+
+    server: ProcessId
+    processes: tuple[ProcessId, ...]
+
+    def left(self) -> list[object]:
+        """What of it is still on this host."""
+        name = f"{self.server.pid}-{self.server.started}-*"
+        return [
+            *filter(is_alive, self.processes),
+            *(group for folder in group_folders() for group in folder.glob(name)),
+        ]
+
+
+def group_folders() -> list[Path]:
+    """Where the servers of this test have their machines' groups: they are in the same groups as this process."""
+    return list(detect().folders)
+
+
+@asynccontextmanager
+async def connected(home: Path, temporary: Path) -> AsyncIterator[tuple[Client, ProcessId]]:
+    """A server of `home`, and its client."""
+    environment = {**os.environ, "MCP_SANDBOX_HOME": str(home), "TMPDIR": str(temporary)}
+    parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), env=environment, cwd=ROOT)
+    with anyio.fail_after(START_S):
+        async with Client(parameters) as client:
+            server = await anyio.to_thread.run_sync(own_child, *SERVER)
+            assert server is not None
+            yield client, server
+
+
+async def use_sandboxes(client: Client, first: anyio.Event) -> None:
+    """Create, run and close, again and again, until the server is gone."""
+    with suppress(MCPError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+        while True:
+            created = await client.call_tool("create_sandbox", {})
+            assert created.structured_content is not None, created
+            first.set()
+            sandbox = {"sandbox_id": created.structured_content["sandbox_id"]}
+            await client.call_tool("run_code", {"code": "sum(range(1000))", **sandbox})
+            await client.call_tool("close_sandbox", sandbox)
+
+
+def kill(server: ProcessId) -> Killed:
+    """Kill a server, and know what it had at that moment."""
+    os.kill(server.pid, signal.SIGSTOP)  # so that nothing is started between the look and the kill
+    tree = tree_of(server.pid)
+    os.kill(server.pid, signal.SIGKILL)
+    return Killed(server, tree)
+
+
+async def kill_under_load(home: Path, temporary: Path, dead: list[Killed], moment: Moment) -> Killed:
+    """Start a server, see that it removes what the dead ones left, and kill it while it is busy."""
+    first = anyio.Event()
+    async with connected(home, temporary) as (client, server), anyio.create_task_group() as callers:
+        await assert_nothing_left(home, dead, alive=server)
+        for _ in range(CALLERS):
+            callers.start_soon(use_sandboxes, client, first)
+        if moment.of_a_busy_server:
+            await first.wait()
+        await anyio.sleep(moment.after_s)
+        killed = kill(server)
+        callers.cancel_scope.cancel()
+    return killed
+
+
+async def assert_nothing_left(home: Path, dead: list[Killed], alive: ProcessId | None = None) -> None:
+    """Wait until there is nothing but what belongs to the server that is alive."""
+    left: list[object] = []
+    with anyio.move_on_after(CLEAN_S):
+        while left := left_over(home, dead, alive):
+            await anyio.sleep(LOOK_AGAIN_S)
+    assert left == [], "still there"
+
+
+def left_over(home: Path, dead: list[Killed], alive: ProcessId | None) -> list[object]:
+    sockets = {f"{alive.pid}-{alive.started}-control"} if alive else set()
+    run = home / "run"
+    return [
+        *(thing for killed in dead[-1:] for thing in killed.left()),
+        *(path for path in (run.iterdir() if run.exists() else ()) if path.name not in sockets),
+        *(server for server in database.look(home) if server.process != alive),
+    ]
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+async def test_a_server_killed_under_load_leaves_nothing_to_the_next(home: Path, tmp_path: Path):
+    chance = random.Random(SEED)
+    before, dead, had_machines = mounts(), list[Killed](), 0
+    for number in range(ROUNDS):
+        moment = Moment(number % 2 == 1, chance.uniform(0, LONGEST_S))
+        dead.append(await kill_under_load(home, tmp_path, dead, moment))
+        had_machines += len(dead[-1].processes) > 1
+    async with connected(home, tmp_path) as (_, last):
+        await assert_nothing_left(home, dead, alive=last)
+        assert [thing for killed in dead for thing in killed.left()] == []
+    await assert_nothing_left(home, dead)
+    assert had_machines > ROUNDS / 3, "most servers were killed before they had anything to leave behind"
+    assert mounts() == before
+    assert list(tmp_path.iterdir()) == []

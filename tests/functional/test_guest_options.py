@@ -1,0 +1,224 @@
+"""The agent's options for machines that are not virtual ones: one kernel, limits, processes of its own."""
+
+import anyio
+import pytest
+
+from guest.client import AgentClient
+from guest.client.messages import Identity, Output, RunCode
+from tests.functional.guest_harness import SEPARATE_USER, agent_client, run
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 60.0
+
+# What the machine runs, by the module or program each process was started with.
+PROCESSES = """import os
+def programs():
+    found = []
+    for pid in sorted(int(name) for name in os.listdir('/proc') if name.isdigit()):
+        try: words = open(f'/proc/{pid}/cmdline').read().split('\\0')
+        except FileNotFoundError: continue  # the one that forked this kernel for the zygote has just left
+        found.append(next((word for word in words if word.startswith('guest.')), words[0]))
+    return found
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def names(client: AgentClient) -> list[str]:
+    shown = (await run(client, f"{PROCESSES}\n' '.join(programs())")).shown[0]
+    return shown.strip("'").split()
+
+
+# ---------------------------------------------------------------- one kernel
+
+
+async def test_with_one_kernel_no_second_warm_process_stays():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("import xml.dom", "--one-kernel") as client:
+            assert (await names(client)).count("guest.agent.zygote") == 1  # it became the kernel
+            assert (await run(client, "import sys; 'xml.dom' in sys.modules")).shown == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "exit_code", "signal"),
+    [
+        ("os._exit(3)", "exited", 3, None),
+        ("os.kill(os.getpid(), 9)", "killed", None, "SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "killed", None, "SIGSEGV"),
+    ],
+)
+async def test_the_one_kernel_is_replaced_by_another_as_warm(code, status, exit_code, signal):
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("import xml.dom", "--one-kernel") as client:
+            await run(client, "x = 1")
+            finished = (await run(client, f"import os; {code}")).finished
+            assert (finished.status, finished.exit_code, finished.signal) == (status, exit_code, signal)
+            assert finished.state == "lost"
+            after = await run(client, "import sys; 'xml.dom' in sys.modules, 'x' in globals()")
+            assert after.shown == ["(True, False)"]
+            assert (await names(client)).count("guest.agent.zygote") == 1
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+async def test_the_one_kernel_can_be_killed_with_all_it_has_started():
+    code = """import os, signal, subprocess
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+subprocess.Popen(['sleep', '4242'], start_new_session=True)
+print('on')
+while True: pass"""
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("", "--one-kernel") as client:
+            async with client.run(RunCode(code, grace_s=0.1)) as events:
+                assert await anext(events) == Output("stdout", "on\n")
+                await events.stop()
+                finished = await events.wait_finished()
+            assert (finished.status, finished.state, finished.signal) == ("killed", "lost", "SIGKILL")
+            assert "sleep" not in await names(client)
+
+
+async def test_a_run_stopped_while_it_waits_for_a_kernel_ends_at_once():
+    slow = "import os, time\nwhile os.path.exists('/workspace/wait'): time.sleep(0.01)"
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(slow, "--one-kernel") as client:
+            await client.write("wait", b"")
+            await run(client, "import os; os._exit(0)")
+            async with client.run(RunCode("open('ran', 'w').close()")) as events:
+                await events.stop()
+                finished = await events.wait_finished()
+            assert (finished.status, finished.state) == ("interrupted", "kept")
+            await client.remove("wait")
+            assert (await run(client, "import os; os.path.exists('ran')")).shown == ["False"]
+
+
+# ---------------------------------------------------------------- orphans
+
+
+@pytest.mark.parametrize("options", [(), ("--one-kernel",)])
+async def test_orphans_leave_no_zombies(options):
+    orphans = """import os
+for _ in range(20):
+    if not os.fork():
+        os.fork()
+        os._exit(0)
+    os.wait()
+"""
+    zombies = """def zombies():
+    states = [open(f'/proc/{p}/stat').read().rsplit(')')[1].split()[0] for p in os.listdir('/proc') if p.isdigit()]
+    return states.count('Z')
+while zombies(): pass"""
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("", *options) as client:
+            await run(client, orphans)
+            assert (await run(client, zombies)).finished.status == "ok"
+
+
+# ---------------------------------------------------------------- limits and rights
+
+
+async def test_a_memory_bomb_gets_a_memory_error_and_libraries_still_work():
+    work = """import numpy, pandas, threading
+frame = pandas.DataFrame(numpy.random.rand(100_000, 10))
+product = frame.to_numpy().T @ frame.to_numpy()
+threads = [threading.Thread(target=frame.sum) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+product.shape"""
+    bomb = "hoard = []\nwhile True: hoard.append(bytearray(10_000_000))"
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("import numpy, pandas", "--memory-mb", "512") as client:
+            assert (await run(client, work)).shown == ["(10, 10)"]
+            finished = (await run(client, bomb)).finished
+            assert finished.error is not None
+            assert (finished.error.name, finished.state) == ("MemoryError", "kept")
+            assert (await run(client, "len(hoard) < 52")).shown == ["True"]
+            raised = await run(client, "import resource; resource.setrlimit(resource.RLIMIT_DATA, (2**40, 2**40))")
+            assert raised.finished.error is not None
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+@pytest.mark.parametrize("options", [(), ("--one-kernel",)])
+async def test_code_can_gain_no_rights_in_any_of_its_threads(options):
+    look = r"""import glob
+status = [dict(line.split(':\t', 1) for line in open(path).read().splitlines() if ':\t' in line)
+    for path in glob.glob('/proc/self/task/*/status')]
+print({(s['NoNewPrivs'], s['CapEff'], s['CapPrm'], s['Uid'].split()[0]) for s in status}, status[0]['CapBnd'])"""
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("import numpy; numpy.ones((500, 500)) @ numpy.ones((500, 500))", *options) as client:
+            none = "0" * 16
+            assert (await run(client, look)).stdout == f"{{('1', '{none}', '{none}', '1000')}} {none}\n"
+
+
+# ---------------------------------------------------------------- agent and code are one user, who has no rights
+
+
+async def test_a_sweep_ends_all_but_the_agent_its_zygote_and_process_1():
+    leave = """import os, subprocess
+for _ in range(5): subprocess.Popen(['sleep', '4242'], start_new_session=True)
+os._exit(1)"""
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("", "--own-pids", user="none") as client:
+            before = await names(client)
+            await run(client, leave)
+            assert await names(client) == before
+
+
+async def test_a_fork_bomb_of_the_agents_own_user_is_swept():
+    code = """import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+refused = 0
+for _ in range(1000):
+    try: os.fork() or (os.setsid(), signal.pause())
+    except OSError: refused += 1
+print(refused > 500)
+while True:
+    try: os.kill(os.fork() or os.getpid(), 9)
+    except OSError: pass"""
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("", "--own-pids", "--one-kernel", user="none") as client:
+            async with client.run(RunCode(code, grace_s=0.1)) as events:
+                assert await anext(events) == Output("stdout", "True\n")
+                await events.stop()
+                finished = await events.wait_finished()
+            assert (finished.status, finished.state, finished.signal) == ("killed", "lost", "SIGKILL")
+            assert (await names(client)).count("guest.agent.zygote") == 1
+            many = "for pid in [os.fork() or os._exit(0) for _ in range(100)]: os.waitpid(pid, 0)"
+            assert (await run(client, f"import os\n{many}")).finished.status == "ok"
+
+
+async def test_code_cannot_look_into_an_agent_of_its_own_user():
+    look = """import os
+def opens(path):
+    try: open(path, 'rb').close()
+    except PermissionError: return False
+    return True
+guardians = [pid for pid in os.listdir('/proc') if pid.isdigit() and pid != str(os.getpid())
+    and any(word.startswith('guest.') for word in open(f'/proc/{pid}/cmdline').read().split('\\0'))]
+len(guardians), {opens(f'/proc/{pid}/mem') for pid in guardians}, opens('/proc/self/mem')"""
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("", "--own-pids", user="none") as client:
+            assert (await run(client, look)).shown == ["(2, {False}, True)"]
+
+
+async def test_a_machine_that_may_not_set_its_name_still_writes_it_down():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("", "--own-pids", user="none") as client:
+            refreshed = await client.refresh(Identity("clone-7", "ab" * 16, b"e" * 64))
+            assert not refreshed.hostname_set
+            assert (await client.read("/etc/hostname", limit=100)).data == b"clone-7\n"
+            assert (await client.read("/etc/machine-id", limit=100)).data == b"ab" * 16 + b"\n"
+
+
+async def test_code_that_kills_its_zygote_and_itself_gets_a_new_kernel():
+    kill = """import os
+for pid in os.listdir('/proc'):
+    if pid.isdigit() and 'guest.agent.zygote' in open(f'/proc/{pid}/cmdline').read() and int(pid) != os.getpid():
+        os.kill(int(pid), 9)
+os.kill(os.getpid(), 9)"""
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client("import xml.dom", "--own-pids", user="none") as client:
+            assert (await run(client, kill)).finished.state == "lost"
+            assert (await run(client, "import sys; 'xml.dom' in sys.modules")).shown == ["True"]

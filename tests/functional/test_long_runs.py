@@ -1,0 +1,117 @@
+"""Long runs with a real agent and real code, started natively."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.provider import Lease, LeaseTimings
+from mcp_sandbox.running import RunView
+from mcp_sandbox.runs import RunRequest
+from mcp_sandbox.service import SandboxService
+from templates.model import load_template
+from tests.functional.guest_harness import agent_client
+from tests.unit.fakes import FACTS, FakeMachine
+
+if TYPE_CHECKING:
+    from vmm.driver import Machine
+
+ME = "me"
+TICKS = "import time\nn = 0\nwhile True:\n    n += 1\n    print('tick', n, flush=True)\n    time.sleep(0.02)"
+STUBBORN = (
+    "import time\nprint('begun', flush=True)\n"
+    "while True:\n    try:\n        time.sleep(1)\n    except KeyboardInterrupt:\n        pass"
+)
+
+
+class NativeProvider:
+    """Hands out agents that run on this host."""
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        async with agent_client() as agent:
+            machine = cast("Machine", FakeMachine())
+            yield Lease(machine, agent, load_template(template), FACTS, LeaseTimings(0, 0))
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[SandboxService]:
+    with anyio.fail_after(120):
+        async with SandboxService(NativeProvider(), Settings()) as service:
+            yield service
+
+
+async def started(service: SandboxService, box: str, code: str) -> RunView:
+    view = await service.run_for_client(RunRequest(ME, code, box), background=True)
+    assert isinstance(view, RunView)
+    while not view.page.text:
+        await anyio.lowlevel.checkpoint()
+        view = await service.read_output(ME, box, view.run_id, offset=0, wait_s=0)
+    return view
+
+
+async def printed(service: SandboxService, box: str, code: str) -> str:
+    return (await service.run(RunRequest(ME, code, box))).stdout.head.strip()
+
+
+async def test_output_comes_while_code_runs_and_a_stop_keeps_its_variables(service: SandboxService):
+    box = (await service.create(ME)).id
+    view = await started(service, box, TICKS)
+    read, offset = "", 0
+    while "tick 20\n" not in read:
+        view = await service.read_output(ME, box, view.run_id, offset=offset, wait_s=0.05)
+        assert view.result is None
+        read, offset = read + view.page.text, view.page.end
+    result = await service.stop_run(ME, box, view.run_id)
+    assert (result.status, result.state, result.stopped) == ("interrupted", "kept", True)
+    last = await service.read_output(ME, box, view.run_id, offset=offset, wait_s=0)
+    ticks = (read + last.page.text).split("\n")[:-1]
+    assert ticks == [f"tick {n + 1}" for n in range(len(ticks))]
+    assert int(await printed(service, box, "print(n)")) in (len(ticks), len(ticks) + 1)
+
+
+async def test_a_cancelled_call_interrupts_real_code_and_its_variables_are_there(service: SandboxService):
+    box = (await service.create(ME)).id
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run, RunRequest(ME, TICKS, box))
+        while service.sandboxes(ME)[0].run_id is None or not len(service._alive[box].runs.current.log):  # type: ignore[union-attr]
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    after = await service.run(RunRequest(ME, "print(n > 0)", box))
+    assert (after.stdout.head, after.lost_before) == ("True\n", False)
+
+
+async def test_code_that_cannot_be_interrupted_is_killed_and_the_next_run_says_so(service: SandboxService):
+    box = (await service.create(ME)).id
+    await service.run(RunRequest(ME, "x = 1", box))
+    view = await started(service, box, STUBBORN)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.stop_run, ME, box, view.run_id)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()  # nobody learns of the result
+    after = await service.run(RunRequest(ME, "print('x' in globals())", box))
+    assert (after.stdout.head, after.lost_before) == ("False\n", True)
+
+
+async def test_output_beyond_what_is_sent_live_is_missing_in_the_log_and_whole_in_a_file(service: SandboxService):
+    box = (await service.create(ME)).id
+    result = await service.run(RunRequest(ME, "for n in range(200_000): print('line', n)", box))
+    assert result.stdout.spill is not None
+    whole = await service.read_all(ME, box, result.stdout.spill)
+    assert whole == b"".join(b"line %d\n" % n for n in range(200_000))
+    assert result.stdout.omitted_bytes == len(whole) - 2 * 8192
+    view = await service.run_for_client(
+        RunRequest(ME, "for n in range(200_000): print('line', n)", box), background=True
+    )
+    assert isinstance(view, RunView)
+    read, offset = "", 0
+    while view.result is None or view.page.end < view.page.size:
+        view = await service.read_output(ME, box, view.run_id, offset=offset, wait_s=10)
+        read, offset = read + view.page.text, view.page.end
+    missing = len(whole) - 512 * 1024 - 8192
+    assert f"[… {missing:,} bytes of stdout are missing here …]" in read
+    assert read.endswith("line 199999\n")

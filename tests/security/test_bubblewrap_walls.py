@@ -1,0 +1,180 @@
+"""What code in a bubblewrap machine sees of the host, and what the host keeps of it."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.functional.bubblewrap_harness import SIZE, Bubblewrap, Inhabitant
+from tests.functional.machines import groups_of
+from vmm.drivers import bubblewrap_command as command
+from vmm.drivers.bubblewrap_pause import descendants
+
+pytestmark = pytest.mark.vm
+
+MIB = 1024 * 1024
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def secret() -> Iterator[None]:
+    """Something in our environment that is nobody's business."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET_OF_THE_SERVER", "token")
+        yield
+
+
+def status(pid: int) -> dict[str, str]:
+    """What the kernel says of a process."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+async def test_it_sees_its_own_processes_and_no_others(inside: Inhabitant):
+    numbers = await inside.run("import os\nprint([int(name) for name in os.listdir('/proc') if name.isdigit()])")
+    assert numbers == "[1, 2]"
+
+
+async def test_it_sees_the_template_and_nothing_else_of_the_hosts_files(inside: Inhabitant, bubblewrap: Bubblewrap):
+    top = await inside.run("import os\nprint(*sorted(os.listdir('/')))")
+    assert top.split() == sorted(os.listdir(bubblewrap.tree))
+    assert await inside.run(f"print(os.path.exists({str(REPO / 'vmm')!r}))") == "False"
+    assert await inside.run("print(*os.listdir('/workspace'), *os.listdir('/tmp'))") == ""
+
+
+async def test_it_cannot_change_the_template(inside: Inhabitant):
+    for place in ("/", "/usr", "/etc", "/dev", "/sys", "/proc/tty"):
+        assert "Read-only file system" in await inside.run(f"open('{place}/mark', 'w')"), place
+
+
+async def test_it_gets_nothing_of_our_environment(inside: Inhabitant):
+    told = await inside.run("import os\nprint(dict(os.environ), open('/proc/1/environ', 'rb').read())")
+    assert "SECRET_OF_THE_SERVER" not in told
+    assert "PYTHONPATH" in told
+
+
+async def test_its_first_process_does_not_tell_how_it_was_started(inside: Inhabitant):
+    told = await inside.run("print(open('/proc/1/cmdline').read())")
+    assert "bwrap" in told
+    assert "bind" not in told
+
+
+async def test_it_has_nothing_open_but_its_channel(inside: Inhabitant):
+    told = await inside.run("import os\nprint(*(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))")
+    assert all(target.startswith("pipe:") for target in told.split())
+    assert await inside.run("print(os.closerange(3, 100))") == "None"
+    for pid in descendants(inside.machine.pid):
+        targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert all(re.match(r"pipe:|anon_inode:|/dev/null", target) for target in targets), targets
+
+
+async def test_the_host_in_proc_cannot_be_read(inside: Inhabitant):
+    code = f"""
+import os
+readable = []
+for name in os.listdir("/proc"):
+    if name.isdigit() or name in {command.PROC_KEPT.split()}:
+        continue
+    try:
+        content = os.listdir(f"/proc/{{name}}") if os.path.isdir(f"/proc/{{name}}") else open(f"/proc/{{name}}").read(1)
+    except PermissionError:
+        content = None
+    if content:
+        readable.append(name)
+print(readable)
+"""
+    assert await inside.run(code) == "[]"
+
+
+async def test_it_has_no_network_but_a_loopback(inside: Inhabitant):
+    told = await inside.run("print(open('/proc/net/dev').read())")
+    assert [line.split(":")[0].strip() for line in told.splitlines() if ":" in line] == ["lo"]
+    refused = await inside.run("import socket\nsocket.create_connection(('192.0.2.1', 80), 5)")
+    assert "Network is unreachable" in refused
+
+
+async def test_it_shares_no_namespace_with_the_host(inside: Inhabitant):
+    for pid in descendants(inside.machine.pid):
+        for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+            ours = Path(f"/proc/self/ns/{kind}").readlink()
+            assert Path(f"/proc/{pid}/ns/{kind}").readlink() != ours, kind
+
+
+async def test_all_its_processes_are_without_rights_and_filtered(inside: Inhabitant):
+    for pid in descendants(inside.machine.pid):
+        told = status(pid)
+        kinds = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+        assert {int(told[kind], 16) for kind in kinds} == {0}
+        assert (told["NoNewPrivs"], told["Seccomp"], told["Seccomp_filters"]) == ("1", "2", "2")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a machine a user of its own")
+async def test_every_machine_is_another_nobody(bubblewrap: Bubblewrap, inside: Inhabitant):
+    async with bubblewrap.machine(bubblewrap.spec("another")) as other:
+        uids = [set(status(machine.machine.pid)["Uid"].split()) for machine in (inside, other)]
+    assert all(len(each) == 1 and int(min(each)) > 1_000_000_000 for each in uids)
+    assert uids[0] != uids[1]
+
+
+async def test_what_it_writes_is_bounded_everywhere(inside: Inhabitant):
+    code = """
+import os
+told = {}
+for place in %s:
+    try:
+        with open(f"{place}/ballast", "wb") as file:
+            for _ in range(70): file.write(bytes(1 << 20))
+    except OSError as error:
+        told[place] = error.errno
+    finally:
+        os.remove(f"{place}/ballast")
+print(sorted(told) == sorted(%s), set(told.values()) <= {27, 28})
+"""
+    places = sorted(command.scratch_mb(SIZE["disk_mb"]))
+    assert await inside.run(code % (places, places)) == "True True"
+
+
+async def test_it_starts_only_so_many_processes(inside: Inhabitant):
+    code = """
+import os, signal
+children = []
+try:
+    while len(children) < 1000:
+        child = os.fork()
+        if child == 0: signal.pause()
+        children.append(child)
+except BlockingIOError:
+    pass
+for child in children: os.kill(child, signal.SIGKILL)
+for child in children: os.waitpid(child, 0)
+print(len(children))
+"""
+    assert 100 < int(await inside.run(code)) < 256
+
+
+async def test_its_processes_leave_no_core_and_open_no_more_files_than_they_need(inside: Inhabitant):
+    code = "import resource as r\nprint(*(r.getrlimit(kind)[1] for kind in (r.RLIMIT_CORE, r.RLIMIT_NOFILE)))"
+    core, files = map(int, (await inside.run(code)).split())
+    assert core == 0
+    assert 0 < files <= 4096
+
+
+async def test_it_is_under_limits_of_memory_cpu_and_processes(inside: Inhabitant):
+    groups = groups_of(inside.machine.pid)
+    if not groups and os.geteuid() != 0:
+        pytest.skip("only root can make control groups here")
+    limits = {
+        path.name: path.read_text().split()[0]
+        for group in groups
+        for path in group.iterdir()
+        if "." in path.name and re.search(r"memory\.(max|limit_in_bytes)|pids\.max|cpu\.(max|cfs_quota_us)", path.name)
+    }
+    room = SIZE["memory_mb"] + sum(command.scratch_mb(SIZE["disk_mb"]).values())
+    memory = int(limits.get("memory.max") or limits["memory.limit_in_bytes"])
+    assert room * MIB < memory <= (room + 128) * MIB
+    assert int(limits["pids.max"]) <= 256
+    assert int(limits.get("cpu.max") or limits["cpu.cfs_quota_us"]) == SIZE["vcpus"] * 100_000
+    for pid in descendants(inside.machine.pid):
+        assert groups_of(pid) == groups

@@ -1,0 +1,93 @@
+"""A machine's end of the wire that runs no code: enough of an agent for the whole host side to work with it."""
+
+import time
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream
+
+from guest.protocol import Decoder, Frame, encode
+
+NOTHING_WRITTEN = {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0}
+
+
+class FakeGuest:
+    """Has one variable, which `count` counts up and prints; `forever` and `stubborn` go on until they are stopped."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.run: tuple[int, str] | None = None  # the request that runs, and its code
+        self.files: dict[str, bytes] = {}
+        self.uploads: dict[int, bytes] = {}  # half-sent files
+        self._stream: ByteStream
+
+    async def serve(self, stream: ByteStream) -> None:
+        self._stream = stream
+        decoder = Decoder()
+        try:
+            while True:
+                for frame in decoder.feed(await stream.receive()):
+                    await getattr(self, f"_{frame.header['op']}")(frame)
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            pass
+
+    async def _send(self, number: int, header: dict[str, Any], body: bytes = b"") -> None:
+        await self._stream.send(encode({"id": number, **header}, body))
+
+    async def _ok(self, frame: Frame, body: bytes = b"", **header: Any) -> None:
+        await self._send(frame.header["id"], {"ok": True, **header}, body)
+
+    async def _hello(self, frame: Frame) -> None:
+        about = {key: frame.header[key] for key in ("version", "nonce")}
+        about |= {"agent": "fake", "language": "python", "language_version": "3"}
+        await self._send(frame.header["id"], {"ok": True, **about})
+
+    async def _refresh(self, frame: Frame) -> None:
+        done = dict.fromkeys(("clock_settable", "entropy_credited", "hostname_set"), True)
+        await self._send(frame.header["id"], {"ok": True, "time_ns": time.time_ns(), **done})
+
+    async def _run(self, frame: Frame) -> None:
+        number, code = frame.header["id"], frame.body.decode()
+        if self.run is not None:
+            await self._send(number, {"ok": False, "error": {"code": "busy", "message": "another run is on"}})
+            return
+        self.run = number, code
+        if code == "count":
+            self.count += 1
+            await self._send(number, {"event": "output", "stream": "stdout"}, f"{self.count}\n".encode())
+            await self._finish("ok")
+
+    async def _stop(self, frame: Frame) -> None:
+        if self.run is not None and self.run[0] == frame.header["run"]:
+            if self.run[1] == "stubborn":
+                self.count = 0
+                await self._finish("killed", "lost", signal="SIGKILL")
+            else:
+                await self._finish("interrupted")
+        await self._ok(frame)
+
+    async def _finish(self, status: str, state: str = "kept", **more: Any) -> None:
+        assert self.run is not None
+        (number, _), self.run = self.run, None
+        end = {"ok": True, "status": status, "state": state, "duration_ns": 1, "output": NOTHING_WRITTEN}
+        await self._send(number, {**end, **more})
+
+    async def _write(self, frame: Frame) -> None:
+        header = frame.header
+        data = self.uploads.pop(header["upload"], b"") + frame.body
+        if not header["last"]:
+            self.uploads[header["upload"]] = data
+            await self._ok(frame)
+            return
+        self.files[header["path"]] = data
+        entry = {"path": header["path"], "kind": "file", "size": len(data), "mtime": 0}
+        await self._ok(frame, file=entry)
+
+    async def _abandon(self, frame: Frame) -> None:
+        self.uploads.pop(frame.header["upload"], None)
+        await self._ok(frame)
+
+    async def _read(self, frame: Frame) -> None:
+        data, offset = self.files[frame.header["path"]], frame.header["offset"]
+        part = data[offset : offset + frame.header["limit"]]
+        await self._ok(frame, part, size=len(data), eof=offset + len(part) >= len(data))

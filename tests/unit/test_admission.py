@@ -1,0 +1,179 @@
+"""Who gets a place and who waits: the decision without a clock, then people waiting for it."""
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sandbox.admission import Admission, FairQueue, Limits, Ticket
+from mcp_sandbox.errors import LimitReached
+
+
+def joined(queue: FairQueue, *owners: str, memory_mb: int = 100) -> list[Ticket]:
+    tickets = [Ticket(owner, memory_mb) for owner in owners]
+    for ticket in tickets:
+        queue.join(ticket)
+    return tickets
+
+
+def served(queue: FairQueue) -> list[Ticket]:
+    """Everybody in line, in the order of one place coming free after another."""
+    order = queue.admit()
+    while queue.holders:
+        queue.leave(queue.holders[0])
+        order += queue.admit()
+    return order
+
+
+def test_owners_take_turns_and_each_is_served_in_order():
+    queue = FairQueue(Limits(sandboxes=1))
+    a1, a2, a3, b1, b2, c1 = joined(queue, "a", "a", "a", "b", "b", "c")
+    assert served(queue) == [a1, b1, c1, a2, b2, a3]
+
+
+def test_who_comes_later_does_not_pass_by():
+    queue = FairQueue(Limits(sandboxes=1))
+    first, second = joined(queue, "a", "b")
+    assert queue.admit() == [first]
+    (third,) = joined(queue, "c")
+    queue.leave(first)
+    assert queue.admit() == [second]
+    queue.leave(third)  # gives up
+    queue.leave(second)
+    assert queue.admit() == []
+
+
+def test_an_owner_over_their_own_limit_keeps_nobody_else_waiting():
+    queue = FairQueue(Limits(sandboxes=3, owner_sandboxes=1))
+    a1, a2, b1 = joined(queue, "a", "a", "b")
+    assert queue.admit() == [a1, b1]
+    queue.leave(a1)
+    assert queue.admit() == [a2]
+
+
+def test_a_large_one_is_not_starved_by_small_ones():
+    queue = FairQueue(Limits(sandboxes=9, memory_mb=300))
+    (small,) = joined(queue, "a")
+    assert queue.admit() == [small]
+    (large,) = joined(queue, "b", memory_mb=300)
+    joined(queue, "c")
+    assert queue.admit() == []
+    queue.leave(small)
+    assert queue.admit() == [large]
+
+
+@pytest.mark.parametrize(
+    ("limits", "setting"),
+    [
+        (Limits(sandboxes=1), "max_sandboxes"),
+        (Limits(sandboxes=9, memory_mb=150), "max_memory_mb"),
+        (Limits(sandboxes=9, owner_sandboxes=1), "max_owner_sandboxes"),
+        (Limits(sandboxes=1, owner_memory_mb=150), "max_owner_memory_mb"),
+    ],
+)
+def test_the_limit_in_the_way_is_known(limits: Limits, setting: str):
+    queue = FairQueue(limits)
+    joined(queue, "a")
+    queue.admit()
+    (waiting,) = joined(queue, "a")
+    full = queue.blocker(waiting)
+    assert full is not None
+    assert full.setting == setting
+
+
+def test_waiting_helps_only_if_somebody_else_or_something_passing_is_in_the_way():
+    queue = FairQueue(Limits(sandboxes=2))
+    mine, _ = joined(queue, "a", "a")
+    queue.admit()
+    (asking,) = joined(queue, "a")
+    assert queue.hopeless(asking)
+    mine.passing = True
+    assert not queue.hopeless(asking)
+    (other,) = joined(queue, "b")
+    assert not queue.hopeless(other)
+
+
+def test_what_could_never_fit_need_not_wait():
+    queue = FairQueue(Limits(sandboxes=2, memory_mb=300))
+    (huge,) = joined(queue, "a", memory_mb=301)
+    assert queue.hopeless(huge)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=30),
+    st.integers(1, 4),
+    st.integers(60, 120),
+    st.integers(1, 3),
+)
+def test_no_limit_is_ever_passed_and_everybody_is_served_once(
+    wanted: list[tuple[str, int]], sandboxes: int, memory_mb: int, owner_sandboxes: int
+):
+    queue = FairQueue(Limits(sandboxes, memory_mb, owner_sandboxes))
+    tickets = [Ticket(owner, size) for owner, size in wanted]
+    for ticket in tickets:
+        queue.join(ticket)
+    order = queue.admit()
+    while queue.holders:
+        assert len(queue.holders) <= sandboxes
+        assert sum(holder.memory_mb for holder in queue.holders) <= memory_mb
+        assert all(sum(h.owner == owner for h in queue.holders) <= owner_sandboxes for owner in "abc")
+        queue.leave(queue.holders[0])
+        order += queue.admit()
+    assert sorted(map(id, order)) == sorted(map(id, tickets))
+    for owner in "abc":
+        assert [t for t in order if t.owner == owner] == [t for t in tickets if t.owner == owner]
+
+
+async def test_a_place_given_back_goes_to_the_next_in_line():
+    admission = Admission(Limits(sandboxes=1), timeout_s=20)
+    got: list[str] = []
+
+    async def wait(owner: str) -> None:
+        async with admission.place(Ticket(owner, 100)):
+            got.append(owner)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, admission.place(Ticket("a", 100)):
+            for owner in "bcb":
+                tasks.start_soon(wait, owner)
+                await anyio.wait_all_tasks_blocked()
+            assert (got, admission.waiting) == ([], 3)
+    assert got == ["b", "c", "b"]
+    assert (admission.holders, admission.waiting) == ([], 0)
+
+
+async def test_who_stops_waiting_takes_nothing_along():
+    admission = Admission(Limits(sandboxes=1), timeout_s=20)
+
+    async def wait() -> None:
+        async with admission.place(Ticket("b", 100)):
+            pytest.fail("there was no place")
+
+    async with admission.place(Ticket("a", 100)):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            assert admission.waiting == 1
+            tasks.cancel_scope.cancel()
+        assert (len(admission.holders), admission.waiting) == (1, 0)
+
+
+async def test_nobody_waits_longer_than_the_settings_say_and_the_limit_is_named():
+    admission = Admission(Limits(sandboxes=1), timeout_s=0.01)
+    async with admission.place(Ticket("a", 100)):
+        with pytest.raises(LimitReached, match=r"max_sandboxes = 1 .*within 0.01 s"):
+            async with admission.place(Ticket("b", 100)):
+                pytest.fail("there was no place")
+        assert (len(admission.holders), admission.waiting) == (1, 0)
+
+
+async def test_who_alone_can_make_room_is_told_at_once():
+    admission = Admission(Limits(sandboxes=9, owner_sandboxes=1, memory_mb=300), timeout_s=3600)
+    with anyio.fail_after(5):
+        async with admission.place(Ticket("a", 100)):
+            with pytest.raises(LimitReached, match=r"max_owner_sandboxes = 1 .*close_sandbox"):
+                async with admission.place(Ticket("a", 100)):
+                    pytest.fail("there was no place")
+            with pytest.raises(LimitReached, match=r"max_memory_mb = 300 .*301 MB"):
+                async with admission.place(Ticket("b", 301)):
+                    pytest.fail("there was no place")

@@ -1,0 +1,158 @@
+"""How the parts are put together around the driver in force."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mcp_sandbox import app, server
+from mcp_sandbox.app import Drivers, open_host
+from mcp_sandbox.config import Settings
+from mcp_sandbox.provider import HostFacts
+from vmm.driver import DriverConfig
+from vmm.drivers.fake import FakeDriver
+from vmm.types import Accel, Capabilities, Isolation, Probe
+
+if TYPE_CHECKING:
+    from templates.build import Builder
+
+
+class StubDriver(FakeDriver):
+    """Works if it was given a gVisor."""
+
+    name = "gvisor"
+    capabilities = Capabilities(isolation=Isolation.KERNEL, snapshot=True)
+
+    def __init__(self, config: DriverConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.closed = False
+
+    async def probe(self) -> Probe:
+        if self.config.runsc is None:
+            return Probe(False, "runsc is not installed", "mcp-sandbox setup")
+        return Probe(True, "a program ran in it", version="runsc 20240729", limits=("no cgroups",))
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class WeakDriver(StubDriver):
+    name = "bubblewrap"
+    capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=False)
+
+    async def probe(self) -> Probe:
+        return Probe(True, "a program ran", limits=("machines share the host's kernel", "no cgroups"))
+
+
+class StubBuilder:
+    """Has no gVisor until a driver is equipped."""
+
+    def __init__(self) -> None:
+        self.runsc: Path | None = None
+        self.equipped: list[str] = []
+
+    def find_kernel(self) -> None: ...
+
+    def find_runsc(self) -> Path | None:
+        return self.runsc
+
+    async def equip(self, driver: StubDriver) -> None:
+        self.equipped.append(driver.name)
+        self.runsc = Path("runsc")
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> StubBuilder:
+    builder = StubBuilder()
+    monkeypatch.setattr(app, "make_builder", lambda *_: (None, cast("Builder", builder)))
+    return builder
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[StubDriver]:
+    """Every driver that was loaded, in that order."""
+    drivers: list[StubDriver] = []
+
+    def load(name: str, config: DriverConfig) -> StubDriver:
+        drivers.append({"gvisor": StubDriver, "bubblewrap": WeakDriver}[name](config))
+        return drivers[-1]
+
+    monkeypatch.setattr(app, "load_driver", load)
+    return drivers
+
+
+async def test_a_driver_is_asked_again_with_what_was_fetched_for_it(builder: StubBuilder, loaded: list[StubDriver]):
+    async with open_host(Settings(driver="gvisor"), fetch=True) as host:
+        assert host.choice.verdict.usable
+        assert host.facts == HostFacts("gvisor", Isolation.KERNEL, None, ("no cgroups",))
+        assert host.driver is loaded[1]
+        assert [driver.closed for driver in loaded] == [True, False]
+    assert builder.equipped == ["gvisor"]
+    assert [driver.closed for driver in loaded] == [True, True]
+
+
+async def test_nothing_is_fetched_for_a_driver_that_works(builder: StubBuilder, loaded: list[StubDriver]):
+    builder.runsc = Path("runsc")
+    async with open_host(Settings(driver="gvisor"), fetch=True) as host:
+        assert host.choice.verdict.usable
+    assert (builder.equipped, len(loaded)) == ([], 1)
+
+
+@pytest.mark.usefixtures("builder", "loaded")
+async def test_what_is_not_fetched_yet_has_a_name_and_is_left_alone_unless_asked_for():
+    async with Drivers(Settings()) as drivers:
+        assert drivers.unfetched("gvisor", await drivers.ask("gvisor")) == "gVisor"
+        assert drivers.unfetched("bubblewrap", await drivers.ask("bubblewrap")) is None
+
+
+@pytest.mark.usefixtures("builder", "loaded")
+async def test_the_weakest_driver_says_once_what_it_lacks(capsys: pytest.CaptureFixture[str]):
+    async with open_host(Settings(driver="bubblewrap")):
+        pass
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("bubblewrap") == told.err.count("\n") == 1
+    for words in ("weakest", "machines share the host's kernel", "no cgroups"):
+        assert words in told.err
+
+
+@pytest.mark.usefixtures("loaded")
+async def test_stronger_drivers_have_nothing_to_warn_of(builder: StubBuilder, capsys: pytest.CaptureFixture[str]):
+    builder.runsc = Path("runsc")
+    async with open_host(Settings(driver="gvisor")):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("builder", "loaded")
+async def test_a_server_on_a_host_that_is_not_ready_tells_why_and_what_to_do():
+    async with server.open_server(Settings(driver="gvisor")) as unusable:
+        assert unusable.instructions is not None
+        assert "cannot start sandboxes: runsc is not installed (mcp-sandbox setup)" in unusable.instructions
+        assert "restart this server" in unusable.instructions
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            HostFacts("gvisor", Isolation.KERNEL, None),
+            "kernel (gVisor, native CPU): "
+            "every sandbox has an application kernel between its code and the host's kernel",
+        ),
+        (
+            HostFacts("qemu", Isolation.VM, Accel.KVM, ("this", "that")),
+            "vm (QEMU, KVM): every sandbox is a virtual machine with a kernel of its own; not in force: this; that",
+        ),
+    ],
+    ids=lambda value: value.driver if isinstance(value, HostFacts) else "",
+)
+def test_what_isolates_is_said_in_words(facts: HostFacts, words: str):
+    assert str(facts) == words
+
+
+def test_levels_have_an_order():
+    strongest_first = [Isolation.VM, Isolation.KERNEL, Isolation.NAMESPACE]
+    for place, level in enumerate(strongest_first):
+        assert [level.at_least(other) for other in strongest_first] == [rank >= place for rank in range(3)]

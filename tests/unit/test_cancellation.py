@@ -1,0 +1,203 @@
+"""Nothing is left behind, at whichever await a call is cancelled."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from guest.protocol import MAX_BODY
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import Closed
+from mcp_sandbox.local import LocalProvider
+from mcp_sandbox.runs import RunRequest
+from mcp_sandbox.service import SandboxService
+from templates.build import Builder, BuiltTemplate
+from templates.model import load_template
+from tests.unit.fake_guest import FakeGuest
+from tests.unit.fakes import TEMPLATE
+from tests.unit.turns import cancelled_at_each_turn
+from vmm.drivers.fake import FakeDriver
+from vmm.types import GuestKernel, Snapshot
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
+
+    from vmm.driver import SnapshotDriver
+
+ME = "me"
+
+
+class Bench:
+    """The service over the real provider, the real wire and machines of the fake driver."""
+
+    def __init__(self, path: Path) -> None:
+        self.guests: list[FakeGuest] = []
+        self.driver = FakeDriver(self._guest)
+        built = BuiltTemplate(load_template(TEMPLATE), path, GuestKernel(path, path), Snapshot("fake", path))
+
+        class StubBuilder:
+            async def find(self, *_: object) -> BuiltTemplate:
+                await anyio.lowlevel.checkpoint()
+                return built
+
+        builder = cast("Builder", StubBuilder())
+        provider = LocalProvider(cast("SnapshotDriver", self.driver), builder, max_restores=2)
+        self.service = SandboxService(provider, Settings(max_sandboxes=2))
+
+    async def _guest(self, stream: "ByteStream") -> None:
+        self.guests.append(FakeGuest())
+        await self.guests[-1].serve(stream)
+
+    async def nothing_left(self) -> None:
+        """Wait until nothing is left of any sandbox, which must not need the end of the service."""
+        while self.driver.running or self.service._alive:
+            await anyio.lowlevel.checkpoint()
+        assert self.service.admission.holders == []
+        assert self.service.admission.waiting == 0
+
+    async def count(self, box: str) -> str:
+        return (await self.service.run(RunRequest(ME, "count", box))).stdout.head.strip()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    with anyio.fail_after(60):
+        async with bench.service:
+            yield bench
+        await bench.nothing_left()
+        await bench.driver.aclose()
+
+
+@asynccontextmanager
+async def sandbox(bench: Bench) -> AsyncIterator[str]:
+    box = (await bench.service.create(ME)).id
+    yield box
+    await bench.service.close(ME, box)
+    await bench.nothing_left()
+
+
+async def test_a_creation_cancelled_anywhere_leaves_nothing(bench: Bench):
+    boxes: list[str] = []
+
+    async def create() -> None:
+        boxes.append((await bench.service.create(ME)).id)
+
+    async def check() -> None:
+        for box in boxes:  # it was done before the cancellation came
+            await bench.service.close(ME, box)
+        await bench.nothing_left()
+
+    assert await cancelled_at_each_turn(create, check) > 5
+    assert bench.driver.restored > 5
+
+
+async def test_a_creation_cancelled_while_it_waits_for_a_place_leaves_its_line(bench: Bench):
+    taken = [(await bench.service.create("somebody")).id for _ in range(2)]
+    for turns in range(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.service.create, ME)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        while bench.service.admission.waiting:
+            await anyio.lowlevel.checkpoint()
+    assert len(bench.service.admission.holders) == 2
+    for box in taken:
+        await bench.service.close("somebody", box)
+    await bench.nothing_left()
+
+
+async def test_a_one_off_run_cancelled_anywhere_leaves_nothing(bench: Bench):
+    async def run() -> None:
+        await bench.service.run(RunRequest(ME, "count"))
+
+    assert await cancelled_at_each_turn(run, bench.nothing_left) > 10
+    assert bench.service.sandboxes(ME) == []
+
+
+async def test_a_run_cancelled_anywhere_leaves_a_sandbox_that_still_counts(bench: Bench):
+    async with sandbox(bench) as box:
+
+        async def run() -> None:
+            await bench.service.run(RunRequest(ME, "count", box))
+
+        async def check() -> None:
+            assert await bench.count(box) == str(bench.guests[-1].count)
+            assert bench.guests[-1].run is None
+
+        assert await cancelled_at_each_turn(run, check) > 3
+        assert bench.guests[-1].count > 3
+    assert len(bench.guests) == 1
+
+
+@pytest.mark.parametrize(("code", "kept"), [("forever", True), ("stubborn", False)])
+async def test_a_cancelled_run_keeps_its_state_if_it_could_be_interrupted_and_else_says_so(
+    bench: Bench, code: str, kept: bool
+):
+    async with sandbox(bench) as box:
+        assert await bench.count(box) == "1"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.service.run, RunRequest(ME, code, box))
+            while bench.guests[-1].run is None:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        after = await bench.service.run(RunRequest(ME, "count", box))
+        assert after.stdout.head.strip() == ("2" if kept else "1")
+        assert after.lost_before is not kept
+        assert (await bench.service.run(RunRequest(ME, "count", box))).lost_before is False
+
+
+@pytest.mark.parametrize("size", [10, 3 * MAX_BODY])
+async def test_a_transfer_cancelled_anywhere_leaves_no_half_file_and_a_good_sandbox(bench: Bench, size: int):
+    async with sandbox(bench) as box:
+        guest = bench.guests[-1]
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: bench.service.write(ME, box, "f", b"x" * size),
+            lambda: bench.service.read_all(ME, box, "f"),
+        ]
+
+        async def check() -> None:
+            assert await bench.count(box) == str(guest.count)
+            assert guest.uploads == {}
+            assert set(map(len, guest.files.values())) <= {size}
+
+        for call in calls:
+            assert await cancelled_at_each_turn(call, check) > 1
+        assert len(await bench.service.read_all(ME, box, "f")) == size
+
+
+async def test_a_close_cancelled_anywhere_goes_on_to_its_end(bench: Bench):
+    boxes = [(await bench.service.create(ME)).id]
+
+    async def close() -> None:
+        await bench.service.close(ME, boxes[-1])
+
+    async def check() -> None:
+        if bench.service.sandboxes(ME):  # cancelled before it had begun
+            await bench.service.close(ME, boxes[-1])
+        await bench.nothing_left()
+        boxes.append((await bench.service.create(ME)).id)
+
+    assert await cancelled_at_each_turn(close, check) > 1
+    await bench.service.close(ME, boxes[-1])
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_closing_with_a_run_on_ends_both(bench: Bench, background: bool):
+    box = (await bench.service.create(ME)).id
+
+    async def run() -> None:
+        with suppress(Closed):
+            await bench.service.run_for_client(RunRequest(ME, "forever", box), background=background)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        while not bench.guests[-1].run:
+            await anyio.lowlevel.checkpoint()
+        assert await bench.service.close(ME, box)
+    await bench.nothing_left()

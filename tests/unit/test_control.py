@@ -1,0 +1,194 @@
+"""Operators talk to running servers over a socket, and to nobody else's."""
+
+import json
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from mcp_sandbox import control
+from mcp_sandbox.config import Settings
+from mcp_sandbox.control import MAX_CLIENTS, ControlError, Request, ServerGone, ask, live_servers, serve_control
+from mcp_sandbox.errors import NotFound
+from mcp_sandbox.metrics import Metrics
+from mcp_sandbox.operation import ServicePanel
+from mcp_sandbox.processes import ProcessId, of_pid
+from mcp_sandbox.registry import open_registry
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import TEMPLATE, FakeProvider
+
+
+def myself() -> ProcessId:
+    process = of_pid(os.getpid())
+    assert process is not None
+    return process
+
+
+class FakePanel:
+    def sandboxes(self) -> list[Mapping[str, object]]:
+        return [{"id": "sb-1"}]
+
+    async def close(self, sandbox_id: str) -> bool:
+        if sandbox_id != "sb-1":
+            raise NotFound(sandbox_id)
+        return True
+
+    def stats(self) -> Mapping[str, object]:
+        raise RuntimeError("a mistake of ours")
+
+    async def metrics(self) -> str:
+        return "numbers"
+
+
+@pytest.fixture
+async def run_dir(tmp_path: Path) -> AsyncIterator[Path]:
+    """The directory of a server that listens; its path is longer than the path of a socket may be."""
+    run_dir = tmp_path / ("long" * 30) / "run"
+    async with serve_control(run_dir, myself(), FakePanel()):
+        yield run_dir
+
+
+async def asked(run_dir: Path, **request: Any) -> Any:
+    work: Callable[[], Any] = partial(ask, run_dir, myself(), Request(**request), timeout_s=10)
+    with anyio.fail_after(10):
+        return await anyio.to_thread.run_sync(work)
+
+
+async def raw(run_dir: Path, line: bytes) -> dict[str, Any]:
+    [path] = run_dir.iterdir()
+
+    def talk() -> bytes:
+        with control._reachable(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
+            wire.settimeout(10)
+            wire.connect(f"{directory}/{path.name}")
+            wire.sendall(line)
+            wire.shutdown(socket.SHUT_WR)
+            return wire.makefile("rb").readline()
+
+    answer: dict[str, Any] = json.loads(await anyio.to_thread.run_sync(talk))
+    return answer
+
+
+async def test_a_server_lists_closes_and_counts(run_dir: Path):
+    assert await asked(run_dir, do="list") == [{"id": "sb-1"}]
+    assert await asked(run_dir, do="close", sandbox_id="sb-1") is True
+    assert await asked(run_dir, do="metrics") == "numbers"
+
+
+async def test_only_the_servers_user_can_reach_the_socket_and_it_goes_with_the_server(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir(mode=0o755)
+    async with serve_control(run_dir, myself(), FakePanel()):
+        [path] = run_dir.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+        assert live_servers(run_dir) == [myself()]
+    assert list(run_dir.iterdir()) == []
+
+
+async def test_what_a_server_refuses_is_said_in_its_words(run_dir: Path):
+    with pytest.raises(ControlError, match="'sb-2' does not exist"):
+        await asked(run_dir, do="close", sandbox_id="sb-2")
+
+
+async def test_a_mistake_of_the_servers_is_an_answer_and_ends_nothing(run_dir: Path):
+    with pytest.raises(ControlError, match="a mistake of ours"):
+        await asked(run_dir, do="stats")
+    assert await asked(run_dir, do="metrics") == "numbers"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"[1, 2]\n",
+        b'{"do": "explode"}\n',
+        b'{"do": "list", "more": 1}\n',
+        b'{"do": "close", "sandbox_id": "' + b"x" * 200 + b'"}\n',
+        b"x" * 100_000 + b"\n",
+        b"\xff\xfe\n",
+        b"no end",
+        b"",
+    ],
+    ids=["empty", "list", "unknown", "extra", "long id", "long line", "no text", "no newline", "silence"],
+)
+async def test_what_is_no_request_is_refused(run_dir: Path, line: bytes):
+    try:
+        answer = await raw(run_dir, line)
+    except OSError:  # it was cut off while it still talked
+        answer = {"ok": False}
+    assert answer["ok"] is False
+    assert await asked(run_dir, do="metrics") == "numbers"
+
+
+async def test_clients_that_say_nothing_do_not_keep_others_out_for_ever(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(control, "REQUEST_S", 0.2)
+    [path] = run_dir.iterdir()
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CLIENTS)]
+    try:
+        with control._reachable(run_dir) as directory:
+            for wire in silent:
+                wire.connect(f"{directory}/{path.name}")
+        with anyio.fail_after(10):
+            while True:
+                try:
+                    assert await asked(run_dir, do="metrics") == "numbers"
+                    break
+                except ServerGone:
+                    continue
+    finally:
+        for wire in silent:
+            wire.close()
+
+
+async def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path):
+    with pytest.raises(ServerGone, match="does not answer"):
+        await asked(tmp_path, do="list")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "1-1-control").touch()
+    assert live_servers(tmp_path / "run") == []
+
+
+async def test_a_server_that_cannot_listen_works_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "run").touch()
+    async with serve_control(tmp_path / "run", myself(), FakePanel()):
+        pass
+    assert "cannot reach this server" in caplog.text
+    assert (tmp_path / "run").is_file()
+
+
+@asynccontextmanager
+async def panel_of_a_service(home: Path) -> AsyncIterator[tuple[ServicePanel, SandboxService]]:
+    async with open_registry(home) as registry, SandboxService(FakeProvider(), Settings(home=home)) as service:
+        yield ServicePanel(service, registry, Metrics(registry.own), lambda: [{"template": TEMPLATE}]), service
+
+
+async def test_an_operator_sees_and_closes_the_sandboxes_of_all_owners(tmp_path: Path):
+    async with panel_of_a_service(tmp_path) as (panel, service):
+        one, two = await service.create("one"), await service.create("two")
+        assert [(row["id"], row["owner"], row["state"]) for row in panel.sandboxes()] == [
+            (one.id, "one", "ready"),
+            (two.id, "two", "ready"),
+        ]
+        assert json.loads(json.dumps(panel.sandboxes()))[0]["template"] == TEMPLATE
+        assert await panel.close(one.id)
+        assert [row["id"] for row in panel.sandboxes()] == [two.id]
+        with pytest.raises(NotFound):
+            await panel.close(one.id)
+
+
+async def test_the_stats_of_a_server_tell_of_machines_and_pools(tmp_path: Path):
+    async with panel_of_a_service(tmp_path) as (panel, _):
+        await panel.registry.intend("m-1", TEMPLATE)
+        stats = json.loads(json.dumps(panel.stats()))
+        assert stats["machines"] == {"starting": 1, "running": 0, "ending": 0}
+        assert stats["pools"] == [{"template": TEMPLATE}]
+        assert "mcp_sandbox_machines" in await panel.metrics()

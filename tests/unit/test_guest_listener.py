@@ -1,0 +1,108 @@
+"""Hosts that connect to an agent: over a Unix socket here, over vsock in a machine."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from guest.agent.listener import Listener
+from guest.agent.loop import Link, Loop
+from guest.protocol import Decoder, Frame, encode
+
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Where something listens that sends every frame back, and stops at one that says so."""
+    loop, path = Loop(), tmp_path / "socket"
+
+    def echo(frame: Frame) -> None:
+        link.send(*frame)
+        if frame.header.get("stop"):
+            loop.stop()
+
+    def gone() -> None:
+        listener.next()
+
+    link = Link(loop, None, echo, gone, seeking=True)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        listener = Listener(loop, listening, link)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        yield path
+        with connected(path) as last:
+            assert ask(last, {"stop": True}) == {"stop": True}
+        thread.join()
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(LIMIT_S)
+        connection.connect(str(path))
+        yield connection
+
+
+def ask(connection: socket.socket, header: dict[str, object], body: bytes = b"") -> dict[str, object]:
+    connection.sendall(encode(header, body))
+    decoder, frames = Decoder(), list[Frame]()
+    while not frames:
+        data = connection.recv(65536)
+        assert data, "the agent hung up"
+        frames = decoder.feed(data)
+    assert frames[0].body == body
+    return frames[0].header
+
+
+def test_the_next_host_is_served_when_the_first_has_gone(place):
+    for number in range(3):
+        with connected(place) as host:
+            assert ask(host, {"n": number}) == {"n": number}
+            assert ask(host, {"n": number}, b"x" * 1_000_000) == {"n": number}
+
+
+def test_a_second_host_waits_for_the_first_to_go(place):
+    with connected(place) as first:
+        ask(first, {"n": 1})
+        second = socket.socket(socket.AF_UNIX)
+        second.connect(str(place))
+        second.sendall(encode({"n": 2}))
+        assert ask(first, {"n": 3}) == {"n": 3}
+        second.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            second.recv(1)
+    with second:
+        second.settimeout(LIMIT_S)
+        assert Decoder().feed(second.recv(65536))[0].header == {"n": 2}
+
+
+def test_what_one_host_left_half_said_is_not_heard_from_the_next(place):
+    for rest in (encode({"n": 1})[:-3], encode({"n": 2}, b"x" * 1000)[:-1], b"noise"):
+        with connected(place) as host:
+            host.sendall(rest)
+    with connected(place) as host:
+        assert ask(host, {"n": 4}) == {"n": 4}
+
+
+def test_a_host_that_speaks_and_goes_at_once_does_not_keep_the_next_one_out(place):
+    for _ in range(50):
+        with connected(place) as host:
+            host.sendall(encode({"n": 1}))
+    with connected(place) as host:
+        assert ask(host, {"n": 2}) == {"n": 2}
+
+
+def test_what_a_host_did_not_read_is_not_sent_to_the_next(place):
+    with connected(place) as host:
+        for _ in range(3):
+            host.sendall(encode({"n": 1}, b"x" * 1_000_000))
+            host.recv(1)
+    with connected(place) as host:
+        assert ask(host, {"n": 2}) == {"n": 2}

@@ -1,0 +1,68 @@
+"""Every line about a sandbox carries its id, for people and for machines."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from mcp_sandbox import logs
+
+logger = logging.getLogger("a.module")
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()  # `configure` closes those it finds
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+async def test_whatever_is_logged_on_behalf_of_a_sandbox_carries_its_id(stream: io.StringIO):
+    logs.configure("INFO", "json", stream)
+
+    async def deep_inside() -> None:
+        logger.info("in a task")
+
+    with logs.about("sb-1"):
+        logger.info("in the block")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(deep_inside)
+    logger.info("afterwards")
+    logger.info("by hand", extra={"sandbox": "sb-2"})
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["message"], line.get("sandbox")) for line in lines] == [
+        ("in the block", "sb-1"),
+        ("in a task", "sb-1"),
+        ("afterwards", None),
+        ("by hand", "sb-2"),
+    ]
+
+
+def test_json_lines_stay_one_line_with_all_that_belongs_to_them(stream: io.StringIO):
+    logs.configure("WARNING", "json", stream)
+    logger.info("not loud enough")
+    logger.warning("bad\nthing: %s", "ü", exc_info=ValueError('"quoted"\nand broken'))
+    [line] = stream.getvalue().splitlines()
+    told = json.loads(line)
+    assert (told["level"], told["logger"], told["message"]) == ("WARNING", "a.module", "bad\nthing: ü")
+    assert 'ValueError: "quoted"' in told["error"]
+    assert told["time"].endswith("+00:00")
+
+
+def test_lines_for_people_name_the_sandbox_once(stream: io.StringIO):
+    logs.configure("INFO", "text", stream)
+    with logs.about("sb-1"):
+        logger.info("restored")
+        logger.info("sandbox sb-1 ended")
+    logger.info("stopping")
+    assert stream.getvalue().splitlines() == [
+        "INFO a.module: restored [sb-1]",
+        "INFO a.module: sandbox sb-1 ended",
+        "INFO a.module: stopping",
+    ]

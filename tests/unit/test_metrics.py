@@ -1,0 +1,145 @@
+"""Numbers for Prometheus, spans on request."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mcp_sandbox import tracing
+from mcp_sandbox.database import Machine, MachineState
+from mcp_sandbox.errors import SandboxError, UnknownTemplate
+from mcp_sandbox.metrics import BUCKETS_S, Measured, Metrics, merged
+from mcp_sandbox.processes import ProcessId, of_pid
+from tests.unit.fakes import TEMPLATE, FakeProvider
+
+
+def value(text: str, name: str, **labels: str) -> float | None:
+    """The one sample of that name and these labels, others may be there too."""
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert len(found) < 2, found
+    return found[0] if found else None
+
+
+def machine(state: MachineState, *processes: ProcessId) -> Machine:
+    return Machine("m-1", TEMPLATE, state, 0.0, processes=processes)
+
+
+async def test_the_time_to_a_machine_is_measured_for_each_stage():
+    metrics = Metrics(list)
+    source = Measured(Measured(FakeProvider(), metrics, "restore"), metrics, "acquire")
+    async with source.acquire(TEMPLATE):
+        pass
+    for stage in ("restore", "acquire"):
+        assert value(metrics.text(), f"mcp_sandbox_{stage}_seconds_count", template=TEMPLATE) == 1
+    assert (BUCKETS_S[0], BUCKETS_S[-1]) == (0.001, 30)
+
+
+async def test_a_machine_that_could_not_be_had_is_counted_by_its_error_and_not_timed():
+    metrics, source = Metrics(list), FakeProvider()
+    source.error = UnknownTemplate("chosen by a caller", [])
+    with pytest.raises(SandboxError):
+        async with Measured(source, metrics, "restore").acquire("chosen by a caller"):
+            pass
+    text = metrics.text()
+    assert value(text, "mcp_sandbox_failures_total", stage="restore", error="UnknownTemplate") == 1
+    assert "chosen by a caller" not in text
+
+
+async def test_an_error_of_whoever_has_the_machine_is_not_the_machines():
+    metrics = Metrics(list)
+    with pytest.raises(RuntimeError):
+        async with Measured(FakeProvider(), metrics, "acquire").acquire(TEMPLATE):
+            raise RuntimeError
+    assert value(metrics.text(), "mcp_sandbox_failures_total") is None
+
+
+def test_hits_misses_and_outcomes_are_counted():
+    metrics = Metrics(list)
+    metrics.pool_asked(TEMPLATE, hit=True)
+    metrics.pool_asked(TEMPLATE, hit=True)
+    metrics.pool_asked(TEMPLATE, hit=False)
+    metrics.run_ended(TEMPLATE, "ok")
+    text = metrics.text()
+    assert value(text, "mcp_sandbox_pool_requests_total", outcome="hit") == 2
+    assert value(text, "mcp_sandbox_pool_requests_total", outcome="miss") == 1
+    assert value(text, "mcp_sandbox_runs_total", template=TEMPLATE, outcome="ok") == 1
+
+
+def test_machines_are_counted_and_measured_when_somebody_looks():
+    own = of_pid(os.getpid())
+    assert own is not None
+    machines = [machine(MachineState.RUNNING, own), machine(MachineState.STARTING)]
+    metrics = Metrics(lambda: machines)
+    text = metrics.text()
+    assert value(text, "mcp_sandbox_machines", state="running") == 1
+    assert value(text, "mcp_sandbox_machines", state="starting") == 1
+    assert value(text, "mcp_sandbox_machines", state="ending") == 0
+    memory = value(text, "mcp_sandbox_memory_bytes", template=TEMPLATE)
+    assert memory is not None
+    assert memory > 1_000_000  # this process
+    machines.clear()
+    assert value(metrics.text(), "mcp_sandbox_machines") is None
+
+
+def test_a_machine_that_ended_while_it_was_looked_at_takes_no_memory():
+    metrics = Metrics(lambda: [machine(MachineState.ENDING, ProcessId(2**22 + 1, 1))])
+    assert value(metrics.text(), "mcp_sandbox_memory_bytes") == 0
+
+
+def test_the_numbers_of_several_servers_are_one_text_that_tells_them_apart():
+    one, two = Metrics(list), Metrics(list)
+    one.run_ended(TEMPLATE, "ok")
+    two.run_ended(TEMPLATE, "ok")
+    two.took("restore", TEMPLATE, 0.2)
+    text = merged({"1": one.text(), "2": two.text()})
+    assert value(text, "mcp_sandbox_runs_total", server="1") == 1
+    assert value(text, "mcp_sandbox_runs_total", server="2") == 1
+    assert value(text, "mcp_sandbox_restore_seconds_bucket", server="2", le="0.2") == 1
+    assert text.count("# TYPE mcp_sandbox_runs_total counter") == 1
+    assert "_created" not in text
+
+
+def test_no_servers_are_no_numbers():
+    assert merged({}) == ""
+
+
+class FakeTracer:
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, dict[str, Any]]] = []
+
+    @contextmanager
+    def start_as_current_span(self, name: str, attributes: dict[str, Any]) -> Iterator[None]:
+        self.spans.append((name, attributes))
+        yield
+
+
+async def test_a_span_is_made_only_when_tracing_is_on(monkeypatch: pytest.MonkeyPatch):
+    tracer, source = FakeTracer(), Measured(FakeProvider(), Metrics(list), "restore")
+    async with source.acquire(TEMPLATE):
+        pass
+    monkeypatch.setattr(tracing, "_tracer", tracer)
+    async with source.acquire(TEMPLATE):
+        pass
+    tracing.disable()
+    async with source.acquire(TEMPLATE):
+        pass
+    assert tracer.spans == [("restore", {"template": TEMPLATE})]
+
+
+def test_tracing_without_its_package_is_said_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    assert not tracing.enable()
+    assert "opentelemetry-api is not installed" in caplog.text
+    with tracing.span("nothing"):
+        pass

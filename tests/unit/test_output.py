@@ -1,0 +1,100 @@
+"""What is kept of a run's output, and how it is read in pieces."""
+
+import anyio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sandbox.output import OutputLog
+from mcp_sandbox.runs import HeadTail
+
+
+def test_both_streams_are_one_text_in_the_order_in_which_they_came():
+    log = OutputLog(1000)
+    log.add("stdout", "one\n")
+    log.add("stderr", "two\n")
+    log.add("stdout", "three\n")
+    assert log.page(0, 100).text == "one\ntwo\nthree\n"
+    assert log.newest_line() == "three"
+
+
+@given(st.lists(st.text(max_size=20)), st.integers(4, 50))
+def test_pages_put_together_are_the_whole_and_break_no_character(texts: list[str], limit: int):
+    log = OutputLog(10_000)
+    for text in texts:
+        log.add("stdout", text.encode(errors="replace").decode())
+    read, offset = "", 0
+    while True:
+        page = log.page(offset, limit)
+        assert page.start == offset
+        read += page.text
+        if page.end == page.size:
+            break
+        offset = page.end
+    assert read == "".join(text.encode(errors="replace").decode() for text in texts)
+
+
+def test_an_offset_within_a_character_or_past_the_end_is_moved_to_the_next_one():
+    log = OutputLog(1000)
+    log.add("stdout", "☃☃")
+    page = log.page(1, 100)
+    assert (page.start, page.end, page.text) == (3, 6, "☃")
+    assert log.page(99, 100).start == 6
+
+
+def test_what_is_missing_is_said_where_it_is_missing():
+    log = OutputLog(1000)
+    log.add("stdout", "start")
+    log.add("stdout", "end", gap_bytes=12_345)
+    assert log.page(0, 100).text == "start\n[… 12,345 bytes of stdout are missing here …]\nend"
+
+
+def test_a_full_log_keeps_its_start_and_counts_the_rest():
+    log = OutputLog(10)
+    for _ in range(1000):
+        log.add("stdout", "12345678")
+    log.close()
+    assert log.page(0, 1000).text == "12345678\n[… 7,992 bytes of output that came after this were not kept …]\n"
+    assert len(log) < 100
+
+
+def test_the_newest_line_is_short_and_not_empty():
+    log = OutputLog(100_000)
+    assert log.newest_line() == ""
+    log.add("stderr", "10%\r20%\r30%\r\n\n")
+    assert log.newest_line() == "30%"
+    log.add("stdout", "x" * 50_000)
+    assert log.newest_line() == "x" * 200
+
+
+async def test_waiting_for_output_ends_with_the_output_or_with_the_run():
+    log = OutputLog(1000)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(log.grown, 3)
+            await anyio.wait_all_tasks_blocked()
+            log.add("stdout", "12")
+            await anyio.wait_all_tasks_blocked()
+            log.add("stdout", "3")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(log.grown, 100)
+            await anyio.wait_all_tasks_blocked()
+            log.close()
+
+
+def test_what_a_result_leaves_out_is_found_in_the_log():
+    log, ends = OutputLog(1000), HeadTail(4, 4)
+    for stream, text in (("stdout", "ab"), ("stderr", "!!"), ("stdout", "cdefghijkl")):
+        if stream == "stdout":
+            ends.add(text, log_offset=len(log))
+        log.add(stream, text)  # type: ignore[arg-type]
+    kept = ends.captured()
+    assert (kept.head, kept.tail, kept.omitted_bytes) == ("abcd", "ijkl", 4)
+    assert kept.log_offset is not None
+    assert log.page(kept.log_offset, 4).text == "efgh"
+
+
+def test_what_never_came_is_not_in_the_log():
+    ends = HeadTail(100, 100)
+    ends.add("start", log_offset=0)
+    ends.add("end", gap_bytes=1000, log_offset=5)
+    assert (ends.captured().omitted_bytes, ends.captured().log_offset) == (1000, None)

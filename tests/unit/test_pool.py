@@ -1,0 +1,491 @@
+"""Machines kept ready: who gets which one, what replaces it, and that none is left behind."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
+from mcp_sandbox.pool import Clock, Pool, pool_limits
+from mcp_sandbox.pool_plan import PoolLimits
+from mcp_sandbox.pool_shelf import TemplateStats
+from mcp_sandbox.provider import Lease, LeaseTimings
+from mcp_sandbox.service import SandboxService
+from templates.model import PoolMode, Template, load_template
+from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
+
+if TYPE_CHECKING:
+    from guest.client import AgentClient
+    from vmm.driver import Machine
+
+LIMITS = PoolLimits(min_ready=1, max_ready=3, max_starting=2, memory_mb=4096, max_age_s=1000, idle_s=600)
+
+
+def template(name: str, mode: PoolMode = "pooled") -> Template:
+    return load_template(TEMPLATE).model_copy(update={"name": name, "pool": mode})
+
+
+def agent_of(lease: Lease) -> FakeAgent:
+    return cast("FakeAgent", lease.agent)
+
+
+class ManualClock(Clock):
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 5000.0
+        self.jump = 0.0
+        self.until: float | None = None
+        self._event = anyio.Event()
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return 1e9 + self.time + self.jump
+
+    async def wait(self, event: anyio.Event, until: float | None) -> None:
+        self.until, self._event = until, event
+        await event.wait()
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and what it wakes come to rest."""
+        self.time += seconds
+        if self.until is not None and self.until <= self.time:
+            self._event.set()
+        await anyio.wait_all_tasks_blocked()
+
+
+class Source:
+    """Starts machines in contexts that must be left by the task that entered them, and remembers all it did."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.log: list[str] = []
+        self.ended: list[FakeAgent] = []
+        self.alive: Counter[str] = Counter()
+        self.agents: list[FakeAgent] = []
+        self.start_error: Exception | None = None
+        self.end_error: Exception | None = None
+        self.hold: anyio.Event | None = None  # starts wait for it
+        self.hold_end: anyio.Event | None = None  # ends wait for it
+
+    @asynccontextmanager
+    async def acquire(self, template_name: str) -> AsyncIterator[Lease]:
+        self.begun.append(template_name)
+        await anyio.lowlevel.checkpoint()
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.start_error is not None:
+            raise self.start_error
+        machine = FakeMachine()
+        agent = FakeAgent(machine)
+        self.agents.append(agent)
+        self.alive[template_name] += 1
+        self.log.append(f"+{template_name}")
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.sleep_forever)
+                yield Lease(
+                    cast("Machine", machine),
+                    cast("AgentClient", agent),
+                    load_template(TEMPLATE),
+                    FACTS,
+                    LeaseTimings(queue_s=1.0, restore_s=2.0),
+                )
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                if self.hold_end is not None:
+                    await self.hold_end.wait()
+            self.alive[template_name] -= 1
+            self.log.append(f"-{template_name}")
+            self.ended.append(agent)
+            if self.end_error is not None:
+                raise self.end_error
+
+
+class Bench:
+    """A pool, what is below it, and the time."""
+
+    def __init__(self, *templates: Template, **limits: float) -> None:
+        self.source = Source()
+        self.clock = ManualClock()
+        self.pool = Pool(self.source, templates or [template("a")], replace(LIMITS, **limits), clock=self.clock)  # type: ignore[arg-type]
+
+    def stats(self, name: str = "a") -> TemplateStats:
+        return self.pool.stats().templates[name]
+
+    async def use(self, name: str = "a") -> Lease:
+        """Somebody takes a machine and gives it up."""
+        async with self.pool.acquire(name) as lease:
+            pass
+        await anyio.wait_all_tasks_blocked()
+        return lease
+
+
+@asynccontextmanager
+async def filled(*templates: Template, **limits: float) -> AsyncIterator[Bench]:
+    """A pool that has come to rest; when it is left, no machine may be there."""
+    bench = Bench(*templates, **limits)
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            yield bench
+    assert not +bench.source.alive
+
+
+# -- handing out -------------------------------------------------------------------------------------------
+
+
+async def test_a_machine_that_is_ready_is_handed_out_at_once():
+    async with filled() as bench:
+        ready = bench.source.agents[0]
+        async with bench.pool.acquire("a") as lease:
+            assert agent_of(lease) is ready
+            assert len(bench.source.begun) == 1  # nothing else was done for it
+            assert lease.timings == LeaseTimings(0.0, 0.0)
+        assert (bench.stats().hits, bench.stats().misses) == (1, 0)
+
+
+async def test_a_machine_that_was_used_has_ended_when_its_user_has_left():
+    async with filled() as bench:
+        async with bench.pool.acquire("a"):
+            pass
+        assert bench.source.ended == bench.source.agents[:1]
+        await anyio.wait_all_tasks_blocked()
+        assert agent_of(await bench.use()) is not bench.source.agents[0]
+
+
+async def test_what_was_taken_is_replaced():
+    async with filled() as bench, bench.pool.acquire("a"):
+        await anyio.wait_all_tasks_blocked()
+        assert bench.source.alive["a"] == 2
+        assert bench.stats().ready == 1
+
+
+async def test_whoever_finds_no_machine_does_not_wait_for_the_refill():
+    bench = Bench()
+    bench.source.hold = anyio.Event()
+    got = anyio.Event()
+
+    async def ask() -> None:
+        async with bench.pool.acquire("a"):
+            got.set()
+
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            assert bench.source.begun == ["a"]  # the refill
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                assert bench.source.begun == ["a", "a"]
+                bench.source.hold.set()
+            assert got.is_set()
+            assert (bench.stats().hits, bench.stats().misses) == (0, 1)
+
+
+async def test_the_refill_waits_while_people_wait():
+    async with filled(min_ready=2) as bench, anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(bench.pool.acquire("a"))
+        bench.source.hold = anyio.Event()
+
+        async def ask() -> None:
+            async with bench.pool.acquire("a"):
+                pass
+
+        for _ in range(5):
+            tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.stats().starting, bench.stats().misses) == (0, 5)
+        bench.source.hold.set()
+        await anyio.wait_all_tasks_blocked()
+        assert bench.stats().ready == 3
+
+
+@pytest.mark.parametrize("mode", ["cold", "singleton"])
+async def test_a_template_that_is_not_pooled_comes_from_the_source(mode: PoolMode):
+    async with filled(template("a", mode)) as bench:
+        assert bench.source.begun == []
+        assert (await bench.use()).timings == LeaseTimings(1.0, 2.0)
+        assert (bench.stats().hits, bench.stats().misses, bench.stats().started) == (0, 0, 0)
+
+
+async def test_a_template_the_pool_does_not_know_is_the_sources_business():
+    async with filled() as bench:
+        bench.source.start_error = SandboxError("no such template")
+        with pytest.raises(SandboxError, match="no such template"):
+            await bench.use("unheard-of")
+
+
+async def test_what_goes_wrong_in_the_users_hands_stays_with_the_user():
+    async with filled() as bench:
+        with pytest.raises(ZeroDivisionError):
+            async with bench.pool.acquire("a"):
+                raise ZeroDivisionError
+        assert bench.source.ended == bench.source.agents[:1]
+
+
+async def test_a_machine_that_ends_badly_is_told_to_the_log_alone(caplog: pytest.LogCaptureFixture):
+    async with filled() as bench:
+        bench.source.end_error = SandboxError("it did not want to go")
+        await bench.use()
+        bench.source.end_error = None
+        assert "it did not want to go" in caplog.text
+        assert (bench.stats().failed, bench.stats().ready) == (0, 1)
+
+
+# -- how many ----------------------------------------------------------------------------------------------
+
+
+async def test_a_burst_lets_the_pool_grow_and_quiet_lets_it_shrink():
+    async with filled() as bench:
+        async with AsyncExitStack() as stack:
+            for _ in range(5):
+                await stack.enter_async_context(bench.pool.acquire("a"))
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.stats().ready, bench.stats().hits, bench.stats().misses) == (3, 1, 4)
+        assert bench.clock.until == bench.clock.time + 600  # it sleeps until then
+        await bench.clock.advance(599)
+        assert bench.stats().ready == 3
+        await bench.clock.advance(1)
+        assert (bench.stats().ready, bench.stats().stopped, bench.source.alive["a"]) == (1, 2, 1)
+
+
+async def test_two_templates_share_the_memory_and_the_less_used_one_gives_way():
+    size = template("x").machine.memory_mb
+    async with filled(template("a"), template("b"), memory_mb=size) as bench:
+        await bench.use("a")
+        await bench.use("b")
+        assert dict(+bench.source.alive) == {"a": 1}  # used as much as the other one: no reason to change
+        await bench.use("b")
+        await bench.use("b")
+        assert dict(+bench.source.alive) == {"b": 1}
+        assert bench.source.log[-1] == "+b"  # which had to wait for the end of the other one
+
+
+async def test_a_machine_on_its_way_out_takes_memory_until_it_has_ended():
+    size = template("x").machine.memory_mb
+    async with filled(template("a"), template("b"), memory_mb=size) as bench:
+        bench.source.hold_end = anyio.Event()
+        async with bench.pool.acquire("b"):
+            await bench.clock.advance(20)
+            async with bench.pool.acquire("b"):
+                await anyio.wait_all_tasks_blocked()
+                assert (bench.stats("a").ready, bench.stats("b").starting) == (0, 0)
+                bench.source.hold_end.set()
+                await anyio.wait_all_tasks_blocked()
+                assert bench.stats("b").ready == 1
+
+
+# -- old and ill machines ----------------------------------------------------------------------------------
+
+
+async def test_a_machine_that_ended_while_it_waited_is_replaced():
+    async with filled() as bench:
+        bench.source.agents[0].machine.ended.set()
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.stats().ready, bench.source.alive["a"]) == (0, 0)
+        assert "out of memory" in (bench.stats().last_error or "")
+        await bench.clock.advance(1)
+        assert (bench.stats().ready, bench.stats().failed) == (1, 1)
+
+
+async def test_a_machine_whose_agent_has_gone_is_replaced():
+    async with filled() as bench:
+        bench.source.agents[0].go()
+        await anyio.wait_all_tasks_blocked()
+        await bench.clock.advance(1)
+        assert (bench.stats().ready, bench.source.alive["a"]) == (1, 1)
+        assert "closed the stream" in (bench.stats().last_error or "")
+
+
+async def test_nobody_gets_a_machine_whose_agent_went_a_moment_ago():
+    async with filled() as bench:
+        bench.source.agents[0].go()
+        async with bench.pool.acquire("a") as lease:
+            assert agent_of(lease) is bench.source.agents[1]
+            await anyio.wait_all_tasks_blocked()
+            assert bench.source.ended == bench.source.agents[:1]
+        assert (bench.stats().hits, bench.stats().misses, bench.stats().failed) == (0, 1, 1)
+
+
+async def test_nobody_gets_a_machine_whose_clock_the_hosts_has_left_behind():
+    async with filled() as bench:
+        bench.clock.jump = 3600  # the host was suspended
+        assert agent_of(await bench.use()) is not bench.source.agents[0]
+        assert bench.stats().failed == 0
+        assert (await bench.use()).timings == LeaseTimings(0.0, 0.0)
+
+
+async def test_an_old_machine_is_replaced_before_it_is_too_old():
+    async with filled() as bench:
+        await bench.clock.advance(900)
+        assert bench.source.log == ["+a", "+a", "-a"]
+        assert (bench.stats().ready, bench.stats().failed) == (1, 0)
+
+
+async def test_nobody_gets_a_machine_that_is_too_old():
+    async with filled() as bench:
+        bench.clock.time += 1000  # and the pool has not looked yet
+        assert agent_of(await bench.use()) is not bench.source.agents[0]
+
+
+async def test_a_machine_that_dies_in_somebodys_hands_is_not_the_pools_failure():
+    async with filled() as bench:
+        async with bench.pool.acquire("a"):
+            bench.source.agents[0].machine.ended.set()
+            await anyio.wait_all_tasks_blocked()
+            assert bench.source.alive["a"] == 2  # its user has not let go of it
+        assert bench.stats().failed == 0
+
+
+# -- failures ----------------------------------------------------------------------------------------------
+
+
+async def test_starts_that_fail_are_tried_less_and_less_often():
+    bench = Bench()
+    bench.source.start_error = TemplateNotBuilt("a")
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            waits = []
+            for _ in range(12):
+                assert bench.clock.until is not None
+                waits.append(bench.clock.until - bench.clock.time)
+                await bench.clock.advance(waits[-1])
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+    assert len(bench.source.begun) == 13
+    assert "is not built" in (bench.stats().last_error or "")
+
+
+async def test_machines_that_die_young_are_replaced_less_and_less_often():
+    async with filled() as bench:
+        for wait in (1, 2, 4, 8):
+            bench.source.agents[-1].machine.ended.set()
+            await anyio.wait_all_tasks_blocked()
+            assert bench.clock.until == bench.clock.time + wait
+            await bench.clock.advance(wait)
+        await bench.clock.advance(60)
+        bench.source.agents[-1].machine.ended.set()
+        await anyio.wait_all_tasks_blocked()
+        assert bench.clock.until == bench.clock.time + 1  # that one was well for a while
+
+
+async def test_a_refill_that_failed_is_nobodys_error_and_a_machine_that_starts_ends_the_waiting():
+    bench = Bench()
+    bench.source.start_error = OSError("no memory")
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            await bench.clock.advance(1)
+            assert (bench.stats().failed, bench.stats().ready) == (2, 0)
+            bench.source.start_error = None
+            await bench.use()
+            assert bench.stats().ready == 1
+
+
+async def test_the_same_failure_is_logged_once(caplog: pytest.LogCaptureFixture):
+    bench = Bench()
+    bench.source.start_error = TemplateNotBuilt("a")
+    async with bench.pool:
+        await anyio.wait_all_tasks_blocked()
+        await bench.clock.advance(1)
+        assert bench.stats().failed == 2
+    assert len(caplog.records) == 1
+
+
+# -- cancelling and closing --------------------------------------------------------------------------------
+
+
+async def test_somebody_who_has_gone_already_takes_no_machine():
+    async with filled() as bench:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            async with bench.pool.acquire("a"):
+                pytest.fail("it was handed out")
+        assert scope.cancelled_caught
+        assert (bench.stats().ready, bench.stats().hits) == (1, 0)
+
+
+async def test_somebody_who_goes_with_the_machine_in_hand_leaves_nothing():
+    async with filled() as bench:
+        with anyio.CancelScope() as scope:
+            async with bench.pool.acquire("a"):
+                scope.cancel()
+                await anyio.lowlevel.checkpoint()
+        assert scope.cancelled_caught
+        assert bench.source.ended == bench.source.agents[:1]
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_somebody_who_goes_while_a_machine_starts_leaves_nothing(steps: int):
+    async with filled(template("a", "cold")) as bench:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bench.use)
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert bench.source.alive["a"] == 0
+
+
+async def test_closing_ends_machines_in_all_states_and_waits_for_them():
+    bench = Bench(min_ready=3, max_starting=1)
+    leave = anyio.Event()
+
+    async def hold_on() -> None:
+        async with bench.pool.acquire("a"):
+            await leave.wait()
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            async with bench.pool:
+                await anyio.wait_all_tasks_blocked()
+                bench.source.hold = anyio.Event()
+                tasks.start_soon(hold_on)
+                await anyio.wait_all_tasks_blocked()
+                assert (bench.stats().ready, bench.stats().starting, bench.source.alive["a"]) == (2, 1, 3)
+            assert bench.source.alive["a"] == 0  # though somebody has a lease still
+            assert (bench.stats().ready, bench.stats().starting) == (0, 0)
+            leave.set()
+
+
+async def test_sandboxes_come_from_the_pool():
+    bench = Bench(template(TEMPLATE))
+    with anyio.fail_after(20):
+        async with bench.pool, SandboxService(bench.pool, Settings()) as service:
+            await anyio.wait_all_tasks_blocked()
+            box = await service.create("me")
+            assert bench.stats(TEMPLATE).hits == 1
+            assert await service.close("me", box.id)
+            await service.create("me")
+    assert not +bench.source.alive
+
+
+# -- the rest ----------------------------------------------------------------------------------------------
+
+
+async def test_the_real_clock_waits_for_an_event_or_a_time():
+    clock = Clock()
+    happened = anyio.Event()
+    happened.set()
+    with anyio.fail_after(20):
+        await clock.wait(anyio.Event(), clock.now())
+        await clock.wait(happened, None)
+
+
+def test_refills_leave_the_source_room_for_people():
+    limits = pool_limits(Settings(max_restores=4, pool_min=2))
+    assert (limits.max_starting, limits.min_ready) == (2, 2)
+    assert pool_limits(Settings(max_restores=1)).max_starting == 1

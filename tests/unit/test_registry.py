@@ -1,0 +1,203 @@
+"""Every machine is on record from before it starts until it has ended, and a broken registry stops nobody."""
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from mcp_sandbox import database
+from mcp_sandbox.database import Machine, MachineState
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.processes import ProcessId, of_pid
+from mcp_sandbox.provider import Lease
+from mcp_sandbox.registry import Fate, Registered, Registry, fate_of, open_registry, this_server
+from tests.unit.fakes import TEMPLATE, FakeProvider
+
+
+@pytest.fixture
+async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
+    async with open_registry(tmp_path) as registry:
+        yield registry
+
+
+async def rows(registry: Registry) -> list[Machine]:
+    return [machine for machines in (await registry.everything()).values() for machine in machines]
+
+
+class WithPid:
+    """A source whose machines are this process."""
+
+    def __init__(self, source: FakeProvider) -> None:
+        self._source = source
+
+    @asynccontextmanager
+    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        async with self._source.acquire(template) as lease:
+            cast("Any", lease.machine).pid = os.getpid()
+            yield lease
+
+
+async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(registry: Registry):
+    source = FakeProvider()
+    source.hold = anyio.Event()
+    states: list[MachineState] = []
+
+    async def use() -> None:
+        async with Registered(source, registry).acquire(TEMPLATE):
+            states.extend(machine.state for machine in await rows(registry))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(use)
+        await source.waiting.wait()  # the source was asked, and the row is there
+        states.extend(machine.state for machine in await rows(registry))
+        source.hold.set()
+    assert states == [MachineState.STARTING, MachineState.RUNNING]
+    assert await rows(registry) == []
+    assert registry.own() == []
+
+
+async def test_the_record_names_template_driver_machine_and_process(registry: Registry):
+    async with Registered(WithPid(FakeProvider()), registry).acquire(TEMPLATE):
+        [row] = await rows(registry)
+    assert (row.template, row.driver, row.machine_id) == (TEMPLATE, "fake", "fake")
+    assert row.processes[0] == of_pid(os.getpid())
+
+
+async def test_the_record_tells_whose_sandbox_a_machine_became(registry: Registry):
+    async with Registered(WithPid(FakeProvider()), registry).acquire(TEMPLATE):
+        registry.claimed("fake", "sb-1", "somebody")
+        registry.claimed("another", "sb-2", "somebody else")
+        [row] = await rows(registry)
+    assert (row.sandbox, row.owner) == ("sb-1", "somebody")
+
+
+async def test_a_machine_that_is_being_taken_down_says_so(registry: Registry):
+    source = FakeProvider()
+    seen: list[MachineState] = []
+
+    @asynccontextmanager
+    async def slow(template: str) -> AsyncIterator[Lease]:
+        async with source.acquire(template) as lease:
+            yield lease
+            seen.extend(machine.state for machine in await rows(registry))
+
+    async with Registered(source, registry).recorded(TEMPLATE, slow(TEMPLATE)):
+        pass
+    assert seen == [MachineState.ENDING]
+
+
+async def test_a_machine_that_never_started_leaves_no_row(registry: Registry):
+    source = FakeProvider()
+    source.error = SandboxError("no")
+    with pytest.raises(SandboxError):
+        async with Registered(source, registry).acquire(TEMPLATE):
+            pass
+    assert await rows(registry) == []
+
+
+async def test_a_start_that_is_cancelled_at_any_moment_leaves_no_row(registry: Registry):
+    source = FakeProvider()
+    for steps in range(8):
+        async with anyio.create_task_group() as tasks:
+
+            async def use() -> None:
+                async with Registered(source, registry).acquire(TEMPLATE):
+                    await anyio.sleep_forever()
+
+            tasks.start_soon(use)
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert await rows(registry) == []
+    assert source.alive == 0
+
+
+async def test_servers_share_one_registry_and_a_server_that_ends_takes_its_rows_along(tmp_path: Path):
+    async with open_registry(tmp_path) as one:
+        await one.intend("m-1", TEMPLATE)
+        async with open_registry(tmp_path) as other:
+            await other.intend("m-2", TEMPLATE)
+            assert {row.id for row in await rows(one)} == {"m-1", "m-2"}
+            assert [row.id for row in one.own()] == ["m-1"]
+        assert [row.id for row in await rows(one)] == ["m-1"]
+    assert database.look(tmp_path) == {}
+
+
+async def test_the_registry_can_be_read_only_by_its_user(tmp_path: Path, registry: Registry):
+    assert (tmp_path / database.FILE).stat().st_mode & 0o077 == 0
+
+
+async def test_a_commit_does_not_wait_for_the_disk(registry: Registry):
+    assert registry._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert registry._db.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL
+
+
+@pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + bytes(4096)])
+async def test_a_broken_registry_is_moved_aside_and_a_new_one_begun(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / database.FILE).write_bytes(content)
+    async with open_registry(tmp_path) as registry:
+        await registry.intend("m-1", TEMPLATE)
+        assert [machine.id for [machine] in database.look(tmp_path).values()] == ["m-1"]
+    [aside] = tmp_path.glob("registry.db.broken-*")
+    assert aside.read_bytes() == content
+    assert aside.name in caplog.text
+
+
+async def test_a_registry_that_cannot_be_written_is_kept_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / database.FILE).mkdir()
+    async with open_registry(tmp_path) as registry:
+        await registry.intend("m-1", TEMPLATE)
+        assert [row.id for row in await rows(registry)] == ["m-1"]
+    assert "known to nobody else" in caplog.text
+
+
+async def test_a_registry_of_another_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    db = sqlite3.connect(tmp_path / database.FILE)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    before = (tmp_path / database.FILE).read_bytes()
+    async with open_registry(tmp_path):
+        pass
+    assert "another version" in caplog.text
+    assert (tmp_path / database.FILE).read_bytes() == before
+
+
+async def test_a_registry_that_breaks_later_is_reported_once_and_stops_no_machine(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+):
+    registry._db.execute("DROP TABLE machines")
+    for _ in range(2):
+        async with Registered(FakeProvider(), registry).acquire(TEMPLATE):
+            pass
+    assert await registry.everything() == {}
+    assert caplog.text.count("the registry fails") == 1
+
+
+async def test_a_home_that_cannot_be_made_stops_no_server(tmp_path: Path):
+    (tmp_path / "file").touch()
+    async with open_registry(tmp_path / "file" / "home") as registry:
+        await registry.intend("m-1", TEMPLATE)
+        assert [row.id for row in await rows(registry)] == ["m-1"]
+
+
+def test_there_is_nothing_to_see_where_there_is_no_registry(tmp_path: Path):
+    assert database.look(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_become_of_a_server_is_judged_only_where_it_can_be(tmp_path: Path):
+    here = this_server(tmp_path)
+    gone = replace(here, process=ProcessId(here.process.pid, here.process.started + 1))
+    assert fate_of(here, here) is Fate.ALIVE
+    assert fate_of(gone, here) is Fate.GONE
+    assert fate_of(replace(gone, namespace="pid:[1]"), here) is Fate.STRANGE
+    assert fate_of(replace(here, boot="before the reboot"), here) is Fate.GONE
+    assert fate_of(replace(here, home="of the home this one was copied from"), here) is Fate.GONE

@@ -1,0 +1,107 @@
+"""`mcp-sandbox sandbox` and `mcp-sandbox metrics`, with servers that answer and servers that do not."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+from typer.testing import CliRunner, Result
+
+from mcp_sandbox import database
+from mcp_sandbox.cli import app
+from mcp_sandbox.config import Settings
+from mcp_sandbox.database import Machine, MachineState
+from mcp_sandbox.metrics import Metrics
+from mcp_sandbox.operation import Operation
+from mcp_sandbox.processes import ProcessId
+from mcp_sandbox.registry import open_registry
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import TEMPLATE, FakeProvider
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """This process as a server."""
+
+    home: Path
+    operation: Operation
+    service: SandboxService
+
+    async def command(self, *arguments: str) -> Result:
+        """What the command line says, from a process that looks at the same home."""
+        call = partial(CliRunner().invoke, app, ["--home", str(self.home), *arguments], env={"COLUMNS": "200"})
+        return await anyio.to_thread.run_sync(call)
+
+    def leave(self, *, started: int = 1, sandbox: str | None = None) -> None:
+        """Put another server on record, one that does not answer."""
+        db, here = self.operation.registry._db, self.operation.registry.server
+        key = database.add_server(db, replace(here, process=ProcessId(here.process.pid, started)))
+        machine = Machine("m-1", TEMPLATE, MachineState.RUNNING, 0.0, "fake", "sandbox-1", (), sandbox, "somebody")
+        database.add_machine(db, key, machine)
+        database.update_machine(db, machine)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    settings = Settings(home=tmp_path)
+    async with open_registry(tmp_path) as registry:  # without recovery: it would remove what a test leaves
+        operation = Operation(settings, registry, Metrics(registry.own))
+        provider = operation.acquiring(operation.restoring(FakeProvider()))
+        async with SandboxService(provider, settings) as service, operation.controlled(service):
+            yield Server(tmp_path, operation, service)
+
+
+async def test_the_list_shows_the_sandboxes_of_servers_that_answer(server: Server):
+    box = await server.service.create("somebody")
+    result = await server.command("sandbox", "list")
+    assert result.exit_code == 0
+    for word in (box.id, "somebody", TEMPLATE, "ready"):
+        assert word in result.stdout
+    [row] = json.loads((await server.command("sandbox", "list", "--json")).stdout)
+    assert (row["id"], row["state"]) == (box.id, "ready")
+
+
+async def test_the_list_shows_what_a_killed_server_has_left(server: Server):
+    server.leave(sandbox="sb-1")
+    result = await server.command("sandbox", "list")
+    assert "sb-1" in result.stdout
+    assert "left over" in result.stdout
+    assert "removed when the next server starts" in result.stderr
+
+
+async def test_closing_ends_the_sandbox_and_says_so(server: Server):
+    box = await server.service.create("somebody")
+    result = await server.command("sandbox", "close", box.id)
+    assert (result.exit_code, result.stderr) == (0, f"{box.id} is closed.\n")
+    assert server.service.alive() == []
+
+
+async def test_a_sandbox_that_nobody_has_cannot_be_closed(server: Server):
+    result = await server.command("sandbox", "close", "sb-[red]1")
+    assert result.exit_code == 1
+    assert "No running server has a sandbox 'sb-[red]1'" in result.stderr
+
+
+async def test_a_sandbox_whose_server_is_gone_is_said_to_have_ended(server: Server):
+    server.leave(sandbox="sb-1")
+    result = await server.command("sandbox", "close", "sb-1")
+    assert result.exit_code == 1
+    assert "is gone, and its sandboxes ended with it" in result.stderr
+
+
+async def test_a_home_without_servers_is_no_error(tmp_path: Path):
+    for arguments in (["sandbox", "list"], ["metrics"]):
+        result = CliRunner().invoke(app, ["--home", str(tmp_path), *arguments])
+        assert (result.exit_code, result.stdout) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_metrics_of_a_server_carry_its_process_number(server: Server):
+    await server.service.create("somebody")
+    result = await server.command("metrics")
+    pid = server.operation.registry.server.process.pid
+    assert f'mcp_sandbox_acquire_seconds_count{{server="{pid}",template="{TEMPLATE}"}} 1.0' in result.stdout
+    assert f'mcp_sandbox_machines{{server="{pid}",state="running",template="{TEMPLATE}"}} 1.0' in result.stdout

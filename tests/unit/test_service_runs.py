@@ -1,0 +1,268 @@
+"""Runs that outlive the call which started them, and calls that read, wait and stop."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from guest.client.messages import Event, Output
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import Busy, Closed, LimitReached, MachineLost, NotFound, RunNotFound
+from mcp_sandbox.running import RunView
+from mcp_sandbox.runs import RunRequest, RunResult
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import FakeProvider, finished
+
+ME = "me"
+
+
+class Talk:
+    """Code that says things when a test wants it to."""
+
+    def __init__(self, provider: FakeProvider, *lines: str) -> None:
+        self.gates = [anyio.Event() for _ in lines]
+        plan: list[Event | anyio.Event] = []
+        for line, gate in zip(lines, self.gates, strict=True):
+            plan += [Output("stdout", f"{line}\n"), gate]
+        provider.plans["talk"] = [*plan, finished()]
+
+
+@pytest.fixture
+def provider() -> FakeProvider:
+    return FakeProvider()
+
+
+@pytest.fixture
+async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
+    settings = Settings(foreground_s=0.05, max_owner_runs=2, kept_runs=2, read_text_bytes=1024)
+    with anyio.fail_after(20):
+        async with SandboxService(provider, settings) as service:
+            yield service
+
+
+async def started(service: SandboxService, box: str | None, code: str = "forever") -> RunView:
+    view = await service.run_for_client(RunRequest(ME, code, box), background=True)
+    assert isinstance(view, RunView)
+    return view
+
+
+async def read(service: SandboxService, view: RunView, offset: int = 0, wait_s: float = 5.0) -> RunView:
+    return await service.read_output(ME, view.sandbox_id, view.run_id, offset=offset, wait_s=wait_s)
+
+
+async def test_a_background_run_gives_its_id_at_once_and_its_output_as_it_comes(
+    service: SandboxService, provider: FakeProvider
+):
+    talk = Talk(provider, "one", "two")
+    box = (await service.create(ME)).id
+    view = await started(service, box, "talk")
+    assert (view.run_id, view.result, view.sandbox_id) == ("run-1", None, box)
+    assert service.sandboxes(ME)[0].run_id == "run-1"
+    await anyio.wait_all_tasks_blocked()
+    first = await read(service, view, wait_s=0)
+    assert (first.page.text, first.page.end, first.result) == ("one\n", 4, None)
+    talk.gates[0].set()
+    await anyio.wait_all_tasks_blocked()
+    assert (await read(service, view, offset=first.page.end, wait_s=0)).page.text == "two\n"
+    talk.gates[1].set()
+    last = await read(service, view, offset=8)
+    assert last.page.text == ""
+    assert last.result is not None
+    assert (last.result.status, last.result.stdout.head) == ("ok", "one\ntwo\n")
+    assert service.sandboxes(ME)[0].run_id is None
+
+
+async def test_waiting_for_output_ends_when_the_page_is_full(service: SandboxService, provider: FakeProvider):
+    Talk(provider, "x" * 5000)
+    view = await started(service, None, "talk")
+    page = await read(service, view, wait_s=3600)
+    assert (page.result, page.page.end, page.page.size) == (None, 1024, 5001)
+
+
+async def test_a_call_that_loses_patience_leaves_its_run_in_the_background(
+    service: SandboxService, provider: FakeProvider
+):
+    talk = Talk(provider, "so far")
+    box = (await service.create(ME)).id
+    view = await service.run_for_client(RunRequest(ME, "talk", box))
+    assert isinstance(view, RunView)
+    assert (view.page.text, view.result) == ("so far\n", None)
+    talk.gates[0].set()
+    over = await read(service, view)
+    assert over.result is not None
+    assert over.result.status == "ok"
+
+
+async def test_a_run_left_in_the_background_keeps_its_own_deadline(service: SandboxService):
+    box = (await service.create(ME)).id
+    view = await service.run_for_client(RunRequest(ME, "forever", box, timeout_s=0.1))
+    assert isinstance(view, RunView)
+    over = await read(service, view)
+    assert over.result is not None
+    assert (over.result.status, over.result.timed_out_after_s) == ("interrupted", 0.1)
+
+
+async def test_the_sandbox_of_a_one_off_run_that_takes_longer_stays(service: SandboxService, provider: FakeProvider):
+    talk = Talk(provider, "working")
+    view = await service.run_for_client(RunRequest(ME, "talk"))
+    assert isinstance(view, RunView)
+    talk.gates[0].set()
+    over = await read(service, view)
+    assert over.result is not None
+    assert over.result.sandbox_id == view.sandbox_id
+    assert [box.id for box in service.sandboxes(ME)] == [view.sandbox_id]
+    assert await service.close(ME, view.sandbox_id)
+    assert provider.alive == 0
+
+
+async def test_who_has_patience_waits_to_the_end(service: SandboxService):
+    result = await service.run(RunRequest(ME, "forever", timeout_s=0.2))
+    assert (result.status, result.sandbox_id) == ("interrupted", None)
+
+
+async def test_a_sandbox_with_a_background_run_says_which_run_keeps_it_busy(service: SandboxService):
+    box = (await service.create(ME)).id
+    await started(service, box)
+    for background in (True, False):
+        with pytest.raises(Busy, match=r"run-1 has been running.*read_output\(.*stop_run\("):
+            await service.run_for_client(RunRequest(ME, "1", box), background=background)
+
+
+async def test_a_call_behind_one_that_goes_on_in_the_background_is_refused(
+    service: SandboxService, provider: FakeProvider
+):
+    box = (await service.create(ME)).id
+
+    async def second() -> None:
+        with pytest.raises(Busy, match="run-1"):
+            await service.run_for_client(RunRequest(ME, "1", box))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run_for_client, RunRequest(ME, "forever", box))
+        await provider.agent.running.wait()
+        tasks.start_soon(second)
+
+
+@pytest.mark.parametrize(("code", "state"), [("forever", "kept"), ("stubborn", "lost")])
+async def test_a_stopped_run_says_what_became_of_its_state(service: SandboxService, code: str, state: str):
+    box = (await service.create(ME)).id
+    view = await started(service, box, code)
+    result = await service.stop_run(ME, box, view.run_id)
+    assert (result.stopped, result.state, result.timed_out_after_s) == (True, state, None)
+    assert (await service.stop_run(ME, box, view.run_id)).stopped  # stopping twice changes nothing
+    assert (await service.run(RunRequest(ME, "1", box))).lost_before is False  # the result told it
+
+
+async def test_variables_lost_in_a_run_nobody_read_are_told_by_the_next(
+    service: SandboxService, provider: FakeProvider
+):
+    box = (await service.create(ME)).id
+    view = await service.run_for_client(RunRequest(ME, "stubborn", box, timeout_s=0.1))
+    assert isinstance(view, RunView)
+    while service.sandboxes(ME)[0].run_id is not None:
+        await anyio.lowlevel.checkpoint()
+    assert (await service.run(RunRequest(ME, "1", box))).lost_before is True
+    assert (await service.run(RunRequest(ME, "1", box))).lost_before is False
+
+
+async def test_the_newest_results_are_kept_and_older_ones_say_that_they_are_not(service: SandboxService):
+    box = (await service.create(ME)).id
+    views = []
+    for _ in range(3):
+        views.append(await started(service, box, "1"))
+        await read(service, views[-1])
+    assert (await read(service, views[1])).page.text == "ran\n"
+    with pytest.raises(RunNotFound, match=r"not kept any more.*last 2"):
+        await read(service, views[0])
+    with pytest.raises(RunNotFound, match="no run 'run-9'"):
+        await service.stop_run(ME, box, "run-9")
+
+
+async def test_large_results_make_each_other_forgotten(provider: FakeProvider):
+    provider.plans["talk"] = [Output("stdout", "x" * 2000), finished()]
+    with anyio.fail_after(20):
+        async with SandboxService(provider, Settings(kept_run_bytes=3000)) as service:
+            box = (await service.create(ME)).id
+            first = await started(service, box, "talk")
+            await read(service, first)
+            second = await started(service, box, "talk")
+            assert (await read(service, second)).page.size == 2000
+            with pytest.raises(RunNotFound):
+                await read(service, first)
+
+
+async def test_output_a_result_leaves_out_can_be_read_from_the_run(provider: FakeProvider):
+    provider.plans["flood"] = [Output("stderr", "!"), Output("stdout", "a" * 300 + "b" * 300), finished()]
+    settings = Settings(output_head_bytes=256, output_tail_bytes=256)
+    with anyio.fail_after(20):
+        async with SandboxService(provider, settings) as service:
+            box = (await service.create(ME)).id
+            result = await service.run(RunRequest(ME, "flood", box))
+            offset = result.stdout.log_offset
+            assert offset is not None
+            view = await service.read_output(ME, box, result.run_id, offset=offset, wait_s=0)
+            assert view.page.text == "a" * 44 + "b" * 300
+
+
+async def test_runs_of_one_owner_are_limited_and_the_limit_is_named(service: SandboxService, provider: FakeProvider):
+    for _ in range(2):
+        await started(service, None)
+    with pytest.raises(LimitReached, match=r"max_owner_runs = 2 .*stop_run"):
+        await service.run(RunRequest(ME, "1"))
+    assert (await service.run(RunRequest("somebody", "1"))).status == "ok"
+    await anyio.wait_all_tasks_blocked()
+    assert provider.alive == 2
+
+
+async def test_runs_of_somebody_elses_sandbox_do_not_exist(service: SandboxService):
+    box = (await service.create(ME)).id
+    view = await started(service, box)
+    with pytest.raises(NotFound):
+        await service.read_output("somebody", box, view.run_id, offset=0, wait_s=0)
+    with pytest.raises(NotFound):
+        await service.stop_run("somebody", box, view.run_id)
+
+
+async def test_a_reader_is_told_when_the_sandbox_ends_under_the_run(service: SandboxService, provider: FakeProvider):
+    for ending, expected in (("close", Closed), ("die", MachineLost)):
+        box = (await service.create(ME)).id
+        view = await started(service, box)
+
+        async def wait(view: RunView = view, expected: type[Exception] = expected) -> None:
+            with pytest.raises(expected):
+                await read(service, view, wait_s=3600)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            if ending == "close":
+                await service.close(ME, box)
+            else:
+                provider.agent.machine.ended.set()
+    await anyio.wait_all_tasks_blocked()
+    assert provider.alive == 0
+
+
+async def test_progress_tells_the_newest_line(
+    service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mcp_sandbox.calls.PROGRESS_EVERY_S", 0)
+    talk = Talk(provider, "one", "two", "three")
+    told: list[str] = []
+
+    async def report(elapsed_s: float, line: str) -> None:
+        told.append(line)
+        talk.gates[len(told) - 1].set()
+
+    result = await service.run_for_client(RunRequest(ME, "talk"), report=report)
+    assert isinstance(result, RunResult)
+    assert told == ["one", "two", "three"]
+
+
+async def test_a_background_run_keeps_its_sandbox_from_being_idle(provider: FakeProvider):
+    with anyio.fail_after(20):
+        async with SandboxService(provider, Settings(idle_timeout_s=0.05)) as service:
+            box = (await service.create(ME)).id
+            await service.run_for_client(RunRequest(ME, "forever", box, timeout_s=0.2), background=True)
+            await provider.released.wait()
+            assert provider.agent.stops == 1  # its own deadline came first

@@ -1,0 +1,67 @@
+"""When in its life a machine is frozen."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+from guest.protocol import PROTOCOL_VERSION, Decoder, encode
+from templates.model import load_template
+from templates.snapshot import make_snapshot
+from templates.tools import LoggedTools
+from vmm.driver import Machine
+from vmm.drivers.fake import FakeDriver
+from vmm.types import GuestCode, MachineSpec, Snapshot
+
+pytestmark = pytest.mark.anyio
+
+
+class EndsWhenFrozen(FakeDriver):
+    """Its machines end with the snapshot, and would end with their agent's stream too, as gVisor's do."""
+
+    def __init__(self) -> None:
+        super().__init__(self._live)
+        self.asked: list[str] = []
+        self.alive = True
+        self._frozen = anyio.Event()
+        self._ended = anyio.Event()
+
+    async def _live(self, stream: ByteStream) -> None:
+        async with stream, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._answer, stream, tasks.cancel_scope)
+            await self._frozen.wait()
+            tasks.cancel_scope.cancel()
+        self.alive = False
+        self._ended.set()
+
+    async def _answer(self, stream: ByteStream, life: anyio.CancelScope) -> None:
+        decoder = Decoder()
+        try:
+            while True:
+                for frame in decoder.feed(await stream.receive()):
+                    self.asked.append(str(frame.header["op"]))
+                    hello = {"version": PROTOCOL_VERSION, "nonce": frame.header.get("nonce"), "agent": "x"}
+                    answer = {"id": frame.header["id"], "ok": True, **hello, "language": "python"}
+                    await stream.send(encode({**answer, "language_version": "3"}, b""))
+        except anyio.EndOfStream:
+            life.cancel()
+
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
+        await anyio.wait_all_tasks_blocked()  # an agent whose stream was closed would have noticed by now
+        assert self.alive
+        self._frozen.set()
+        await self._ended.wait()
+        return await super().snapshot(machine, dst)
+
+
+async def test_a_machine_is_frozen_warm_with_its_stream_open_and_may_end_with_it(tmp_path: Path):
+    driver, template = EndsWhenFrozen(), load_template("python-data-analysis")
+    spec = MachineSpec("build-1", tmp_path, GuestCode(tmp_path), memory_mb=128, vcpus=1, disk_mb=64)
+    tools = LoggedTools(tmp_path / "log", lambda line: None)
+    with anyio.fail_after(10):
+        details = await make_snapshot(tools, tmp_path, template=template, driver=driver, spec=spec)
+    assert driver.asked == ["hello", "warm"]
+    assert details == {"template": template.name, "driver": "fake"}
+    assert (tmp_path / "state").is_file()
+    assert driver.running == []

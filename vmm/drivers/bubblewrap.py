@@ -1,0 +1,153 @@
+"""Machines that are processes of the host's kernel, seen through namespaces: the weakest walls, and the quickest.
+
+Used only when somebody asks for it by name. `bubblewrap_probe.WEAKNESSES` says what it cannot do.
+"""
+
+import resource
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import anyio
+from anyio.abc import ByteStream
+
+from vmm import agent, limits
+from vmm.driver import DriverConfig, Machine
+from vmm.drivers import bubblewrap_command as command
+from vmm.drivers import bubblewrap_pause as pausing
+from vmm.drivers import bubblewrap_probe
+from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
+from vmm.process import RunningProcess, find_tool, spawn, usage
+from vmm.types import Capabilities, Exit, GuestCode, Isolation, Limits, MachineSpec, Probe, Usage
+
+MIB = 1024 * 1024
+START_S = 20.0  # it takes 50 ms; a busy host may need far longer
+OVERHEAD_MB = 96  # the agent, and what the kernel keeps for so many processes
+PROCESSES = 256  # threads count too
+OPEN_FILES = 4096
+
+
+def create(config: DriverConfig) -> "BubblewrapDriver":  # noqa: ARG001 - it keeps nothing on the host's disk
+    return BubblewrapDriver()
+
+
+class BubblewrapMachine:
+    """A running bubblewrap, and the processes in its namespaces."""
+
+    def __init__(self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup | None) -> None:
+        self.spec = spec
+        self._process = process
+        self._group = group
+        self._stream: ByteStream | None = process.stream
+        self._stopped: list[int] = []
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def connect(self) -> ByteStream:
+        if self._stream is None:
+            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+        stream, self._stream = self._stream, None
+        return stream
+
+    async def pause(self) -> None:
+        self._stopped += await pausing.stop(self.pid)
+
+    async def resume(self) -> None:
+        stopped, self._stopped = self._stopped, []
+        pausing.resume(stopped)
+
+    async def usage(self) -> Usage:
+        return usage(self.pid)
+
+    async def wait(self) -> Exit:
+        end = await self._process.wait()
+        if self._group is not None and self._group.out_of_memory():
+            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
+        return end
+
+
+class BubblewrapDriver:
+    """Starts machines with bubblewrap."""
+
+    name = "bubblewrap"
+    capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=False, root="tree")
+
+    def __init__(self) -> None:
+        self._hierarchy = limits.detect()
+        self._verdict: Probe | None = None
+        self._probing = anyio.Lock()
+
+    async def probe(self) -> Probe:
+        async with self._probing:
+            if self._verdict is None:
+                limits.sweep(self._hierarchy)
+                self._verdict = await bubblewrap_probe.probe(self._hierarchy)
+            return self._verdict
+
+    @asynccontextmanager
+    async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        verdict = await self.probe()
+        if not verdict.usable:
+            raise DriverUnavailable(verdict.reason, fix=verdict.fix)
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
+            process = await _start(stack, spec, group)
+            await _hand_over(spec, process)
+            yield BubblewrapMachine(spec, process, group)
+
+    async def aclose(self) -> None:
+        pass  # it holds nothing
+
+
+async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.ControlGroup | None) -> RunningProcess:
+    binary = find_tool(command.PROGRAM)
+    assert binary is not None  # the probe found it
+    confined = bubblewrap_probe.confinement(spec.root)
+    box = command.machine_box(spec, bubblewrap_probe.place_of(spec.root, confined))
+    first = agent.agent_argv("--user", "none", "--own-pids", "--memory-mb", str(spec.memory_mb))
+    with command.prepared(binary, box, command.started(_process_limits(spec), first)) as start:
+        return await stack.enter_async_context(
+            spawn(
+                start.argv,
+                confinement=confined,
+                before_start=group.add if group else lambda pid: None,
+                pass_fds=start.files,
+                talks=True,
+            )
+        )
+
+
+async def _hand_over(spec: MachineSpec, process: RunningProcess) -> None:
+    """Wait until the machine is up, and give it its agent."""
+    assert isinstance(spec.boot, GuestCode)  # as `capabilities` says
+    try:
+        with anyio.fail_after(START_S):
+            await process.stream.receive(len(command.READY))
+            await agent.send_code(process.stream, spec.boot.archive)
+    except TimeoutError as error:
+        raise LaunchFailed(f"machine {spec.id} did not start in {START_S:.0f} s: {process.tail}") from error
+    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+        raise LaunchFailed(f"machine {spec.id} did not start: {await process.wait()}") from error
+
+
+def _ceilings(spec: MachineSpec) -> Limits:
+    """What the host grants a machine; what it writes is memory too."""
+    megabytes = spec.memory_mb + sum(command.scratch_mb(spec.disk_mb).values()) + OVERHEAD_MB
+    return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus, pids=PROCESSES)
+
+
+def _process_limits(spec: MachineSpec) -> dict[int, int]:
+    """What each process may have, and how many there may be: they hold without control groups too."""
+    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES, resource.RLIMIT_FSIZE: spec.disk_mb * MIB}
+    if bubblewrap_probe.counts_processes():
+        wanted[resource.RLIMIT_NPROC] = PROCESSES
+    ours = {kind: resource.getrlimit(kind)[1] for kind in wanted}  # nobody can have more than we can
+    return {
+        kind: most if ours[kind] == resource.RLIM_INFINITY else min(most, ours[kind]) for kind, most in wanted.items()
+    }

@@ -1,0 +1,203 @@
+"""gVisor machines: an application kernel of their own between the code and the host's kernel, at native speed.
+
+A machine is a tree of processes in namespaces of its own, made of open files alone: the image, the checkpoint and
+gVisor's program are handed over as descriptors, its state lies in memory that ends with it.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+from anyio.abc import ByteStream
+
+from vmm import limits
+from vmm.agent import send_code
+from vmm.driver import DriverConfig, Machine
+from vmm.drivers import gvisor_command as command
+from vmm.drivers import gvisor_probe, qemu_probe
+from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed, ToolFailed
+from vmm.memory import sealed_bytes
+from vmm.process import RunningProcess, children_of, run_tool, spawn, usage
+from vmm.types import Capabilities, Exit, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
+
+CONTROL_S = 20.0  # gVisor answers in 30 ms; a busy host may need far longer
+SAVE_S = 120.0  # a checkpoint of 100 MB takes 0.3 s
+IMAGE = "checkpoint"  # the directory in a snapshot that is gVisor's
+# Pages as they are: unpacking would cost every restore more than reading does.
+CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
+READABLE_DIR, READABLE = 0o755, 0o644  # machines run as users of their own
+
+
+def create(config: DriverConfig) -> "GvisorDriver":
+    return GvisorDriver(config)
+
+
+class GvisorMachine:
+    """A running sandbox of gVisor's."""
+
+    def __init__(
+        self, spec: MachineSpec, process: RunningProcess, runsc: list[str], group: limits.ControlGroup | None, uid: int
+    ) -> None:
+        self.spec = spec
+        self.uid = uid  # whom its processes belong to on the host
+        self._process = process
+        self._runsc = runsc
+        self._stream: ByteStream | None = process.stream
+        self._group = group
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def connect(self) -> ByteStream:
+        if self._stream is None:
+            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+        stream, self._stream = self._stream, None
+        return stream
+
+    async def start_agent(self, archive: Path) -> None:
+        """Give the machine the agent it waits for."""
+        try:
+            await send_code(self._process.stream, archive)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise LaunchFailed(f"gVisor did not start machine {self.id}: {await self.wait()}") from error
+
+    async def pause(self) -> None:
+        await self.control("pause")
+
+    async def resume(self) -> None:
+        await self.control("resume")
+
+    async def usage(self) -> Usage:
+        return usage(self.pid)
+
+    async def wait(self) -> Exit:
+        end = await self._process.wait()
+        if self._group is not None and self._group.out_of_memory():
+            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
+        return end
+
+    async def control(self, *order: str, pass_fds: tuple[int, ...] = (), timeout_s: float = CONTROL_S) -> None:
+        """Have gVisor do something with this machine. Raises MachineLost."""
+        first = children_of(self.pid)
+        if not first:
+            raise MachineLost(f"machine {self.id} has ended")
+        program = int(self._runsc[0].rpartition("/")[2])
+        argv = command.enter_argv(first[0], self.uid, [*self._runsc, *order, command.NAME])
+        try:
+            with anyio.fail_after(timeout_s):
+                await run_tool(argv, pass_fds=(program, *pass_fds))
+        except (ToolFailed, TimeoutError) as error:
+            raise MachineLost(f"gVisor did not do {order[0]!r} for machine {self.id}: {error}") from error
+
+
+class GvisorDriver:
+    """Starts, freezes and restores gVisor sandboxes."""
+
+    name = "gvisor"
+    capabilities = Capabilities(isolation=Isolation.KERNEL, snapshot=True)
+
+    def __init__(self, config: DriverConfig) -> None:
+        self._config = config
+        self._hierarchy = limits.detect()
+        self._probing = anyio.Lock()
+        self._verdict: Probe | None = None
+        self._engine: gvisor_probe.Engine | None = None
+
+    async def probe(self) -> Probe:
+        async with self._probing:
+            if self._verdict is None:
+                limits.sweep(self._hierarchy)
+                self._verdict, self._engine = await gvisor_probe.probe(self._config, self._hierarchy)
+            return self._verdict
+
+    async def fingerprint(self) -> str:
+        engine = await self._found_engine()
+        return f"{engine.version} {engine.platform} {qemu_probe.cpu_model()} {command.recipe()}"
+
+    @asynccontextmanager
+    async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        assert isinstance(spec.boot, GuestCode)  # as `capabilities` says
+        async with AsyncExitStack() as stack:
+            machine = await self._start(stack, spec, ["run"])
+            await machine.start_agent(spec.boot.archive)
+            yield machine
+
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
+        if not isinstance(machine, GvisorMachine):
+            raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
+        image = dst / IMAGE
+        image.mkdir()
+        os.chown(image, machine.uid, machine.uid)
+        with _opened(image) as directory:
+            order = (*CHECKPOINT, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}")
+            try:
+                await machine.control(*order, pass_fds=(directory,), timeout_s=SAVE_S)
+            except MachineLost as error:
+                raise SnapshotFailed(str(error)) from error
+        for path in (*image.iterdir(), image):  # a user of a machine must not own what other machines start from
+            os.chown(path, os.geteuid(), os.getegid())
+            path.chmod(READABLE_DIR if path is image else READABLE)
+        return Snapshot(driver=self.name, path=dst)
+
+    @asynccontextmanager
+    async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
+        async with AsyncExitStack() as stack:
+            try:
+                image = stack.enter_context(_opened(snapshot.path / IMAGE))
+            except OSError as error:
+                raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
+            yield await self._start(stack, spec, ["restore", f"--image-path=/proc/self/fd/{image}"], image)
+
+    async def aclose(self) -> None:
+        """Nothing is held between machines."""
+
+    async def _start(self, stack: AsyncExitStack, spec: MachineSpec, order: list[str], *files: int) -> GvisorMachine:
+        engine = await self._found_engine()
+        program, root = (stack.enter_context(_opened(path)) for path in (engine.binary, spec.root))
+        config = sealed_bytes(command.config_json(spec, f"/proc/self/fd/{root}"))
+        stack.callback(os.close, config)
+        runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform)
+        group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
+        confinement = gvisor_probe.confinement()
+        argv = command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME])
+        process = await stack.enter_async_context(
+            spawn(
+                command.bounded(spec, argv),
+                confinement=confinement,
+                before_start=group.add if group else lambda pid: None,
+                pass_fds=(program, root, config, *files),
+                talks=True,
+            )
+        )
+        uid = os.geteuid() if confinement.uid is None else confinement.uid
+        return GvisorMachine(spec, process, runsc, group, uid)
+
+    async def _found_engine(self) -> gvisor_probe.Engine:
+        verdict = await self.probe()
+        if self._engine is None:
+            raise DriverUnavailable(verdict.reason, fix=verdict.fix)
+        return self._engine
+
+
+def _ceilings(spec: MachineSpec) -> Limits:
+    # What a machine writes to files lies in its memory. One CPU more than it has: gVisor's own work is done beside it.
+    megabytes = spec.memory_mb + command.disk_mb(spec) + command.OVERHEAD_MB
+    return Limits(memory_bytes=megabytes * command.MIB, cpus=spec.vcpus + 1, pids=command.THREADS)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a file or directory: the machine's user may not be able to reach its path."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)

@@ -1,0 +1,107 @@
+"""Whether gVisor can run machines on this host, with which program and on which platform: found by trying."""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from vmm.driver import DriverConfig
+from vmm.drivers import gvisor_command as command
+from vmm.errors import ToolFailed
+from vmm.limits import Hierarchy
+from vmm.memory import sealed_bytes
+from vmm.probe import ROOT_ADVICE, USER_ADVICE, own_user
+from vmm.process import Confinement, find_tool, run_tool, spawn
+from vmm.types import Probe
+
+DEADLINE_S = 15.0  # it takes 0.2 s
+OLDEST = 20240101  # releases before do not restore what they checkpointed well enough
+# The way gVisor takes over a program's system calls, best first. `kvm` needs hardware that really works.
+PLATFORMS = ("systrap", "kvm", "ptrace")
+SETUP = "mcp-sandbox setup --driver gvisor"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A gVisor that works here."""
+
+    binary: Path
+    version: str
+    platform: str
+
+
+async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engine | None]:
+    """Can gVisor run machines here?"""
+    found, reason = await find_binary(config)
+    if found is None:
+        return Probe(usable=False, reason=reason, fix=SETUP), None
+    binary, version = found
+    missing = _not_in_force(hierarchy)
+    troubles = []
+    for platform in PLATFORMS:
+        trouble = await _try(binary, platform)
+        if trouble is None:
+            verdict = Probe(True, f"a program ran in it ({platform})", None, None, version, missing)
+            return verdict, Engine(binary, version, platform)
+        troubles.append(f"{platform}: {trouble}")
+    fix = ROOT_ADVICE if os.geteuid() == 0 else USER_ADVICE
+    return Probe(False, f"no program ran in it: {'; '.join(troubles)}", fix, None, version, missing), None
+
+
+async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, str]:
+    """The first gVisor that is new enough and its version, or None and why."""
+    system = find_tool("runsc")
+    reason = "runsc is not installed"
+    for binary in filter(None, (config.runsc, Path(system) if system else None)):
+        release = await release_of(binary)
+        if release >= OLDEST:
+            return (binary, f"runsc {release}"), ""
+        reason = (
+            f"{binary} is of {release}; checkpoints need {OLDEST} or newer" if release else f"{binary} does not run"
+        )
+    return None, reason
+
+
+async def release_of(binary: Path) -> int:
+    """The day a gVisor was released, as a number like 20240729; 0 if it does not tell."""
+    lines: list[str] = []
+    with suppress(ToolFailed, OSError):
+        await run_tool([str(binary), "--version"], on_line=lines.append)
+    found = re.search(r"(20\d{6})", " ".join(lines))
+    return int(found[1]) if found else 0
+
+
+def confinement() -> Confinement:
+    """What a machine's processes may be: a user that owns nothing on this host, another one for each machine."""
+    return Confinement(uid=own_user(), offline=False)
+
+
+async def _try(binary: Path, platform: str) -> str | None:
+    """Run a program in the same way as machines run; None, or what went wrong."""
+    program = os.open(binary, os.O_RDONLY)
+    config = sealed_bytes(command.probe_json())
+    runsc = command.runsc_argv(f"/proc/self/fd/{program}", platform)
+    argv = command.in_namespaces(config, [*runsc, "run", f"--bundle={command.BUNDLE}", command.NAME])
+    try:
+        with anyio.fail_after(DEADLINE_S):
+            async with spawn(argv, confinement=confinement(), pass_fds=(program, config)) as process:
+                end = await process.wait()
+                return None if end.code == 0 else str(end)
+    except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not there
+        return str(error) or f"it did not end in {DEADLINE_S:.0f} s"
+    finally:
+        os.close(program)
+        os.close(config)
+
+
+def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
+    """Protections this host or this user does not give us."""
+    missing = []
+    if not hierarchy.usable:
+        missing.append(f"no host-side limit on CPU, only whole gigabytes of memory: {hierarchy.reason}")
+    if os.geteuid() != 0:
+        missing.append("all machines run as this user: only root can give each one a user of its own")
+    return tuple(missing)
