@@ -12,10 +12,8 @@ from pathlib import Path
 
 import anyio
 
-from vmm.errors import ToolFailed, ToolMissing
 from vmm.hierarchy import Hierarchy, detect, make_v1, make_v2, read, server, start_time
-from vmm.process import run_tool
-from vmm.scopes import RUNTIME, scope_argv
+from vmm.scopes import find_scope, scope_argv
 from vmm.types import Limits
 
 __all__ = ["ControlGroup", "Hierarchy", "control_group", "detect", "rlimit_argv", "settings", "sweep"]
@@ -43,19 +41,37 @@ class ControlGroup:
     def add(self, pid: int) -> None:
         """Take a process in, with all that it will start. To be called before it starts anything."""
 
+    def directories(self) -> list[Path]:
+        """Where the kernel tells of the group and is told."""
+        return []
+
     def out_of_memory(self) -> bool:
         """Whether the kernel had to kill something in the group because its memory was used up."""
-        return False
+        told = "".join(read(place / file) for place in self.directories() for file in OOM_FILES)
+        return re.search(r"^oom_kill [1-9]", told, re.MULTILINE) is not None
 
     async def freeze(self) -> bool:
         """Stop all processes of the group where they are; False if this host cannot. They can still be killed."""
+        attempts = FREEZE_ATTEMPTS if self._write_freezer("1") else 0
+        for _ in range(attempts):
+            if any("frozen 1" in read(place / "cgroup.events") for place in self.directories()):
+                return True
+            await anyio.sleep(0.001)
+        await self.thaw()
         return False
 
     async def thaw(self) -> None:
         """Let frozen processes go on."""
+        self._write_freezer("0")
 
     async def remove(self) -> None:
         """Kill what is still inside and take the group away."""
+
+    def _write_freezer(self, value: str) -> bool:
+        files = [file for place in self.directories() if (file := place / "cgroup.freeze").exists()]
+        for file in files:
+            file.write_text(value)
+        return bool(files)
 
 
 class OwnGroup(ControlGroup):
@@ -82,35 +98,13 @@ class OwnGroup(ControlGroup):
         for directory in self._directories:
             (directory / "cgroup.procs").write_text(str(pid))
 
-    def out_of_memory(self) -> bool:
-        told = "".join(read(place / file) for place in self._directories for file in OOM_FILES)
-        return re.search(r"^oom_kill [1-9]", told, re.MULTILINE) is not None
-
-    async def freeze(self) -> bool:
-        attempts = FREEZE_ATTEMPTS if self._write_freezer("1") else 0
-        for _ in range(attempts):
-            if self._is_frozen():
-                return True
-            await anyio.sleep(0.001)
-        await self.thaw()
-        return False
-
-    async def thaw(self) -> None:
-        self._write_freezer("0")
+    def directories(self) -> list[Path]:
+        return self._directories
 
     async def remove(self) -> None:
         with anyio.CancelScope(shield=True):
             for directory in self._directories:
                 await remove_group(directory)
-
-    def _write_freezer(self, value: str) -> bool:
-        places = [place / "cgroup.freeze" for place in self._directories if (place / "cgroup.freeze").exists()]
-        for place in places:
-            place.write_text(value)
-        return bool(places)
-
-    def _is_frozen(self) -> bool:
-        return any("frozen 1" in read(place / "cgroup.events") for place in self._directories)
 
 
 class SystemdScope(ControlGroup):
@@ -125,22 +119,12 @@ class SystemdScope(ControlGroup):
         command = [*rlimit_argv(self._limits.file_bytes), *argv]
         return scope_argv(self._manager, self._unit, self._limits, command)
 
-    async def freeze(self) -> bool:
-        return await self._systemctl("freeze")
-
-    async def thaw(self) -> None:
-        await self._systemctl("thaw")
+    def directories(self) -> list[Path]:
+        return find_scope(self._unit)
 
     async def remove(self) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._systemctl("kill", "--signal=KILL")
-
-    async def _systemctl(self, *verb: str) -> bool:
-        try:
-            await run_tool(["systemctl", "--user", *verb, f"{self._unit}.scope"], env={RUNTIME: str(self._manager)})
-        except (ToolFailed, ToolMissing):  # it has ended already
-            return False
-        return True
+        for directory in self.directories():
+            _kill(directory)
 
 
 @asynccontextmanager
@@ -214,9 +198,7 @@ def sweep(hierarchy: Hierarchy) -> list[str]:
 async def remove_group(directory: Path) -> None:
     """Kill what is in one directory of a group and take it away, if that can be done within a second."""
     for _ in range(REMOVE_ATTEMPTS):
-        for pid in read(directory / "cgroup.procs").split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        _kill(directory)
         try:
             directory.rmdir()
         except FileNotFoundError:
@@ -225,3 +207,9 @@ async def remove_group(directory: Path) -> None:
             await anyio.sleep(0.01)
         else:
             return
+
+
+def _kill(directory: Path) -> None:
+    for pid in read(directory / "cgroup.procs").split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)

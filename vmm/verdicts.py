@@ -50,11 +50,12 @@ class Verdicts:
         return None
 
     def keep(self, question: str, verdict: Verdict, **details: object) -> None:
-        """Write a verdict down. One that cannot be kept is still a verdict."""
+        """Write a verdict down. One that cannot be kept is still a verdict, and no home is made for it: looking
+        whether a host is usable leaves nothing behind."""
         text = json.dumps({"circumstances": _circumstances(details), "at": time.time(), "verdict": asdict(verdict)})
         file = self.file(question)
         with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(exist_ok=True)
             scratch = file.with_suffix(f".{os.getpid()}")
             scratch.write_text(text)
             scratch.replace(file)

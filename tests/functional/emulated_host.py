@@ -1,12 +1,13 @@
 """A host with working KVM on a machine that has none: QEMU emulates a CPU with virtualization, and a kernel on it.
 
-Slow, but true KVM: what runs inside uses /dev/kvm as on any other host. It sees the repo's rooms, QEMU, and the
-template's image, all read-only, and prints what it finds out.
+Slow, but true KVM: what runs inside uses /dev/kvm as on any other host, and its control groups are of version 2 only.
+It sees the repo's rooms, QEMU, and the template's image, all read-only, and prints what it finds out.
 """
 
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -22,7 +23,9 @@ from vmm.tsc import tsc_khz
 from vmm.types import GuestKernel
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("qemu-system-x86_64", "unshare", "setpriv", "mkfs.ext4")
+SYSTEMD = "/usr/lib/systemd/systemd"
+USER_UNITS = "usr/lib/systemd/user"
+PROGRAMS = ("qemu-system-x86_64", "unshare", "setpriv", "mkfs.ext4", SYSTEMD, "systemd-run")
 FIRMWARE = ("bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvmvapic.bin")
 LIBRARIES = ("anyio", "idna", "qemu", "typing_extensions")
 HOST_MODULES = ("virtio_pci", "virtio_blk", "erofs", "overlay", "kvm_amd")
@@ -32,6 +35,7 @@ INIT = f"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc proc /proc && mount -t sysfs sysfs /sys && mount -t devtmpfs devtmpfs /dev
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
 while read -r module; do insmod "/modules/$module.ko"; done </modules/order
 chown 0:{KVM_GROUP} /dev/kvm && chmod 660 /dev/kvm
 mount -t erofs -o ro /dev/vda /image && mount -t erofs -o ro /dev/vdb /host && mount -t tmpfs tmpfs /tmp
@@ -40,17 +44,23 @@ mount -t overlay -o lowerdir=/host/programs:/image,upperdir=/tmp/upper,workdir=/
 mkdir -p /root/host && mount -o move /host /root/host
 for place in proc sys dev; do mount -o move "/$place" "/root/$place"; done
 mkdir -p /root/dev/shm && mount -t tmpfs tmpfs /root/tmp
-chroot /root /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/host/python PYTHONDONTWRITEBYTECODE=1 \\
-    /usr/bin/python3 /host/script.py
-reboot -f
+# no chroot: in there the kernel lets nobody make user namespaces
+exec switch_root /root /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
+    PYTHONPATH=/host/python PYTHONDONTWRITEBYTECODE=1 /bin/sh /host/run
 """
 
 
-async def run_in_emulated_host(script: Path, store: Store, built: BuiltTemplate, scratch: Path) -> str:
-    """Boot the host, run `script` in it with guest kernel and image at hand in /host, return what it printed."""
+RUN = """
+for script in /host/scripts/*; do python3 "$script"; done
+echo b >/proc/sysrq-trigger  # restart, which ends the host
+"""
+
+
+async def run_in_emulated_host(scripts: Sequence[Path], store: Store, built: BuiltTemplate, scratch: Path) -> str:
+    """Boot the host, run scripts in it with guest kernel and image at hand in /host, return what they printed."""
     found = await _kernel_with_kvm(store)
     tree = scratch / "tree"
-    await anyio.to_thread.run_sync(_fill, tree, script, built)
+    await anyio.to_thread.run_sync(_fill, tree, scripts, built)
     await _copy_programs(tree / "programs")
     disk = scratch / "host.erofs"
     await run_tool(["mkfs.erofs", "--all-root", str(disk), str(tree)])
@@ -91,7 +101,7 @@ async def _kernel_with_kvm(store: Store) -> Path:
     return await store.obtain("emulatedhost", {**kernel.kernel_inputs(None), "modules": HOST_MODULES}, make)
 
 
-def _fill(tree: Path, script: Path, built: BuiltTemplate) -> None:
+def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:
     python = tree / "python"
     for room in ("vmm", "guest"):
         shutil.copytree(ROOT / room, python / room)
@@ -101,7 +111,10 @@ def _fill(tree: Path, script: Path, built: BuiltTemplate) -> None:
             shutil.copytree(source, python / name)
         else:
             shutil.copy(source.with_suffix(".py"), python)
-    shutil.copy(script, tree / "script.py")
+    (tree / "run").write_text(RUN)
+    (tree / "scripts").mkdir()
+    for script in scripts:
+        shutil.copy(script, tree / "scripts")
     shutil.copy(built.root, tree / "root.erofs")
     assert isinstance(built.boot, GuestKernel)
     shutil.copy(built.boot.vmlinuz, tree / "vmlinuz")
@@ -122,6 +135,8 @@ async def _copy_programs(tree: Path) -> None:
         target = tree / file.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
+    if find_tool(SYSTEMD):
+        shutil.copytree(Path("/") / USER_UNITS, tree / USER_UNITS, symlinks=True)
 
 
 def _initramfs(found: Path) -> bytes:

@@ -9,6 +9,7 @@ import anyio
 from guest.client import AgentClient
 from guest.client.messages import Display, Identity, RunCode
 from vmm.driver import DriverConfig, SnapshotDriver, load_driver
+from vmm.probe import kvm
 from vmm.types import GuestKernel, MachineSpec
 
 HOST = Path("/host")
@@ -19,8 +20,10 @@ async def main() -> None:
     kernel = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
     driver = load_driver("qemu", DriverConfig(run_dir=Path("/tmp/run"), cache_dir=Path("/tmp/cache"), kernel=kernel))
     assert isinstance(driver, SnapshotDriver)
+    tiny = await kvm(Path("/tmp/cache"))
+    tell("tiny guest", usable=tiny.usable, reason=tiny.reason)
     verdict = await driver.probe()
-    tell("probe", accel=verdict.accel, reason=verdict.reason)
+    tell("probe", accel=verdict.accel, reason=verdict.reason, limits=verdict.limits)
     frozen = Path("/tmp/snapshot")
     frozen.mkdir()
     async with (
@@ -31,14 +34,15 @@ async def main() -> None:
         snapshot = await driver.snapshot(machine, frozen)
     identity = Identity(hostname="sandbox-kvm", machine_id="1" * 32, entropy=os.urandom(64))
     async with driver.restore(snapshot, spec("clone", kernel)) as machine:
-        status = Path(f"/proc/{machine.pid}/status").read_text()  # type: ignore[attr-defined]
+        process = Path(f"/proc/{machine.pid}")  # type: ignore[attr-defined]
+        status, group = (process / "status").read_text(), (process / "cgroup").read_text().strip()
         async with AgentClient.open(await machine.connect(), timeout_s=SLOW_S, identity=identity) as agent:
             assert agent.refreshed is not None
             async with agent.run(RunCode(code="__import__('socket').gethostname(), 6 * 7")) as run:
                 shown = [event.data["text/plain"] async for event in run if isinstance(event, Display)]
     await driver.aclose()
     uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid"))
-    tell("restored", shown=shown, uid=uid, skew_s=agent.refreshed.clock_skew_s)
+    tell("restored", shown=shown, uid=uid, group=group, skew_s=agent.refreshed.clock_skew_s)
 
 
 def spec(name: str, kernel: GuestKernel) -> MachineSpec:

@@ -1,0 +1,119 @@
+"""Runs inside the emulated host: an ordinary user with a systemd of their own, whose scopes hold machines.
+
+There is no systemd above it, so what a login would do is done by hand: a group handed over to the user.
+"""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from vmm import scopes
+from vmm.hierarchy import Hierarchy, with_scopes
+from vmm.limits import control_group
+from vmm.process import Confinement, RunningProcess, spawn
+from vmm.types import Exit, Limits
+
+MIB = 1024 * 1024
+USER = 1000
+RUNTIME = Path(f"/run/user/{USER}")
+SERVICE = Path(f"/sys/fs/cgroup/user.slice/user-{USER}.slice/user@{USER}.service")
+SLOW_S = 45.0  # everything here is emulated
+HOARD = "hoard = [bytearray(1 << 20) for _ in range(256)]; print('has it all')"
+LOOK = """
+import json, os
+from pathlib import Path
+place = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().strip().removeprefix("0::"))
+files = {name: (place / name).read_text().strip() for name in ("memory.max", "cpu.max", "pids.max")}
+print(json.dumps({"slice": place.parent.name, "session": "XDG_RUNTIME_DIR" in os.environ, **files}))
+"""
+
+
+async def as_root() -> None:
+    """What a login does, and then this script again as the user."""
+    hand_over()
+    environment = ["env", f"XDG_RUNTIME_DIR={RUNTIME}", f"PYTHONPATH={os.environ['PYTHONPATH']}", "HOME=/tmp"]
+    async with as_user([*environment, "/usr/lib/systemd/systemd", "--user"], SERVICE):
+        with anyio.fail_after(SLOW_S):
+            while not (RUNTIME / "systemd/private").exists():
+                await anyio.sleep(0.05)
+        session = SERVICE / "session"
+        session.mkdir()
+        async with as_user([*environment, sys.executable, __file__], session) as script:
+            with anyio.move_on_after(SLOW_S):
+                await script.wait()
+            print(script.tail, flush=True)
+
+
+@asynccontextmanager
+async def as_user(argv: list[str], group: Path) -> AsyncIterator[RunningProcess]:
+    def enter(pid: int) -> None:
+        (group / "cgroup.procs").write_text(str(pid))
+
+    async with spawn(argv, confinement=Confinement(uid=USER, offline=False), before_start=enter) as process:
+        yield process
+
+
+def hand_over() -> None:
+    Path("/run/systemd/system").mkdir(parents=True)  # what shows that a host runs systemd
+    RUNTIME.mkdir(parents=True)
+    os.chown(RUNTIME, USER, USER)
+    SERVICE.mkdir(parents=True)
+    for place in reversed(SERVICE.parents[:3]):
+        (place / "cgroup.subtree_control").write_text("+memory +cpu +pids")
+    for path in (SERVICE, SERVICE / "cgroup.procs", SERVICE / "cgroup.subtree_control"):
+        os.chown(path, USER, USER)
+
+
+async def as_an_ordinary_user() -> None:
+    scopes.TRIAL_S = SLOW_S
+    manager = scopes.find_manager(os.environ)
+    assert manager is not None
+    hierarchy = with_scopes(Hierarchy(None, reason="it may make none"), manager, scopes.controllers(manager))
+    tell("detected", text=hierarchy.describe(), gap=hierarchy.gap())
+    ceilings = Limits(memory_bytes=64 * MIB, cpus=0.5, pids=16)
+    tell("inside", **json.loads((await run(hierarchy, ceilings, LOOK)).detail))
+    end = await run(hierarchy, ceilings, HOARD)
+    tell("memory", signal=end.signal, printed=end.detail)
+    await freezing(hierarchy)
+    with anyio.fail_after(SLOW_S):  # systemd takes a scope away when it hears that it is empty
+        while left := [path.name for path in SERVICE.glob("app.slice/mcp-sandbox*")]:
+            await anyio.sleep(0.05)
+    tell("ended", left=left)
+
+
+async def run(hierarchy: Hierarchy, limits: Limits, code: str) -> Exit:
+    """How Python code ended, confined as a machine is."""
+    async with control_group(hierarchy, "box", limits) as group:
+        argv = group.wrap([sys.executable, "-c", code])
+        async with spawn(argv, confinement=Confinement(), before_start=group.add) as process:
+            return await process.wait()
+
+
+async def freezing(hierarchy: Hierarchy) -> None:
+    async with control_group(hierarchy, "frozen", Limits()) as group:
+        argv = group.wrap(["cat"])
+        async with spawn(argv, confinement=Confinement(), before_start=group.add, talks=True) as process:
+            await process.stream.send(b"1")
+            first = await process.stream.receive()
+            frozen = await group.freeze()
+            await process.stream.send(b"2")
+            silent = True
+            with anyio.move_on_after(0.5):
+                await process.stream.receive()
+                silent = False
+            await group.thaw()
+            tell("frozen", can=frozen, silent=silent, then=(first + await process.stream.receive()).decode())
+            await group.freeze()
+        tell("killed", left=Path(f"/proc/{process.pid}").exists())
+
+
+def tell(what: str, **facts: object) -> None:
+    print("SCOPES", json.dumps({"what": what, **facts}), flush=True)
+
+
+anyio.run(as_root if os.geteuid() == 0 else as_an_ordinary_user)
