@@ -14,10 +14,10 @@ from vmm.usage import usage
 class ProcessMachine:
     """A process, and all that it starts."""
 
-    def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup | None) -> None:
+    def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup) -> None:
         self.spec = spec
         self.process = process
-        self._group = group
+        self.group = group
 
     @property
     def id(self) -> str:
@@ -32,7 +32,7 @@ class ProcessMachine:
 
     async def wait(self) -> Exit:
         end = await self.process.wait()
-        if self._group is not None and self._group.out_of_memory():
+        if self.group.out_of_memory():
             return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
         return end
 
@@ -40,7 +40,7 @@ class ProcessMachine:
 class TalkingMachine(ProcessMachine):
     """One whose agent speaks on the process's standard input and output."""
 
-    def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup | None) -> None:
+    def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup) -> None:
         super().__init__(spec, process, group)
         self._stream: ByteStream | None = process.stream
 

@@ -33,14 +33,16 @@ def create(config: DriverConfig) -> "BubblewrapDriver":  # noqa: ARG001 - it kee
 class BubblewrapMachine(TalkingMachine):
     """A running bubblewrap, and the processes in its namespaces."""
 
-    def __init__(self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup | None) -> None:
+    def __init__(self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup) -> None:
         super().__init__(spec, process, group)
         self._stopped: list[int] = []
 
     async def pause(self) -> None:
-        self._stopped += await pausing.stop(self.pid)
+        if not await self.group.freeze():  # at once and for all of them; stopping takes a look at each
+            self._stopped += await pausing.stop(self.pid)
 
     async def resume(self) -> None:
+        await self.group.thaw()
         stopped, self._stopped = self._stopped, []
         pausing.resume(stopped)
 
@@ -78,7 +80,7 @@ class BubblewrapDriver:
         pass  # it holds nothing
 
 
-async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.ControlGroup | None) -> RunningProcess:
+async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.ControlGroup) -> RunningProcess:
     binary = find_tool(command.PROGRAM)
     assert binary is not None  # the probe found it
     confined = bubblewrap_probe.confinement(spec.root)
@@ -87,9 +89,9 @@ async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.Control
     with command.prepared(binary, box, command.started(_process_limits(spec), first)) as start:
         return await stack.enter_async_context(
             spawn(
-                start.argv,
+                group.wrap(start.argv),
                 confinement=confined,
-                before_start=group.add if group else lambda pid: None,
+                before_start=group.add,
                 pass_fds=start.files,
                 talks=True,
             )

@@ -4,6 +4,7 @@ A machine is a tree of processes in namespaces of its own, made of open files al
 gVisor's program are handed over as descriptors, its state lies in memory that ends with it.
 """
 
+import math
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -23,6 +24,7 @@ from vmm.process import RunningProcess, run_tool, spawn
 from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
 from vmm.usage import children_of, usage
 
+MIB = 1024 * 1024
 CONTROL_S = 20.0  # gVisor answers in 30 ms; a busy host may need far longer
 SAVE_S = 120.0  # a checkpoint of 100 MB takes 0.3 s
 MEMORY_FILE = "runsc-memory"  # gVisor keeps all memory of a machine in it
@@ -40,7 +42,7 @@ class GvisorMachine(TalkingMachine):
     """A running sandbox of gVisor's."""
 
     def __init__(
-        self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup | None, runsc: list[str], uid: int
+        self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup, runsc: list[str], uid: int
     ) -> None:
         super().__init__(spec, process, group)
         self.uid = uid  # whom its processes belong to on the host
@@ -148,9 +150,9 @@ class GvisorDriver:
         argv = command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME])
         process = await stack.enter_async_context(
             spawn(
-                command.bounded(spec, argv),
+                group.wrap(argv),
                 confinement=confinement,
-                before_start=group.add if group else lambda pid: None,
+                before_start=group.add,
                 pass_fds=(program, root, config, *files),
                 talks=True,
             )
@@ -166,9 +168,15 @@ class GvisorDriver:
 
 
 def _ceilings(spec: MachineSpec) -> Limits:
-    # What a machine writes to files lies in its memory. One CPU more than it has: gVisor's own work is done beside it.
-    megabytes = spec.memory_mb + command.disk_mb(spec) + command.OVERHEAD_MB
-    return Limits(memory_bytes=megabytes * command.MIB, cpus=spec.vcpus + 1, pids=command.THREADS)
+    megabytes = spec.memory_mb + command.disk_mb(spec)  # what a machine writes to files lies in its memory
+    return Limits(
+        memory_bytes=(megabytes + command.OVERHEAD_MB) * MIB,
+        cpus=spec.vcpus + 1,  # gVisor's own work is done beside the code's
+        pids=command.THREADS,
+        # All memory of a machine is one file of gVisor's, which grows by gigabytes.
+        file_bytes=math.ceil(megabytes / 1024) * 1024 * MIB,
+        alone=True,
+    )
 
 
 @contextmanager

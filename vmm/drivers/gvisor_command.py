@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from vmm.agent import ENVIRONMENT, agent_argv
 from vmm.types import GuestCode, MachineSpec
 
 NAME = "machine"  # every machine has a gVisor state directory to itself, so all can be called the same
-MIB = 1024 * 1024
 
 # What gVisor itself may take beside the machine's memory and files: its heap, page tables, one stub for each process.
 OVERHEAD_MB = 256
@@ -53,16 +51,6 @@ def runsc_argv(binary: str, platform: str) -> list[str]:
 def in_namespaces(config: int, argv: list[str]) -> list[str]:
     """`argv` in namespaces of its own, with the bundle whose config is the descriptor `config`."""
     return [*NAMESPACES, "sh", "-c", PREPARE, "sh", str(config), *argv]
-
-
-def bounded(spec: MachineSpec, argv: list[str]) -> list[str]:
-    """`argv` with ceilings that need no control group.
-
-    All memory of a machine, and all files it writes, are one file of gVisor's in memory, which grows by gigabytes.
-    Processes are counted for the machine alone: it has a user namespace, and as root a user, of its own.
-    """
-    gigabytes = math.ceil((spec.memory_mb + disk_mb(spec)) / 1024)
-    return ["prlimit", "--core=0", f"--fsize={gigabytes * 1024 * MIB}", f"--nproc={THREADS}", *argv]
 
 
 def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from vmm.drivers import gvisor_command as command
 from vmm.errors import ToolFailed
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
-from vmm.probe import ROOT_ADVICE, USER_ADVICE, own_user
+from vmm.probe import ROOT_ADVICE, USER_ADVICE, not_in_force, own_user
 from vmm.process import Confinement, find_tool, run_tool, spawn
 from vmm.types import Probe
 
@@ -39,7 +39,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
     if found is None:
         return Probe(usable=False, reason=reason, fix=SETUP), None
     binary, version = found
-    missing = _not_in_force(hierarchy)
+    missing = not_in_force(hierarchy)
     troubles = []
     for platform in PLATFORMS:
         trouble = await _try(binary, platform)
@@ -95,13 +95,3 @@ async def _try(binary: Path, platform: str) -> str | None:
     finally:
         os.close(program)
         os.close(config)
-
-
-def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
-    """Protections this host or this user does not give us."""
-    missing = []
-    if not hierarchy.usable:
-        missing.append(f"no host-side limit on CPU, only whole gigabytes of memory: {hierarchy.reason}")
-    if os.geteuid() != 0:
-        missing.append("all machines run as this user: only root can give each one a user of its own")
-    return tuple(missing)

@@ -56,7 +56,7 @@ class QemuMachine(ProcessMachine):
         self,
         spec: MachineSpec,
         process: RunningProcess,
-        group: limits.ControlGroup | None,
+        group: limits.ControlGroup,
         monitor: QMPClient,
         agent: socket.socket,
         backing: Backing,
