@@ -37,6 +37,7 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.guests: list[FakeGuest] = []
         self.driver = FakeDriver(self._guest)
+        self.run_dir = path / "run"
         built = BuiltTemplate(load_template(TEMPLATE), path, GuestKernel(path, path), Snapshot("fake", path))
 
         class StubBuilder:
@@ -45,7 +46,7 @@ class Bench:
                 return built
 
         builder = cast("Builder", StubBuilder())
-        provider = LocalProvider(cast("SnapshotDriver", self.driver), builder, max_restores=2)
+        provider = LocalProvider(cast("SnapshotDriver", self.driver), builder, max_restores=2, run_dir=self.run_dir)
         self.service = SandboxService(provider, Settings(max_sandboxes=2))
 
     async def _guest(self, stream: "ByteStream") -> None:

@@ -126,7 +126,7 @@ class Bench:
         self.greeting: Exception | None = None
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
-        self.provider = LocalProvider(driver, builder, max_restores=2)
+        self.provider = LocalProvider(driver, builder, max_restores=2, run_dir=tmp_path / "run")
 
     @asynccontextmanager
     async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:
