@@ -7,7 +7,7 @@ no file, no open descriptor.
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -140,20 +140,14 @@ class Machines:
     @asynccontextmanager
     async def leased(self) -> AsyncIterator[Lease]:
         """A machine as the service gets it."""
-        async with self.noted(self.provider().acquire(self.built.template.name)) as lease:
+        async with self.provider().acquire(self.built.template.name) as lease:
+            self._note(lease.machine)
             yield lease
 
     def provider(self) -> LocalProvider:
         """What the service gets its machines from."""
         host = self.host
         return LocalProvider(host.driver, host.builder, max_restores=4, run_dir=host.settings.run_dir)
-
-    @asynccontextmanager
-    async def noted(self, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
-        """A lease whose machine is looked for after the test."""
-        async with source as lease:
-            self._note(lease.machine)
-            yield lease
 
     async def assert_none_left(self) -> None:
         """Nothing of any machine started here is on this host any more."""

@@ -40,6 +40,17 @@ class WithPid(FakeProvider):
             yield lease
 
 
+async def test_a_thawed_machine_is_on_record_like_any_other(registry: Registry):
+    provider = Registered(FakeProvider(), registry)
+    async with provider.acquire(TEMPLATE) as lease, provider.freeze(lease) as frozen:
+        async with provider.thaw(frozen, copy=True):
+            assert [(machine.template, machine.state) for machine in registry.own()] == [
+                (TEMPLATE, MachineState.RUNNING)
+            ] * 2
+        assert len(registry.own()) == 1
+    assert registry.own() == []
+
+
 async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(registry: Registry):
     source = FakeProvider()
     source.hold = anyio.Event()
