@@ -17,7 +17,7 @@ from vmm.types import Capabilities, Exit, Isolation, MachineSpec, Probe, Snapsho
 
 Memory = dict[str, Any]  # what a machine knows, and a snapshot keeps
 Guest = Callable[[ByteStream, Memory], Coroutine[Any, Any, None]]
-STATE = "state.json"
+STATE = "state"  # the file of a snapshot
 
 
 class FakeMachine:
