@@ -142,7 +142,8 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
 
     On a host that is not usable it tells everybody who asks for a sandbox why.
     """
-    local = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
+    settings = host.settings
+    local = LocalProvider(host.driver, host.builder, max_restores=settings.max_restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:
         operation = await stack.enter_async_context(open_operation(host.settings, host.store))
         provider: Provider = operation.restoring(local)

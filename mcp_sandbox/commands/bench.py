@@ -101,7 +101,7 @@ async def _bench(host: Host, plan: Plan, *, as_json: bool) -> int:
         built = await host.builder.find(template, host.driver)
         if built is None:
             raise TemplateNotBuilt(template.name)
-        provider = LocalProvider(host.driver, host.builder, max_restores=1)
+        provider = LocalProvider(host.driver, host.builder, max_restores=1, run_dir=host.settings.run_dir)
         facts = await provider.facts()
         with err.status("starting") as status:
             tell: Callable[[str], None] = status.update
