@@ -12,6 +12,8 @@ from rich.table import Column, Table
 
 from mcp_sandbox.commands.bench.subject import Plan
 
+FILE_WIDTH = 140  # columns, where there is no terminal that has some
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -84,7 +86,7 @@ def show(report: Report, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
     console.print(_figures(report))
     console.print(_promises(report))
     for part in report.parts:

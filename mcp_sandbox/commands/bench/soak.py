@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import anyio.to_thread
@@ -28,7 +28,7 @@ class Holdings:
     descriptors: int
     control_groups: int
     files: int
-    memory_kb: int
+    server_kb: int
 
 
 async def measure(subject: Subject) -> Findings:
@@ -44,16 +44,15 @@ async def measure(subject: Subject) -> Findings:
 
 def growth(before: Holdings, after: Holdings, cycles: int) -> list[Promise]:
     """Nothing may become more, only memory by a little."""
-    later, text = asdict(after), f"{cycles} times create, run, close: growth of"
-    memory = 100 * (after.memory_kb / before.memory_kb - 1)
-    counted = {name: count for name, count in asdict(before).items() if name != "memory_kb"}
-    return [
-        *(
-            Promise(f"{text} {name.replace('_', ' ')}", later[name] - count, 0, f"to {later[name]}")
-            for name, count in counted.items()
-        ),
-        Promise(f"{text} the server's memory", memory, 5, "%"),
-    ]
+    promises = []
+    for field in fields(Holdings):
+        early, late = getattr(before, field.name), getattr(after, field.name)
+        text = f"{cycles} times create, run, close: {field.name.replace('_', ' ')}, from {early:,} to {late:,}"
+        if field.name == "server_kb":
+            promises.append(Promise(text, 100 * (late / early - 1), 5, "% more"))
+        else:
+            promises.append(Promise(text, late - early, 0, "more"))
+    return promises
 
 
 async def _cycles(subject: Subject, server: BenchServer, count: int, title: str) -> None:
@@ -79,7 +78,7 @@ def _look(server: BenchServer, home: Path) -> Holdings:
         descriptors=len(list((PROC / str(process.pid) / "fd").iterdir())),
         control_groups=sum(len(list(found)) for found in groups),
         files=sum(len(names) for _, _, names in os.walk(home)),
-        memory_kb=_field(status, "VmRSS"),
+        server_kb=_field(status, "VmRSS"),
     )
 
 
