@@ -5,7 +5,6 @@ import anyio
 from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import NO_OP, open_server
 from mcp_sandbox.commands.bench.subject import FIRST_CODE, Subject, run_code
-from mcp_sandbox.local import start
 
 
 async def measure(subject: Subject) -> Findings:
@@ -21,7 +20,7 @@ async def measure(subject: Subject) -> Findings:
 async def at_the_agent(subject: Subject) -> Figure:
     """Runs in one machine, without a server around it."""
     samples = []
-    async with start(subject.driver, subject.built, "bench-calls") as (_, agent):
+    async with subject.start("bench-calls") as (_, agent):
         await run_code(agent)
         for number in range(subject.plan.calls):
             subject.tell(f"calls at the agent: {number} of {subject.plan.calls}")

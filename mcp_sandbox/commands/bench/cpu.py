@@ -9,7 +9,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.subject import Subject, run_code
-from mcp_sandbox.local import start
 from vmm.driver import DriverConfig, load_driver
 from vmm.limits import control_group, detect
 from vmm.process import Confinement, spawn
@@ -97,7 +96,7 @@ async def _native(tree: Path) -> AsyncIterator[Round]:
 
 @asynccontextmanager
 async def _inside(subject: Subject) -> AsyncIterator[Round]:
-    async with start(subject.driver, subject.built, "bench-cpu") as (_, agent):
+    async with subject.start("bench-cpu") as (_, agent):
         await run_code(agent, WORK)
 
         async def work() -> float:

@@ -10,7 +10,7 @@ from anyio.abc import TaskStatus
 from guest.client import AgentClient
 from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.subject import MB, Subject, run_code
-from mcp_sandbox.local import open_unique, start, start_machine
+from mcp_sandbox.local import open_unique, start_machine
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Accel
 
@@ -75,10 +75,7 @@ async def memory_of_clones(subject: Subject) -> Figure:
     count = subject.plan.clones
     subject.tell(f"memory of {count} idle clones")
     async with AsyncExitStack() as stack:
-        started = [
-            await stack.enter_async_context(start(subject.driver, subject.built, f"bench-idle-{number}"))
-            for number in range(count)
-        ]
+        started = [await stack.enter_async_context(subject.start(f"bench-idle-{number}")) for number in range(count)]
         samples = [(await machine.usage()).memory_bytes / MB for machine, _ in started]
     return figure("PSS of an idle clone", "MB", samples)
 

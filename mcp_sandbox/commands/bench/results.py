@@ -87,8 +87,9 @@ def show(report: Report, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
-    console.print(_figures(report))
-    console.print(_promises(report))
+    for table in (_figures(report), _promises(report)):
+        if table.row_count:
+            console.print(table)
     for part in report.parts:
         for line in part.findings.left_out:
             console.print(f"{part.driver}: {line}")

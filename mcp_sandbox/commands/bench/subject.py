@@ -1,6 +1,7 @@
 """What is measured, and how much of it."""
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from guest.client import AgentClient
@@ -8,9 +9,10 @@ from guest.client.messages import Display, Finished, RunCode
 from mcp_sandbox.app import Host
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.local import start
 from mcp_sandbox.provider import HostFacts
 from templates.build import Builder, BuiltTemplate
-from vmm.driver import Driver
+from vmm.driver import Driver, Machine
 
 MB = 1_000_000
 FIRST_CODE = "1+1"
@@ -61,6 +63,10 @@ class Subject:
     @property
     def builder(self) -> Builder:
         return self.host.builder
+
+    def start(self, name: str) -> AbstractAsyncContextManager[tuple[Machine, AgentClient]]:
+        """A machine that is warm and unique, as sandboxes get it."""
+        return start(self.driver, self.built, name)
 
 
 async def run_code(agent: AgentClient, code: str = FIRST_CODE) -> str:
