@@ -14,8 +14,8 @@ import pytest
 
 from guest.client import AgentClient
 from mcp_sandbox.commands.bench import cpu, machines, soak
-from mcp_sandbox.commands.bench.command import TOPICS, chosen
-from mcp_sandbox.commands.bench.results import Promise, figure
+from mcp_sandbox.commands.bench.command import TOPICS, Topic, chosen, measured
+from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import is_settled
 from mcp_sandbox.commands.bench.subject import QUICK, Plan, Subject
 from mcp_sandbox.errors import SandboxError
@@ -32,6 +32,8 @@ FACTS = HostFacts("qemu", Isolation.VM, Accel.TCG)
 
 class BootingHost:
     """Boots machines that do nothing, and knows how many of them boot at once."""
+
+    name = "qemu"
 
     def __init__(self) -> None:
         self.driver = self
@@ -104,6 +106,28 @@ def test_all_is_measured_but_what_takes_very_long():
     assert list(chosen(("pool", "cpu"), soaked=False)) == ["cpu", "pool"]
     with pytest.raises(SandboxError, match="no benchmark 'speed'; choose among: restore"):
         chosen(("speed",), soaked=False)
+
+
+async def test_a_topic_that_fails_costs_nothing_but_itself():
+    async def fail(_subject: Subject) -> Findings:
+        raise ExceptionGroup("from a task group", [SandboxError("no machine came")])
+
+    async def find(_subject: Subject) -> Findings:
+        return Findings(promises=[Promise("fast", 1, 2, "ms")])
+
+    subject = subject_of(BootingHost(), QUICK)
+    topics = {"a": Topic(fail, ["qemu"]), "b": Topic(find, ["qemu"]), "c": Topic(fail, ["gvisor"])}
+    part = await measured(subject, topics)
+    assert [promise.text for promise in part.findings.promises] == ["fast"]
+    assert part.findings.left_out == ["a could not be measured: no machine came", "c does not concern it"]
+
+
+async def test_a_mistake_of_ours_is_not_taken_for_a_finding():
+    async def fail(_subject: Subject) -> Findings:
+        raise KeyError("sandboxes")
+
+    with pytest.raises(KeyError):
+        await measured(subject_of(BootingHost(), QUICK), {"a": Topic(fail, ["qemu"])})
 
 
 def test_every_driver_that_can_be_chosen_is_measured():

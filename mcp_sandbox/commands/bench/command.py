@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from guest.errors import GuestError
 from mcp_sandbox.app import open_host
 from mcp_sandbox.commands.bench import calls, cpu, fork, machines, pool, soak
 from mcp_sandbox.commands.bench.results import Findings, Part, Report, show
 from mcp_sandbox.commands.bench.subject import FULL, QUICK, Plan, Subject
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import AUTO, Settings
-from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, TooWeak
+from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
 from mcp_sandbox.lifetime import run_command
 from templates.model import Template, load_template
 from vmm.driver import DRIVER_NAMES
+from vmm.errors import VmmError
 
 SNAPSHOTS = ("qemu", "gvisor")
+
+MEASURED_FAILURES = (SandboxError, VmmError, GuestError)
 
 err = Console(stderr=True, highlight=False)
 
@@ -73,16 +77,20 @@ async def _bench(settings: Settings, topics: dict[str, Topic], plan: Plan) -> Re
     concerned = {name for topic in topics.values() for name in topic.drivers}
     named = settings.driver != AUTO
     drivers = [settings.driver] if named else [name for name in DRIVER_NAMES if name in concerned]
-    parts, missing = [], []
+    parts: list[Part] = []
+    missing: list[tuple[str, SandboxError]] = []
     for name in drivers:
         try:
             async with _subject(settings.model_copy(update={"driver": name}), template, plan) as subject:
-                parts.append(await _measured(subject, topics))
+                parts.append(await measured(subject, topics))
         except (HostNotReady, TemplateNotBuilt, TooWeak) as error:
-            err.print(f"{name} is left out: {error}")
-            missing.append(error)
+            missing.append((name, error))
     if not parts:
-        raise missing[0]
+        raise missing[0][1]
+    for name, why in missing:
+        err.print(f"{name} is left out: {why}", soft_wrap=True)
+        if isinstance(why, TemplateNotBuilt):
+            err.print(f"  for this driver: mcp-sandbox --driver {name} template build")
     return Report(template.name, plan, parts)
 
 
@@ -109,12 +117,19 @@ async def _subject(settings: Settings, template: Template, plan: Plan) -> AsyncI
             yield Subject(host, facts, built, plan, tell)
 
 
-async def _measured(subject: Subject, topics: dict[str, Topic]) -> Part:
+async def measured(subject: Subject, topics: dict[str, Topic]) -> Part:
+    """What the topics found about one driver. One that fails is told of, and the others go on."""
     findings = Findings()
     driver = subject.driver.name
     for name, topic in topics.items():
-        if driver in topic.drivers:
-            findings.add(await topic.measure(subject))
-        else:
+        if driver not in topic.drivers:
             findings.left_out.append(f"{name} does not concern it")
+            continue
+        try:
+            findings.add(await topic.measure(subject))
+        except Exception as error:  # what the other topics found is worth minutes
+            first = first_of(error)
+            if not isinstance(first, MEASURED_FAILURES):
+                raise
+            findings.left_out.append(f"{name} could not be measured: {first}")
     return Part(driver, subject.facts.accel, findings)

@@ -63,9 +63,11 @@ class BenchServer:
 
     async def settled(self, ready: int) -> None:
         """Wait until there is nothing but `ready` machines in the pool: none starts and none ends."""
-        with anyio.fail_after(SETTLE_S):
+        with anyio.move_on_after(SETTLE_S):
             while not is_settled(await self._stats(), ready):  # noqa: ASYNC110 - another process
                 await anyio.sleep(LOOK_S)
+            return
+        raise SandboxError(f"The server did not come to rest with {ready} machines ready within {SETTLE_S:.0f} s.")
 
     async def _stats(self) -> dict[str, Any]:
         request = partial(ask, self.run_dir, self.process, Request(do="stats", sandbox_id=""))
