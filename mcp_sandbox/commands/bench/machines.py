@@ -10,7 +10,8 @@ from anyio.abc import TaskStatus
 from guest.client import AgentClient
 from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.subject import MB, Subject, run_code
-from mcp_sandbox.local import open_unique, start_machine
+from mcp_sandbox.local import start_machine
+from mcp_sandbox.unique import new_identity, open_unique
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Accel
 
@@ -60,10 +61,11 @@ async def restores(subject: Subject, count: int) -> list[Sequence[float]]:
 
 
 async def _restore(subject: Subject, name: str) -> Sequence[float]:
+    identity = new_identity(name)
     times = [anyio.current_time()]
     async with start_machine(subject.driver, subject.built, name) as machine:
         times.append(anyio.current_time())
-        async with open_unique(await machine.connect(), name, subject.driver.capabilities.isolation) as agent:
+        async with open_unique(await machine.connect(), identity, subject.driver.capabilities.isolation) as agent:
             times.append(anyio.current_time())
             await run_code(agent)
             times.append(anyio.current_time())

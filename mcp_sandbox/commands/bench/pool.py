@@ -72,7 +72,12 @@ async def bursts(subject: Subject) -> tuple[Figure, Figure, float]:
 
 async def _restores_at_once(subject: Subject, count: int) -> float:
     """Milliseconds until all of them are there, as many at a time as a server would do."""
-    provider = LocalProvider(subject.driver, subject.builder, max_restores=subject.settings.max_restores)
+    provider = LocalProvider(
+        subject.driver,
+        subject.builder,
+        max_restores=subject.settings.max_restores,
+        run_dir=subject.settings.run_dir,
+    )
     await provider.facts()
     began, missing, all_there = anyio.current_time(), count, anyio.Event()
 

@@ -11,6 +11,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.local import start
 from mcp_sandbox.provider import HostFacts
+from mcp_sandbox.unique import new_identity
 from templates.build import Builder, BuiltTemplate
 from vmm.driver import Driver, Machine
 
@@ -66,7 +67,7 @@ class Subject:
 
     def start(self, name: str) -> AbstractAsyncContextManager[tuple[Machine, AgentClient]]:
         """A machine that is warm and unique, as sandboxes get it."""
-        return start(self.driver, self.built, name)
+        return start(self.driver, self.built, new_identity(name))
 
 
 async def run_code(agent: AgentClient, code: str = FIRST_CODE) -> str:
