@@ -101,9 +101,8 @@ async def start(driver: Driver, built: BuiltTemplate, name: str) -> AsyncIterato
     """
     async with start_machine(driver, built, name) as machine:
         stream = await machine.connect()
-        async with open_unique(stream, name, driver.capabilities.isolation) as agent:
-            if built.snapshot is None:
-                await agent.warm(built.template.warmup.code, timeout_s=WARM_TIMEOUT_S)
+        warmup = built.template.warmup.code if built.snapshot is None else None
+        async with open_unique(stream, name, driver.capabilities.isolation, warmup) as agent:
             yield machine, agent
 
 
@@ -116,14 +115,21 @@ def start_machine(driver: Driver, built: BuiltTemplate, name: str) -> AbstractAs
 
 
 @asynccontextmanager
-async def open_unique(stream: ByteStream, hostname: str, isolation: Isolation) -> AsyncIterator[AgentClient]:
+async def open_unique(
+    stream: ByteStream, hostname: str, isolation: Isolation, warmup: str | None = None
+) -> AsyncIterator[AgentClient]:
     """Greet a clone and give it its own entropy, clock and identity: until then it is the twin of every other clone.
+
+    With `warmup`, a machine that was not warm yet is warmed up with that code first.
 
     Raises:
         SandboxError: it is not unique, or its clock cannot be set right.
     """
     identity = Identity(hostname=hostname, machine_id=secrets.token_hex(16), entropy=os.urandom(ENTROPY_BYTES))
     async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity) as agent:
+        if warmup is not None:
+            await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
+            agent.refreshed = await agent.refresh(identity)  # a warm-up rehearses being unique, under another name
         refreshed = await _on_time(agent, identity)
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
             # Only a kernel frozen with the snapshot can be a twin; elsewhere the host's own one gives entropy.

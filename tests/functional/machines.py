@@ -21,7 +21,7 @@ from guest.client.messages import Artifact, Display, Finished, RunCode
 from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.local import LocalProvider, start, start_machine
-from mcp_sandbox.provider import Lease
+from mcp_sandbox.provider import HostFacts, Lease
 from mcp_sandbox.runs import Captured, Fold, HeadTail
 from templates.build import BuiltTemplate
 from templates.model import load_template
@@ -244,6 +244,11 @@ def _left(processes: list[psutil.Process], groups: list[Path], run_dir: Path) ->
 # -- fixtures, for the conftest.py files of those who use real machines ------------------------------------
 
 
+def only(*drivers: str) -> pytest.MarkDecorator:
+    """For tests of what the other drivers have no part in."""
+    return pytest.mark.parametrize("host", drivers, indirect=True)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """One event loop for the whole session, for fixtures that live that long."""
@@ -258,6 +263,19 @@ async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncItera
         if not verdict.usable:
             pytest.skip(f"{host.driver.name}: {verdict.reason}")
         yield host
+
+
+@pytest.fixture(scope="session")
+async def in_force(anyio_backend: str) -> HostFacts:
+    """What a server of this host uses when nobody names a driver, with the template built.
+
+    For tests of what is in front of machines: they are the same whatever runs behind.
+    """
+    async with open_host(load_settings(), fetch=True) as host:
+        if host.facts is None:
+            pytest.skip(f"{host.driver.name}: {host.choice.verdict.reason}")
+        await host.builder.build(load_template(host.settings.template), host.driver)
+        return host.facts
 
 
 @pytest.fixture(scope="package")
