@@ -157,15 +157,16 @@ async def spawn(
 
     With `talks` its standard input and output are the caller's to use; its last words are what it says on stderr.
     """
-    process = await anyio.open_process(
-        confinement.wrap(argv),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if talks else subprocess.STDOUT,
-        start_new_session=True,
-        env={"PATH": _search_path(), "LC_ALL": "C.UTF-8"},  # nothing of ours: there may be secrets in it
-        pass_fds=pass_fds,
-    )
+    with anyio.CancelScope(shield=True):  # a start that is cancelled half-way would leave a process nobody waits for
+        process = await anyio.open_process(
+            confinement.wrap(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if talks else subprocess.STDOUT,
+            start_new_session=True,
+            env={"PATH": _search_path(), "LC_ALL": "C.UTF-8"},  # nothing of ours: there may be secrets in it
+            pass_fds=pass_fds,
+        )
     running = RunningProcess(process, talks=talks)
     draining = asyncio.create_task(running.drain())  # not a task group: that would wrap the caller's errors
     try:
@@ -202,16 +203,17 @@ async def run_tool(
     program = find_tool(argv[0])
     if program is None:
         raise ToolMissing(argv[0])
-    process = await anyio.open_process(
-        ["setpriv", "--pdeathsig=TERM", program, *argv[1:]],  # a build must not go on when its builder was killed
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env={**os.environ, "PATH": _search_path(), **(env or {})},
-        cwd=cwd,
-        pass_fds=pass_fds,
-    )
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(
+            ["setpriv", "--pdeathsig=TERM", program, *argv[1:]],  # a build must not go on when its builder was killed
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PATH": _search_path(), **(env or {})},
+            cwd=cwd,
+            pass_fds=pass_fds,
+        )
     try:
         tail = await _read_lines(process, on_line)
         code = await process.wait()

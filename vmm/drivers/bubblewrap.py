@@ -14,10 +14,11 @@ from vmm.driver import DriverConfig, Machine
 from vmm.drivers import bubblewrap_command as command
 from vmm.drivers import bubblewrap_pause as pausing
 from vmm.drivers import bubblewrap_probe
-from vmm.errors import DriverUnavailable, LaunchFailed
+from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
 from vmm.machine import TalkingMachine
 from vmm.process import RunningProcess, find_tool, spawn
 from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe
+from vmm.usage import children_of
 
 MIB = 1024 * 1024
 START_S = 20.0  # it takes 50 ms; a busy host may need far longer
@@ -38,6 +39,8 @@ class BubblewrapMachine(TalkingMachine):
         self._stopped: list[int] = []
 
     async def pause(self) -> None:
+        if not children_of(self.pid):
+            raise MachineLost(f"machine {self.id} has ended")
         if not await self.group.freeze():  # at once and for all of them; stopping takes a look at each
             self._stopped += await pausing.stop(self.pid)
 

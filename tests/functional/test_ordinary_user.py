@@ -1,0 +1,46 @@
+"""People start MCP servers from their editors, as themselves: every driver keeps its contract without root, too."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mcp_sandbox.config import load_settings
+from tests.functional.ordinary_user import REPO, OrdinaryUser, ordinary_user
+from vmm.driver import DRIVER_NAMES
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
+]
+
+# What takes long to make and does not depend on who makes it. Snapshots do: the user takes their own.
+COPIED = ("image", "tree", "kernel", "initramfs", "agent", "runsc")
+
+
+def copy_store(source: Path, user: OrdinaryUser) -> Path:
+    """A store that is the user's own."""
+    store = user.home / "store"
+    for kind in COPIED:
+        if (source / kind).is_dir():
+            shutil.copytree(source / kind, store / kind, symlinks=True)
+    user.give(store)
+    return store
+
+
+@pytest.mark.parametrize("driver", DRIVER_NAMES)
+def test_an_ordinary_user_has_machines_that_keep_the_contract(driver: str):
+    with ordinary_user() as user:
+        store = copy_store(load_settings().home, user)
+        command = [sys.executable, "-m", "pytest", "-q", "tests/contract", "-k", f"[{driver}", "--no-header", "-x"]
+        ran = subprocess.run(
+            user.command(command, {"MCP_SANDBOX_HOME": str(store)}), cwd=REPO, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
+        assert " passed" in ran.stdout
+        assert [process for process in psutil.process_iter() if process.uids().real == user.uid] == []
