@@ -151,9 +151,9 @@ class Machines:
         self._groups.clear()
 
     def _note(self, machine: Machine) -> None:
-        pid = pid_of(machine)
-        self._processes.add(psutil.Process(pid))
-        self._groups.update(groups_of(pid))
+        first = psutil.Process(pid_of(machine))
+        self._processes.update((first, *first.children(recursive=True)))
+        self._groups.update(groups_of(first.pid))
 
 
 def _new_name() -> str:
@@ -161,10 +161,14 @@ def _new_name() -> str:
 
 
 def groups_of(pid: int) -> list[Path]:
-    """The control groups of a machine's process; none where the host gives us none."""
+    """The control groups of a machine's process; none where the host gives us none, or when it has ended."""
     mounts = _group_mounts()
     found: set[Path] = set()
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    for line in lines:
         _, names, path = line.split(":", 2)
         if Path(path).parent.name == GROUPS:
             found.update(mounts[name] / path.lstrip("/") for name in names.split(",") if name in mounts)
