@@ -23,7 +23,6 @@ from templates.build import Builder, BuiltTemplate
 from templates.errors import TemplateError
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template, find_templates, load_template
-from templates.snapshot import WARM_TIMEOUT_S
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import DriverUnavailable, SnapshotFailed, VmmError
 from vmm.types import MachineSpec, Snapshot
@@ -183,9 +182,8 @@ async def start(driver: Driver, built: BuiltTemplate, identity: Identity) -> Asy
     """
     async with start_machine(driver, built, identity.hostname) as machine:
         stream = await machine.connect()
-        async with open_unique(stream, identity, driver.capabilities.isolation) as agent:
-            if built.snapshot is None:
-                await agent.warm(built.template.warmup.code, timeout_s=WARM_TIMEOUT_S)
+        warmup = built.template.warmup.code if built.snapshot is None else None
+        async with open_unique(stream, identity, driver.capabilities.isolation, warmup) as agent:
             yield machine, agent
 
 

@@ -12,6 +12,7 @@ from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.files import FILE_TIMEOUT_S
+from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Isolation
 
 AGENT_TIMEOUT_S = FILE_TIMEOUT_S + 10.0  # who asks gives up sooner and may try again: this is for a wire that is dead
@@ -32,13 +33,20 @@ def same_again(identity: Identity) -> Identity:
 
 
 @asynccontextmanager
-async def open_unique(stream: ByteStream, identity: Identity, isolation: Isolation) -> AsyncIterator[AgentClient]:
+async def open_unique(
+    stream: ByteStream, identity: Identity, isolation: Isolation, warmup: str | None = None
+) -> AsyncIterator[AgentClient]:
     """Greet a clone and give it its own entropy, clock and identity: until then it is the twin of every other clone.
+
+    With `warmup`, a machine that was not warm yet is warmed up with that code first.
 
     Raises:
         SandboxError: it is not unique, or its clock cannot be set right.
     """
     async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity) as agent:
+        if warmup is not None:
+            await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
+            agent.refreshed = await agent.refresh(identity)  # a warm-up rehearses being unique, under another name
         refreshed = await _on_time(agent, identity)
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
             # Only a kernel frozen with the snapshot can be a twin; elsewhere the host's own one gives entropy.
