@@ -152,7 +152,7 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
             limits, told = pool_limits(host.settings), operation.metrics.pool_asked
             pool = Pool(provider, find_templates().values(), limits, on_request=told)
             provider, pools = await stack.enter_async_context(pool), pool.described
-        service = SandboxService(operation.acquiring(provider), host.settings)
+        service = SandboxService(operation.acquiring(provider), host.settings, operation)
         await stack.enter_async_context(service)
         await stack.enter_async_context(operation.controlled(service, pools))
         yield service

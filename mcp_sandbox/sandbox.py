@@ -37,6 +37,16 @@ class Attempt:
             self.scope.cancel()
 
 
+class Watcher:
+    """Told of what happens to sandboxes. This one does not care."""
+
+    def got_machine(self, box: "Sandbox", machine: Machine) -> None:
+        """The sandbox has a machine: its first one, or another one after a pause."""
+
+    def ran(self, box: "Sandbox", outcome: str) -> None:
+        """A run in it is over."""
+
+
 class Sandbox:
     """A machine in an owner's hands, from the first request to the last trace of it."""
 
@@ -50,8 +60,10 @@ class Sandbox:
         source: AbstractAsyncContextManager[Lease],
         *,
         one_off: bool,
+        watcher: Watcher,
     ) -> None:
         self.id = sandbox_id
+        self._watcher = watcher
         self.owner = ticket.owner
         self.ticket = ticket
         self.template = template
@@ -211,6 +223,7 @@ class Sandbox:
             await work()
         finally:
             self.runs.current = None
+            self._watcher.ran(self, run.result.status if run.result else "lost")
             if self.state is State.RUNNING:
                 self._move(State.READY)
             if run.result is not None and run.result.state == "lost":
@@ -313,6 +326,7 @@ class Sandbox:
     def _settle(self, lease: Lease, attempt: Attempt) -> None:
         self.lease = self.last_lease = lease
         self.frozen = None
+        self._watcher.got_machine(self, lease.machine)
         self._move(State.READY)
         self.last_used = anyio.current_time()
         attempt.settled.set()

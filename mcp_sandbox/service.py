@@ -23,7 +23,7 @@ from mcp_sandbox.lifecycle import ALIVE, OVER, End, Lifespan, State, lifespan
 from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings, Provider
 from mcp_sandbox.running import RunBook, RunView
 from mcp_sandbox.runs import RunRequest, RunResult
-from mcp_sandbox.sandbox import Sandbox
+from mcp_sandbox.sandbox import Sandbox, Watcher
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template, find_templates, load_template
 
@@ -49,8 +49,9 @@ class SandboxInfo:
 class SandboxService:
     """Sandboxes of many owners over one provider. Leaving it ends all of them."""
 
-    def __init__(self, provider: Provider, settings: Settings) -> None:
+    def __init__(self, provider: Provider, settings: Settings, watcher: Watcher | None = None) -> None:
         self.settings = settings
+        self._watcher = watcher or Watcher()
         self.admission = Admission(Limits.of(settings), settings.queue_timeout_s)
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
@@ -119,7 +120,9 @@ class SandboxService:
     ) -> Sandbox:
         """A sandbox on its way to a machine."""
         runs = RunBook(self.settings.kept_runs, self.settings.kept_run_bytes)
-        box = Sandbox(f"sb-{secrets.token_hex(8)}", template, span, ticket, runs, source, one_off=one_off)
+        box = Sandbox(
+            f"sb-{secrets.token_hex(8)}", template, span, ticket, runs, source, one_off=one_off, watcher=self._watcher
+        )
         self._alive[box.id] = box
         self._tasks.start_soon(self._keep, box, name=f"keeper of {box.id}")
         return box
