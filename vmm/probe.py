@@ -40,7 +40,12 @@ async def kvm(cache_dir: Path, *, own_kernel: bool = False) -> Verdict:
     if (cpu := os.uname().machine) not in TINY_GUEST_CPUS:
         return Verdict(None, f"/dev/kvm opens; not tried, because there is no tiny guest for {cpu} yet")
     verdicts = Verdicts(cache_dir)
-    return await verdicts.ask(TINY_GUEST, partial(_run_tiny_guest, verdicts.file(TINY_GUEST)))
+    try:
+        return await verdicts.ask(TINY_GUEST, partial(_run_tiny_guest, verdicts.file(TINY_GUEST)))
+    except FileNotFoundError as error:  # a verdict not worth keeping: it is installed soon
+        return Verdict(
+            False, f"/dev/kvm opens; not tried, because {error.filename} is not installed", "mcp-sandbox setup"
+        )
 
 
 async def _run_tiny_guest(file: Path) -> Verdict:

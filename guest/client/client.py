@@ -294,6 +294,11 @@ class AgentClient:
             self._break(error)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             self._break(AgentGone("the machine's agent closed the stream"))
+        except anyio.get_cancelled_exc_class():
+            self._break(
+                AgentGone("nobody listens to the machine's agent any more")
+            )  # who still waits would wait in vain
+            raise
         except Exception as error:  # a fault of ours that the agent found; whoever waits for an answer has to know
             fault = ProtocolError(f"what the agent sent could not be handled: {error!r}")
             fault.__cause__ = error

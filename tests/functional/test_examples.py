@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE_S = 60  # what an example promises to stay below
 PNG = b"\x89PNG\r\n\x1a\n"
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("in_force")]
 
 
 def call(directory: Path, *argv: str) -> str:
@@ -47,7 +47,7 @@ def test_code_that_misbehaves_is_told_truthfully(tmp_path: Path):
         "exited with code 3",
         "stopped: time limit of 5 s reached; variables are kept",
         "result:\n42",
-        "bytes left out; to read on: read_file(",
+        "bytes left out; to read on: read_output(",
         "was closed; its variables and files are gone. Call create_sandbox to get a new one.",
     ):
         assert words in text

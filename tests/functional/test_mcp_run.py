@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
     provider = FakeProvider()
     monkeypatch.setattr(run, "open_host", nullcontext)
-    monkeypatch.setattr(run, "open_service", lambda settings: SandboxService(provider, settings))
+    monkeypatch.setattr(run, "open_service", lambda settings, *, pooled: SandboxService(provider, settings))
     return provider
 
 

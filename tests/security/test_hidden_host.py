@@ -50,7 +50,7 @@ async def test_code_sees_no_process_of_the_host(shared: Clone):
 
 
 async def test_code_gets_nothing_of_the_servers_environment(shared: Clone):
-    told = (await shared.run("import os\nprint(dict(os.environ), open('/proc/self/environ').read())")).out
+    told = (await shared.run("import os, subprocess\nprint(dict(os.environ))\n_ = subprocess.run(['env'])")).out
     assert "PATH" in told
     assert SECRET not in told
 
