@@ -1,6 +1,7 @@
 """Facts about this host that more than one driver needs, each from something that really ran."""
 
 import os
+import re
 import secrets
 import sys
 from functools import partial
@@ -86,3 +87,9 @@ def not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
     if os.geteuid() != 0:
         missing.append("all machines run as this user: only root can give each one a user of its own")
     return tuple(missing)
+
+
+def cpu_model() -> str:
+    """The host CPU's name: snapshots taken under KVM only continue on the same kind."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else "unknown"

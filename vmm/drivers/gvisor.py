@@ -6,6 +6,7 @@ gVisor's program are handed over as descriptors, its state lies in memory that e
 
 import math
 import os
+import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ from vmm import limits
 from vmm.agent import send_code
 from vmm.driver import DriverConfig, Machine
 from vmm.drivers import gvisor_command as command
-from vmm.drivers import gvisor_probe, qemu_probe
+from vmm.drivers import gvisor_probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed, ToolFailed
 from vmm.machine import TalkingMachine
 from vmm.memory import sealed_bytes
+from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
 from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
 from vmm.usage import children_of, usage
@@ -100,7 +102,7 @@ class GvisorDriver:
 
     async def fingerprint(self) -> str:
         engine = await self._found_engine()
-        return f"{engine.version} {engine.platform} {qemu_probe.cpu_model()} {command.recipe()}"
+        return f"{engine.version} {engine.platform} {cpu_model()} {command.recipe()}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -120,11 +122,9 @@ class GvisorDriver:
             order = (*CHECKPOINT, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}")
             try:
                 await machine.control(*order, pass_fds=(directory,), timeout_s=SAVE_S)
-            except MachineLost as error:
+                _take_over(image)
+            except (MachineLost, OSError) as error:
                 raise SnapshotFailed(str(error)) from error
-        for path in (*image.iterdir(), image):  # a user of a machine must not own what other machines start from
-            os.chown(path, os.geteuid(), os.getegid())
-            path.chmod(READABLE_DIR if path is image else READABLE)
         return Snapshot(driver=self.name, path=dst)
 
     @asynccontextmanager
@@ -179,10 +179,28 @@ def _ceilings(spec: MachineSpec) -> Limits:
     )
 
 
+def _take_over(image: Path) -> None:
+    """Make a checkpoint ours: no machine's user may own what other machines start from.
+
+    The directory first, so that nothing in it can be exchanged while we look; and nothing but plain files is taken.
+    """
+    _own(image, os.O_RDONLY | os.O_DIRECTORY, READABLE_DIR)
+    for path in image.iterdir():
+        _own(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, READABLE)
+
+
+def _own(path: Path, flags: int, mode: int) -> None:
+    with _opened(path, flags) as file:
+        if not (stat.S_ISREG(os.fstat(file).st_mode) or flags & os.O_DIRECTORY):
+            raise SnapshotFailed(f"gVisor left something in the checkpoint that is no file: {path.name}")
+        os.fchown(file, os.geteuid(), os.getegid())
+        os.fchmod(file, mode)
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
     """A descriptor of a file or directory: the machine's user may not be able to reach its path."""
-    file = os.open(path, os.O_RDONLY)
+    file = os.open(path, flags)
     try:
         yield file
     finally:

@@ -20,6 +20,7 @@ from vmm.drivers import qemu_command as command
 from vmm.drivers import qemu_probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.machine import ProcessMachine
+from vmm.probe import cpu_model
 from vmm.process import REAP_S, RunningProcess, run_tool, spawn
 from vmm.types import Accel, Capabilities, GuestKernel, Isolation, Limits, MachineSpec, Probe, Snapshot
 
@@ -120,7 +121,7 @@ class QemuDriver:
 
     async def fingerprint(self) -> str:
         accel, version = await self._engine()
-        return f"{version} {accel} {qemu_probe.cpu_model()} {command.recipe(accel)}"
+        return f"{version} {accel} {cpu_model()} {command.recipe(accel)}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:

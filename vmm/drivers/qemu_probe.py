@@ -97,9 +97,3 @@ def _kvm_not_in_force() -> tuple[str, ...]:
     if os.geteuid() == 0 and confinement(Accel.KVM).uid is None:
         return ("machines run as root, because nobody else may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
     return ()
-
-
-def cpu_model() -> str:
-    """The host CPU's name: snapshots taken under KVM only continue on the same kind."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else "unknown"

@@ -1,0 +1,102 @@
+"""What a gVisor machine is made of, and which gVisor is taken, without starting a machine."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from vmm.driver import DriverConfig, load_driver
+from vmm.drivers import gvisor, gvisor_command, gvisor_probe
+from vmm.errors import SnapshotFailed
+from vmm.types import GuestCode, MachineSpec
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return MachineSpec("box", tmp_path / "root", GuestCode(tmp_path / "agent"), memory_mb=512, vcpus=1, disk_mb=1024)
+
+
+def fake_runsc(directory: Path, version: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    program = directory / "runsc"
+    program.write_text(f"#!/bin/sh\necho 'runsc version {version}'\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_a_machine_has_no_network_and_a_root_it_cannot_write(spec):
+    assert "--network=none" in gvisor_command.runsc_argv("runsc", "systrap")
+    bundle = json.loads(gvisor_command.config_json(spec, "/image"))
+    assert bundle["root"]["readonly"] is True
+    assert {"type": "network"} in bundle["linux"]["namespaces"]
+
+
+def test_everything_a_machine_can_write_to_has_a_size(spec):
+    bundle = json.loads(gvisor_command.config_json(spec, "/image"))
+    writable = {mount["destination"]: mount["options"] for mount in bundle["mounts"] if mount["type"] == "tmpfs"}
+    assert {"/workspace", "/tmp", "/var/tmp", "/dev/shm", "/run"} == set(writable)
+    assert all(any(option.startswith("size=") for option in options) for options in writable.values())
+
+
+def test_a_machine_shares_no_directory_of_the_host_and_names_no_path_of_it(spec, tmp_path):
+    bundle = gvisor_command.config_json(spec, "/proc/self/fd/7").decode()
+    assert str(tmp_path) not in bundle
+    assert "bind" not in {mount["type"] for mount in json.loads(bundle)["mounts"]}
+
+
+def test_another_kind_of_machine_has_another_recipe(monkeypatch):
+    before = gvisor_command.recipe()
+    assert before == gvisor_command.recipe()
+    monkeypatch.setattr(gvisor_command, "CAPABILITIES", ("CAP_KILL",))
+    assert gvisor_command.recipe() != before
+
+
+async def test_a_gvisor_of_our_own_is_taken_before_the_systems(monkeypatch, tmp_path):
+    own = fake_runsc(tmp_path / "own", "0.0~20240729.0")
+    monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', 'release-20250101.0').parent}:{os.environ['PATH']}")
+    assert await gvisor_probe.find_binary(DriverConfig(tmp_path, tmp_path, runsc=own)) == ((own, "runsc 20240729"), "")
+
+
+async def test_a_system_that_has_an_old_gvisor_is_told_so_and_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', '0.0~20221219.0').parent}:{os.environ['PATH']}")
+    verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path)).probe()
+    assert not verdict.usable
+    assert "20221219" in verdict.reason
+    assert verdict.fix == gvisor_probe.SETUP
+
+
+async def test_a_gvisor_that_runs_nothing_is_not_usable(tmp_path):
+    verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, runsc=broken_runsc(tmp_path))).probe()
+    assert not verdict.usable
+    assert all(platform in verdict.reason for platform in gvisor_probe.PLATFORMS)
+
+
+def broken_runsc(directory: Path) -> Path:
+    program = fake_runsc(directory / "broken", "0.0~20240729.0")
+    program.write_text(program.read_text() + '[ "$1" = --version ]\n')
+    return program
+
+
+def test_a_checkpoint_becomes_ours_and_readable_by_machines_of_any_user(tmp_path):
+    (tmp_path / "pages.img").write_bytes(b"pages")
+    (tmp_path / "pages.img").chmod(0o600)
+    gvisor._take_over(tmp_path)
+    assert (tmp_path / "pages.img").stat().st_mode & 0o777 == 0o644
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_checkpoint_with_something_else_than_files_in_it_is_refused(tmp_path, kind):
+    image = tmp_path / "image"
+    image.mkdir()
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    outside.chmod(0o600)
+    if kind == "link":
+        (image / "pages.img").symlink_to(outside)
+    else:
+        os.mkfifo(image / "pages.img")
+    with pytest.raises((OSError, SnapshotFailed)):
+        gvisor._take_over(image)
+    assert outside.stat().st_mode & 0o777 == 0o600
