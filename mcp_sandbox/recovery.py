@@ -1,9 +1,9 @@
 """What a server that was killed has left on this host is removed by the next one.
 
-Machines die with their server, and what they are made of has no names: as a rule only empty control groups and a
-control socket are left. A process that missed its death signal is ended here. Nothing is touched that is not proven
-to be a dead server's of this home: by the server's row in the registry, by number and start time of a process, by the
-name of a group or file, which begins with number and start time of the server.
+Machines die with their server, and what they are made of has no names: as a rule only empty control groups, a control
+socket and the frozen states of paused sandboxes are left. A process that missed its death signal is ended here. Nothing
+is touched that is not proven to be a dead server's of this home: by the server's row in the registry, by number and
+start time of a process, by the name of a group or file, which begins with number and start time of the server.
 """
 
 import fcntl

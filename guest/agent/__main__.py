@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import signal
 from contextlib import suppress
 
 from guest.agent.listener import listen_on_vsock
@@ -67,6 +68,8 @@ def rise_above_code(user: User) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     if user.shares_id:
         show_memory(shown=False)
+        # The first process of a machine is spared all signals from inside it that it has no handler for.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ] = settings.idle_timeout_s,
     ) -> SandboxView:
         with told_to_the_model():
-            return _view(await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s))
+            return view(await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s))
 
     @mcp.tool(
         title="List sandboxes",
@@ -97,7 +97,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     )
     async def list_sandboxes(ctx: ToolContext) -> SandboxList:
         alive = service_of(ctx).sandboxes(owner_of(ctx))
-        return SandboxList(sandboxes=[_view(info) for info in alive], max_sandboxes=settings.max_sandboxes)
+        return SandboxList(sandboxes=[view(info) for info in alive], max_sandboxes=settings.max_sandboxes)
 
     @mcp.tool(
         title="Close sandbox",
@@ -113,7 +113,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         return ClosedView(sandbox_id=sandbox_id, closed=closed)
 
 
-def _view(info: SandboxInfo) -> SandboxView:
+def view(info: SandboxInfo) -> SandboxView:
+    """What tools tell of a sandbox."""
     size = info.template.machine
     return SandboxView(
         sandbox_id=info.id,

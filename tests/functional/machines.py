@@ -21,8 +21,9 @@ from guest.client.messages import Artifact, Display, Finished, RunCode
 from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.local import LocalProvider, start, start_machine
-from mcp_sandbox.provider import Lease
+from mcp_sandbox.provider import HostFacts, Lease
 from mcp_sandbox.runs import Captured, Fold, HeadTail
+from mcp_sandbox.unique import new_identity
 from templates.build import BuiltTemplate
 from templates.model import load_template
 from vmm.driver import DRIVER_NAMES, Machine
@@ -118,7 +119,7 @@ class Machines:
     @asynccontextmanager
     async def clone(self) -> AsyncIterator[Clone]:
         """A machine that is warm, unique and greeted. Each step has a deadline of its own."""
-        async with start(self.host.driver, self.built, _new_name()) as (machine, agent):
+        async with start(self.host.driver, self.built, new_identity(_new_name())) as (machine, agent):
             self._note(machine)
             yield Clone(machine, agent)
 
@@ -139,10 +140,14 @@ class Machines:
     @asynccontextmanager
     async def leased(self) -> AsyncIterator[Lease]:
         """A machine as the service gets it."""
-        provider = LocalProvider(self.host.driver, self.host.builder, max_restores=4)
-        async with provider.acquire(self.built.template.name) as lease:
+        async with self.provider().acquire(self.built.template.name) as lease:
             self._note(lease.machine)
             yield lease
+
+    def provider(self) -> LocalProvider:
+        """What the service gets its machines from."""
+        host = self.host
+        return LocalProvider(host.driver, host.builder, max_restores=4, run_dir=host.settings.run_dir)
 
     async def assert_none_left(self) -> None:
         """Nothing of any machine started here is on this host any more."""
@@ -151,9 +156,9 @@ class Machines:
         self._groups.clear()
 
     def _note(self, machine: Machine) -> None:
-        pid = pid_of(machine)
-        self._processes.add(psutil.Process(pid))
-        self._groups.update(groups_of(pid))
+        first = psutil.Process(pid_of(machine))
+        self._processes.update((first, *first.children(recursive=True)))
+        self._groups.update(groups_of(first.pid))
 
 
 def _new_name() -> str:
@@ -161,10 +166,14 @@ def _new_name() -> str:
 
 
 def groups_of(pid: int) -> list[Path]:
-    """The control groups of a machine's process; none where the host gives us none."""
+    """The control groups of a machine's process; none where the host gives us none, or when it has ended."""
     mounts = _group_mounts()
     found: set[Path] = set()
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    for line in lines:
         _, names, path = line.split(":", 2)
         if Path(path).parent.name == GROUPS:
             found.update(mounts[name] / path.lstrip("/") for name in names.split(",") if name in mounts)
@@ -244,6 +253,11 @@ def _left(processes: list[psutil.Process], groups: list[Path], run_dir: Path) ->
 # -- fixtures, for the conftest.py files of those who use real machines ------------------------------------
 
 
+def only(*drivers: str) -> pytest.MarkDecorator:
+    """For tests of what the other drivers have no part in."""
+    return pytest.mark.parametrize("host", drivers, indirect=True)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """One event loop for the whole session, for fixtures that live that long."""
@@ -258,6 +272,19 @@ async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncItera
         if not verdict.usable:
             pytest.skip(f"{host.driver.name}: {verdict.reason}")
         yield host
+
+
+@pytest.fixture(scope="session")
+async def in_force(anyio_backend: str) -> HostFacts:
+    """What a server of this host uses when nobody names a driver, with the template built.
+
+    For tests of what is in front of machines: they are the same whatever runs behind.
+    """
+    async with open_host(load_settings(), fetch=True) as host:
+        if host.facts is None:
+            pytest.skip(f"{host.driver.name}: {host.choice.verdict.reason}")
+        await host.builder.build(load_template(host.settings.template), host.driver)
+        return host.facts
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,8 @@
-"""Nothing outlives its owner: whatever ends the server, its machines, groups and files are gone five seconds later."""
+"""Nothing outlives its owner: whatever ends the server, its machines, groups and files are gone five seconds later.
+
+How a machine dies is up to its driver, so every driver is tried where a server ends in the middle of things; the rest
+is tried with the one in force.
+"""
 
 import json
 import os
@@ -16,9 +20,12 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from mcp_sandbox.app import Host
 from mcp_sandbox.config import load_settings
+from mcp_sandbox.provider import HostFacts
 from templates.build import BuiltTemplate
 from tests.functional.machines import (
+    LOOK_AGAIN_S,
     PROMISED_S,
     START_S,
     assert_gone,
@@ -42,12 +49,13 @@ class Footprint:
     """What a server has on this host."""
 
     server: psutil.Process
-    machines: list[psutil.Process]
+    machines: list[psutil.Process]  # each is the first of a tree
+    processes: list[psutil.Process]  # all of those trees
     groups: list[Path]
     temporary: Path
 
     async def assert_gone(self) -> None:
-        await assert_gone([self.server, *self.machines], self.groups, load_settings().run_dir)
+        await assert_gone([self.server, *self.processes], self.groups, load_settings().run_dir)
         assert list(self.temporary.iterdir()) == []
 
 
@@ -96,20 +104,24 @@ class Connection:
 
     def footprint(self, server: psutil.Process | None = None) -> Footprint:
         server = server or psutil.Process(self.process.pid)
-        machines = [child for child in server.children(recursive=True) if "qemu" in child.name()]
+        machines, processes = server.children(), server.children(recursive=True)
         groups = [group for machine in machines for group in groups_of(machine.pid)]
         assert machines
-        return Footprint(server, machines, groups, self._temporary)
+        return Footprint(server, machines, processes, groups, self._temporary)
 
 
 @asynccontextmanager
-async def connected(directory: Path, *command: str) -> AsyncIterator[Connection]:
-    """A server, or what starts one, on pipes. The block has a deadline."""
+async def connected(
+    directory: Path, driver: str, *, before: Sequence[str] = (), **settings: object
+) -> AsyncIterator[Connection]:
+    """A server, or what starts one, on pipes. The block has a deadline. No machine is kept ready unless asked for."""
     temporary = directory / "tmp"
     temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary)}
+    settings = {"driver": driver, "pool_max": 0, **settings}
+    variables = {f"MCP_SANDBOX_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = {**os.environ, "TMPDIR": str(temporary), **variables}
     with anyio.fail_after(START_S), (directory / "stderr").open("wb") as stderr:
-        process = await anyio.open_process(command or SERVER, cwd=ROOT, env=environment, stderr=stderr)
+        process = await anyio.open_process([*before, *SERVER], cwd=ROOT, env=environment, stderr=stderr)
         try:
             yield Connection(process, temporary)
         finally:
@@ -135,8 +147,8 @@ async def exit_status(process: Process) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_ends_the_server_and_its_machines(built: BuiltTemplate, tmp_path: Path, number: signal.Signals):
-    async with connected(tmp_path) as connection:
+async def test_a_signal_ends_the_server_and_its_machines(in_force: HostFacts, tmp_path: Path, number: signal.Signals):
+    async with connected(tmp_path, in_force.driver) as connection:
         await connection.start(sandboxes=2)
         footprint = connection.footprint()
         assert len(footprint.machines) == 2
@@ -145,8 +157,20 @@ async def test_a_signal_ends_the_server_and_its_machines(built: BuiltTemplate, t
         await footprint.assert_gone()
 
 
-async def test_a_client_that_closes_stdin_ends_the_server_and_its_machines(built: BuiltTemplate, tmp_path: Path):
-    async with connected(tmp_path) as connection:
+async def test_machines_kept_ready_end_with_the_server_too(in_force: HostFacts, tmp_path: Path):
+    async with connected(tmp_path, in_force.driver, pool_min=2, pool_max=2) as connection:
+        await connection.start()
+        footprint = connection.footprint()
+        while len(footprint.machines) < 3:
+            await anyio.sleep(LOOK_AGAIN_S)
+            footprint = connection.footprint()
+        connection.process.terminate()
+        assert await exit_status(connection.process) == 0
+        await footprint.assert_gone()
+
+
+async def test_a_client_that_closes_stdin_ends_the_server_and_its_machines(in_force: HostFacts, tmp_path: Path):
+    async with connected(tmp_path, in_force.driver) as connection:
         await connection.start()
         footprint = connection.footprint()
         assert connection.process.stdin is not None
@@ -156,10 +180,10 @@ async def test_a_client_that_closes_stdin_ends_the_server_and_its_machines(built
 
 
 async def test_a_client_killed_with_sigkill_takes_the_server_and_its_machines_along(
-    built: BuiltTemplate, tmp_path: Path
+    in_force: HostFacts, tmp_path: Path
 ):
     """The server's stdin stays open: the test holds the other end of the pipe."""
-    async with connected(tmp_path, *PARENT, *SERVER) as connection:
+    async with connected(tmp_path, in_force.driver, before=PARENT) as connection:
         await connection.start()
         [server] = psutil.Process(connection.process.pid).children()
         footprint = connection.footprint(server)
@@ -168,29 +192,31 @@ async def test_a_client_killed_with_sigkill_takes_the_server_and_its_machines_al
         await footprint.assert_gone()
 
 
-async def test_the_machines_of_a_server_killed_with_sigkill_die_with_it(built: BuiltTemplate, tmp_path: Path):
-    async with connected(tmp_path) as connection:
+async def test_the_machines_of_a_server_killed_with_sigkill_die_with_it(
+    host: Host, built: BuiltTemplate, tmp_path: Path
+):
+    async with connected(tmp_path, host.driver.name) as connection:
         await connection.start(sandboxes=2)
         footprint = connection.footprint()
         connection.process.kill()
         await exit_status(connection.process)
         try:
-            await assert_gone([footprint.server, *footprint.machines], [], load_settings().run_dir)
+            await assert_gone([footprint.server, *footprint.processes], [], load_settings().run_dir)
             assert list(footprint.temporary.iterdir()) == []
         finally:
             _remove(footprint.groups)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make control groups here")
-async def test_the_next_server_removes_the_groups_of_one_that_was_killed(built: BuiltTemplate, tmp_path: Path):
-    async with connected(tmp_path) as connection:
+async def test_the_next_server_removes_the_groups_of_one_that_was_killed(in_force: HostFacts, tmp_path: Path):
+    async with connected(tmp_path, in_force.driver) as connection:
         await connection.start()
         footprint = connection.footprint()
         connection.process.kill()
         await exit_status(connection.process)
     try:
         (tmp_path / "next").mkdir()
-        async with connected(tmp_path / "next") as connection:
+        async with connected(tmp_path / "next", in_force.driver) as connection:
             await connection.start()
             assert [group for group in footprint.groups if group.exists()] == []
     finally:
@@ -199,8 +225,10 @@ async def test_the_next_server_removes_the_groups_of_one_that_was_killed(built: 
 
 @pytest.mark.parametrize("code", ["while True: pass", STUBBORN], ids=["endless", "stubborn"])
 @pytest.mark.parametrize("how", ["signal", "stdin"])
-async def test_a_server_ends_in_time_in_the_middle_of_a_run(built: BuiltTemplate, tmp_path: Path, code: str, how: str):
-    async with connected(tmp_path) as connection:
+async def test_a_server_ends_in_time_in_the_middle_of_a_run(
+    host: Host, built: BuiltTemplate, tmp_path: Path, code: str, how: str
+):
+    async with connected(tmp_path, host.driver.name) as connection:
         sandbox_id = await connection.start()
         await connection.start_running(sandbox_id, code)
         footprint = connection.footprint()
@@ -213,8 +241,8 @@ async def test_a_server_ends_in_time_in_the_middle_of_a_run(built: BuiltTemplate
         await footprint.assert_gone()
 
 
-async def test_a_server_ends_in_time_in_the_middle_of_a_restore(built: BuiltTemplate, tmp_path: Path):
-    async with connected(tmp_path) as connection:
+async def test_a_server_ends_in_time_in_the_middle_of_a_restore(host: Host, built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path, host.driver.name) as connection:
         await connection.start()
         footprint = connection.footprint()
         for number in range(4):
@@ -226,23 +254,23 @@ async def test_a_server_ends_in_time_in_the_middle_of_a_restore(built: BuiltTemp
         await footprint.assert_gone()
 
 
-async def test_closing_a_sandbox_ends_its_machine_and_no_other(built: BuiltTemplate, tmp_path: Path):
-    async with connected(tmp_path) as connection:
+async def test_closing_a_sandbox_ends_its_machine_and_no_other(host: Host, built: BuiltTemplate, tmp_path: Path):
+    async with connected(tmp_path, host.driver.name) as connection:
         sandbox_id = await connection.start()
         first = connection.footprint()
         await connection.ask("tools/call", {"name": "create_sandbox", "arguments": {}})
         both = connection.footprint()
         await connection.ask("tools/call", {"name": "close_sandbox", "arguments": {"sandbox_id": sandbox_id}})
-        await assert_gone(first.machines, first.groups, load_settings().run_dir)
+        await assert_gone(first.processes, first.groups, load_settings().run_dir)
         left = connection.footprint()
         assert set(left.machines) == set(both.machines) - set(first.machines)
 
 
-async def test_an_idle_sandbox_ends_by_itself(built: BuiltTemplate, tmp_path: Path):
-    async with connected(tmp_path, "env", "MCP_SANDBOX_IDLE_TIMEOUT_S=1", *SERVER) as connection:
+async def test_an_idle_sandbox_ends_by_itself(in_force: HostFacts, tmp_path: Path):
+    async with connected(tmp_path, in_force.driver, idle_timeout_s=1) as connection:
         sandbox_id = await connection.start()
         footprint = connection.footprint()
-        await assert_gone(footprint.machines, footprint.groups, load_settings().run_dir)
+        await assert_gone(footprint.processes, footprint.groups, load_settings().run_dir)
         arguments = {"code": "1", "sandbox_id": sandbox_id}
         answer = await connection.ask("tools/call", {"name": "run_code", "arguments": arguments})
         assert answer["isError"]

@@ -30,7 +30,7 @@ def named(path: Path) -> str:
 
 
 async def tools_of_the_server() -> set[str]:
-    settings = Settings()
+    settings = Settings(toolset="advanced")
     server = create_server(settings, "vm", lambda: SandboxService(FakeProvider(), settings))
     async with Client(server) as client:
         return {tool.name for tool in (await client.list_tools()).tools}

@@ -135,6 +135,15 @@ class QemuDriver:
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, QemuMachine):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
+        try:
+            await self._save(machine, dst)
+        finally:
+            if keep:  # whether or not it could be saved; if it is lost, the next request to it says so
+                with anyio.CancelScope(shield=True), suppress(MachineLost):
+                    await machine.resume()
+        return Snapshot(driver=self.name, path=dst)
+
+    async def _save(self, machine: QemuMachine, dst: Path) -> None:
         # A machine that is running when its state is taken continues by itself when it is restored.
         with (dst / STATE).open("xb") as state:
             # What a clone has written is in no file: it becomes part of the state.
@@ -147,9 +156,6 @@ class QemuDriver:
             await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
         await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK)
         (dst / TSC_KHZ).write_text(str(tsc.tsc_khz()))
-        if keep:
-            await machine.resume()
-        return Snapshot(driver=self.name, path=dst)
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -160,7 +166,8 @@ class QemuDriver:
                     _check_rate((snapshot.path / TSC_KHZ).read_text())
                 state = stack.enter_context((snapshot.path / STATE).open("rb"))
                 if (snapshot.path / MEMORY).exists():
-                    ram, shared = await self._sealed.get(snapshot.path / MEMORY), False
+                    stack.callback(self._sealed.sweep)  # a sandbox's frozen state is removed while its machine runs
+                    ram, shared = _owned(stack, os.dup(await self._sealed.get(snapshot.path / MEMORY))), False
                 else:  # it is in the state
                     ram, shared = _owned(stack, memory.new_memory(spec.memory_mb * MIB)), True
                 copy = partial(memory.scratch_copy, snapshot.path / DISK, self._run_dir())

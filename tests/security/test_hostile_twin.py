@@ -1,0 +1,53 @@
+"""Where code and agent are one user, as in bubblewrap machines: what still stands between them, and what does not.
+
+Nothing of it is between the machine and the host: whatever comes from a machine is hostile in any case.
+"""
+
+import signal
+
+import pytest
+
+from tests.functional.machines import Clone, only
+
+pytestmark = [pytest.mark.vm, only("bubblewrap")]
+
+SEND_ALL = f"""
+import os
+sent = 0
+for number in range(1, {signal.NSIG}):
+    try:
+        os.kill(1, number)
+        sent += 1
+    except OSError:
+        pass
+print(sent)
+"""
+
+
+async def test_no_signal_from_inside_ends_or_stops_the_agent(shared: Clone):
+    """The kernel takes them and drops them: the agent is the first process of its namespace."""
+    assert int((await shared.run(SEND_ALL)).out) > 31
+    assert (await shared.agent.usage()).memory_total > 0
+    assert (await shared.run("print('goes on')")).out == "goes on"
+
+
+async def test_code_may_change_the_agents_files_but_not_the_agent(clone: Clone):
+    """They are read when the agent starts, and by processes that have no more rights than code."""
+    await clone.run(
+        "import os\n"
+        "for folder, _, names in os.walk('/run/mcp-sandbox/guest'):\n"
+        "    for name in names:\n"
+        "        with open(os.path.join(folder, name), 'w') as file: file.write('raise SystemExit')"
+    )
+    await clone.agent.write("/workspace/file", b"kept")
+    assert (await clone.agent.read("/workspace/file", limit=10)).data == b"kept"
+    assert (await clone.run("print('goes on')")).out == "goes on"
+    await clone.run("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert (await clone.run("print('goes on, too')")).out == "goes on, too"
+
+
+async def test_code_that_kills_every_process_it_sees_gets_a_new_kernel(clone: Clone):
+    for _ in range(2):
+        ran = await clone.run("import os, signal\nos.kill(-1, signal.SIGKILL)\nos.kill(os.getpid(), signal.SIGKILL)")
+        assert (ran.end.status, ran.end.state) == ("killed", "lost")
+        assert (await clone.run("print('goes on')")).out == "goes on"
