@@ -15,7 +15,7 @@ LEVELS = {
     Isolation.NAMESPACE: "sandboxes share the host's kernel, the weakest level",
 }
 TITLES = {"qemu": "QEMU", "gvisor": "gVisor"}  # drivers whose makers write them in another way
-CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: 16 to 27 times slower", None: "native CPU"}
+CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: many times slower", None: "native CPU"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class SandboxView(BaseModel):
     isolation_in_force: str = Field(description="What stands between the code and the host, and what does not.")
     isolation: str = Field(description="vm: a kernel of its own; kernel: an application kernel; namespace: weakest.")
     driver: str
-    accel: str | None = Field(description="kvm, or tcg: emulated and 16 to 27 times slower CPU; null: native.")
+    accel: str | None = Field(description="kvm, or tcg: emulated and many times slower CPU; null: native.")
     memory_mb: int
     vcpus: int
     disk_mb: int

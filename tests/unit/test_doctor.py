@@ -44,7 +44,7 @@ UNUSABLE = {"usable": False, "accel": None, "reason": "broken\nin many ways", "f
 def test_a_usable_driver_and_a_built_template_are_all_it_takes():
     ready, verdict, next_step = judge(QEMU, PYTHON, [], "python")
     assert (ready, next_step) == (True, None)
-    assert verdict == "Ready: sandboxes run as microVMs (qemu, emulated CPU: 16 to 27 times slower)"
+    assert verdict == "Ready: sandboxes run as microVMs (qemu, emulated CPU: many times slower)"
 
 
 def test_tools_for_building_are_not_missed_once_the_template_is_built():

@@ -10,7 +10,7 @@ import pytest
 
 from vmm import limits
 from vmm.hierarchy import Hierarchy, detect, find, start_time, with_scopes
-from vmm.limits import OwnGroup, SystemdScope, control_group, rlimit_argv, settings, sweep
+from vmm.limits import OwnGroup, SystemdScope, control_group, installation, rlimit_argv, settings, sweep
 from vmm.process import Confinement, bystander, spawn
 from vmm.scopes import find_manager
 from vmm.types import Limits
@@ -201,13 +201,15 @@ def test_a_host_without_systemd_has_no_manager(tmp_path, monkeypatch):
     assert find_manager({"XDG_RUNTIME_DIR": str(tmp_path)}) is None
 
 
-def test_groups_of_killed_servers_are_swept_and_those_of_living_ones_kept(tmp_path):
+def test_groups_of_our_killed_servers_are_swept_and_all_others_kept(tmp_path):
     folder = tmp_path / "mcp-sandbox"
-    me = f"{os.getpid()}-{start_time(os.getpid())}"
-    for name in ("999999999-1-dead", f"{os.getpid()}-1-number-used-again", f"{me}-alive", "not-ours"):
+    us, somebody = installation(tmp_path / "run"), installation(tmp_path / "other")
+    dead = {f"999999999-1-{us}-dead", f"{os.getpid()}-1-{us}-number-used-again"}
+    kept = {f"{os.getpid()}-{start_time(os.getpid())}-{us}-alive", f"999999999-1-{somebody}-dead", "not-ours"}
+    for name in dead | kept:
         (folder / name).mkdir(parents=True)
-    assert set(sweep(Hierarchy(1, (folder,)))) == {"999999999-1-dead", f"{os.getpid()}-1-number-used-again"}
-    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{me}-alive", "not-ours"])
+    assert set(sweep(Hierarchy(1, (folder,)), tmp_path / "run")) == dead
+    assert {path.name for path in folder.iterdir()} == kept
 
 
 @pytest.mark.parametrize(

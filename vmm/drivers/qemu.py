@@ -106,7 +106,6 @@ class QemuDriver:
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
-        self._hierarchy = limits.detect()
         self._verdict: Probe | None = None
         self._probing = anyio.Lock()
         self._sealed = memory.SealedMemory()  # one copy for all machines
@@ -114,9 +113,8 @@ class QemuDriver:
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                limits.sweep(self._hierarchy)
                 await anyio.to_thread.run_sync(tsc.tsc_khz)  # takes 50 ms the first time
-                self._verdict = await qemu_probe.probe(self._config, self._hierarchy)
+                self._verdict = await qemu_probe.probe(self._config, limits.detect())
             return self._verdict
 
     async def fingerprint(self) -> str:
@@ -194,7 +192,7 @@ class QemuDriver:
         binary = command.find_binary()
         assert binary is not None  # `_engine` found one
         argv = command.machine_argv(binary, spec, accel, files, shared=backing.shared, tsc_khz=tsc.tsc_khz())
-        group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
+        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec)))
         process = await stack.enter_async_context(
             spawn(
                 group.wrap(argv),
