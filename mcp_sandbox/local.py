@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from guest.client import AgentClient
 from guest.client.messages import Identity
-from guest.errors import GuestError
+from guest.errors import AgentGone, GuestError
 from mcp_sandbox.errors import CannotFreeze, HostNotReady, SandboxError, StateLost, TemplateNotBuilt, UnknownTemplate
 from mcp_sandbox.processes import of_pid
 from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings
@@ -24,7 +24,7 @@ from templates.errors import TemplateError
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template, find_templates, load_template
 from vmm.driver import Driver, Machine, SnapshotDriver
-from vmm.errors import DriverUnavailable, SnapshotFailed, VmmError
+from vmm.errors import DriverUnavailable, LaunchFailed, SnapshotFailed, VmmError
 from vmm.types import MachineSpec, Snapshot
 
 
@@ -43,6 +43,9 @@ class LocalFrozen(Frozen):
     snapshot: Snapshot
     spec: MachineSpec  # a template that was built anew since has other files
     identity: Identity
+
+
+LAST_WORDS_S = 2.0  # a process that closed its output is about to end
 
 
 class LocalProvider:
@@ -180,11 +183,23 @@ async def start(driver: Driver, built: BuiltTemplate, identity: Identity) -> Asy
     Raises:
         SandboxError: it is not unique, or its clock cannot be set right.
     """
-    async with start_machine(driver, built, identity.hostname) as machine:
+    warmup = built.template.warmup.code if built.snapshot is None else None
+    async with AsyncExitStack() as stack:
+        machine = await stack.enter_async_context(start_machine(driver, built, identity.hostname))
         stream = await machine.connect()
-        warmup = built.template.warmup.code if built.snapshot is None else None
-        async with open_unique(stream, identity, driver.capabilities.isolation, warmup) as agent:
-            yield machine, agent
+        opening = open_unique(stream, identity, driver.capabilities.isolation, warmup)
+        try:
+            agent = await stack.enter_async_context(opening)
+        except AgentGone as error:
+            raise LaunchFailed(f"machine {machine.id} ended at its start: {await _last_words(machine)}") from error
+        yield machine, agent
+
+
+async def _last_words(machine: Machine) -> str:
+    """Why a machine has ended, which its driver knows a moment after its agent is gone."""
+    with anyio.move_on_after(LAST_WORDS_S):
+        return str(await machine.wait())
+    return "its agent closed the stream"
 
 
 def start_machine(driver: Driver, built: BuiltTemplate, name: str) -> AbstractAsyncContextManager[Machine]:

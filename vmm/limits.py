@@ -158,14 +158,15 @@ def rlimit_argv(
     nothing else; older kernels count all of the user's, and there it is left out.
     """
     limits = {"core": 0, "fsize": file_bytes, "as": address_space_bytes}
-    if os.geteuid() == 0 or _kernel() >= COUNTED_APART:
+    if counts_apart():
         limits["nproc"] = processes
     return ["prlimit", *(f"--{name}={value}" for name, value in limits.items() if value is not None)]
 
 
-def _kernel() -> tuple[int, int]:
-    major, minor, *_ = re.findall(r"\d+", os.uname().release)
-    return int(major), int(minor)
+def counts_apart() -> bool:
+    """Whether a limit on processes counts those of one machine alone: as root it has a user of its own."""
+    major, minor, *_ = map(int, re.findall(r"\d+", os.uname().release))
+    return os.geteuid() == 0 or (major, minor) >= COUNTED_APART
 
 
 def settings(limits: Limits, version: int | None) -> dict[str, str]:
@@ -173,8 +174,8 @@ def settings(limits: Limits, version: int | None) -> dict[str, str]:
     files: dict[str, str] = {}
     if limits.memory_bytes is not None:
         files["memory.max" if version == 2 else "memory.limit_in_bytes"] = str(limits.memory_bytes)
-        if version == 2:
-            files["memory.swap.max"] = "0"
+        # No swap on top. Version 1 counts both together, and its file must be written second.
+        files |= {"memory.swap.max": "0"} if version == 2 else {"memory.memsw.limit_in_bytes": str(limits.memory_bytes)}
     if limits.cpus != float("inf"):
         quota = int(limits.cpus * CPU_PERIOD_US)
         files |= (

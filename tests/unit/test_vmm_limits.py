@@ -105,6 +105,7 @@ def test_both_versions_get_the_same_ceilings_in_their_own_words():
     }
     assert settings(ALL, 1) == {
         "memory.limit_in_bytes": "512",
+        "memory.memsw.limit_in_bytes": "512",
         "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "150000",
         "pids.max": "64",
@@ -156,8 +157,7 @@ def test_what_a_group_does_better_is_left_to_it():
 
 
 def test_an_old_kernel_that_counts_all_processes_of_a_user_gets_no_limit_on_them(monkeypatch):
-    monkeypatch.setattr(limits, "_kernel", lambda: (5, 10))
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(limits, "counts_apart", lambda: False)
     assert rlimit_argv(processes=64) == ["prlimit", "--core=0"]
 
 

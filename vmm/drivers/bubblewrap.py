@@ -124,7 +124,7 @@ def _ceilings(spec: MachineSpec) -> Limits:
 def _process_limits(spec: MachineSpec) -> dict[int, int]:
     """What each process may have, and how many there may be: they hold without control groups too."""
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES, resource.RLIMIT_FSIZE: spec.disk_mb * MIB}
-    if bubblewrap_probe.counts_processes():
+    if limits.counts_apart():
         wanted[resource.RLIMIT_NPROC] = PROCESSES
     ours = {kind: resource.getrlimit(kind)[1] for kind in wanted}  # nobody can have more than we can
     return {

@@ -71,7 +71,7 @@ class GvisorMachine(TalkingMachine):
         argv = command.enter_argv(first[0], self.uid, [*self._runsc, *order, command.NAME])
         try:
             with anyio.fail_after(timeout_s):
-                await run_tool(argv, pass_fds=(program, *pass_fds))
+                await run_tool(argv, bare=True, pass_fds=(program, *pass_fds))
         except (ToolFailed, TimeoutError) as error:
             raise MachineLost(f"gVisor did not do {order[0]!r} for machine {self.id}: {error}") from error
 
@@ -184,7 +184,8 @@ def _take_over(image: Path) -> None:
 
 def _own(path: Path, flags: int, mode: int) -> None:
     with _opened(path, flags) as file:
-        if not (stat.S_ISREG(os.fstat(file).st_mode) or flags & os.O_DIRECTORY):
+        status = os.fstat(file)
+        if not flags & os.O_DIRECTORY and not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
             raise SnapshotFailed(f"gVisor left something in the checkpoint that is no file: {path.name}")
         os.fchown(file, os.geteuid(), os.getegid())
         os.fchmod(file, mode)
