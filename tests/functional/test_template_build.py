@@ -78,6 +78,17 @@ async def test_an_image_is_built_on_the_shared_base_and_is_sound(store: Store):
     assert b"Layout: 0 " in described.stdout, "its end lies among the inodes, where gVisor cannot map it"
 
 
+async def test_machines_of_any_user_can_read_an_image_that_was_built_under_a_strict_umask(store: Store):
+    before = os.umask(0o077)
+    try:
+        with anyio.fail_after(BUILD_S):
+            image = await Builder(store).build_image(tiny("test-umask", ["python3-six"]))
+    finally:
+        os.umask(before)
+    assert image.stat().st_mode & 0o777 == 0o644
+    assert image.parent.stat().st_mode & 0o005 == 0o005
+
+
 async def test_a_tree_has_the_files_of_its_image_for_every_user_to_read(store: Store):
     with anyio.fail_after(BUILD_S):
         built = await Builder(store).build(tiny("test-tree", []), Jail())

@@ -74,6 +74,15 @@ async def test_nothing_runs_before_the_owner_has_put_it_under_limits(tmp_path):
     assert started.exists()
 
 
+async def test_a_bare_tool_gets_nothing_of_our_environment(monkeypatch):
+    monkeypatch.setenv("SECRET_OF_THE_SERVER", "x")
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for bare, lines in told.items():
+        await run_tool(["env"], bare=bare, on_line=lines.append)
+    assert "SECRET_OF_THE_SERVER=x" in told[False]
+    assert not any("SECRET" in line for line in told[True])
+
+
 async def test_limits_that_cannot_be_set_leave_no_process():
     pids: list[int] = []
 

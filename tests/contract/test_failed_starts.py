@@ -1,0 +1,29 @@
+"""A machine that cannot start says why, in the driver's own words, and leaves nothing."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox.local import start
+from mcp_sandbox.unique import new_identity
+from tests.functional.machines import Machines
+from vmm.errors import VmmError
+
+pytestmark = pytest.mark.vm
+
+
+async def test_a_machine_whose_root_is_broken_says_what_is_wrong(machines: Machines, tmp_path: Path):
+    root = tmp_path / "root"
+    tmp_path.chmod(0o755)
+    if machines.host.driver.capabilities.root == "tree":
+        root.mkdir(mode=0o755)
+    else:
+        root.write_bytes(b"this is no file system" * 1000)
+        root.chmod(0o644)
+    broken = dataclasses.replace(machines.built, root=root, snapshot=None)
+    with pytest.raises(VmmError) as failure:
+        async with start(machines.host.driver, broken, new_identity()):
+            pass
+    assert "closed the stream" not in str(failure.value)
+    assert len(str(failure.value)) > 40
