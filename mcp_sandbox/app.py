@@ -142,7 +142,8 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
 
     On a host that is not usable it tells everybody who asks for a sandbox why.
     """
-    local = LocalProvider(host.driver, host.builder, max_restores=host.settings.max_restores)
+    settings = host.settings
+    local = LocalProvider(host.driver, host.builder, max_restores=settings.max_restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:
         operation = await stack.enter_async_context(open_operation(host.settings, host.store))
         provider: Provider = operation.restoring(local)
@@ -151,7 +152,7 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
             limits, told = pool_limits(host.settings), operation.metrics.pool_asked
             pool = Pool(provider, find_templates().values(), limits, on_request=told)
             provider, pools = await stack.enter_async_context(pool), pool.described
-        service = SandboxService(operation.acquiring(provider), host.settings)
+        service = SandboxService(operation.acquiring(provider), host.settings, operation)
         await stack.enter_async_context(service)
         await stack.enter_async_context(operation.controlled(service, pools))
         yield service

@@ -1,5 +1,6 @@
 """What a call has to do with a run: it waits for its turn, then for the result, or leaves the run in the background."""
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -99,6 +100,19 @@ def view(box: Sandbox, live: LiveRun, settings: Settings, offset: int) -> RunVie
         live_full=result is None and longest >= settings.live_output_bytes,
         result=result,
     )
+
+
+@asynccontextmanager
+async def between_runs(box: Sandbox) -> AsyncIterator[None]:
+    """No run is on and none begins while the block lasts.
+
+    Raises:
+        Busy: one is on.
+    """
+    if box.runs.current is not None and not box.runs.current.stopping:
+        raise _busy(box)
+    async with _turn(box, math.inf):
+        yield
 
 
 @asynccontextmanager

@@ -135,13 +135,21 @@ def demo(ctx: typer.Context) -> None:
 @app.command()
 def bench(
     ctx: typer.Context,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples: a minute instead of five.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="restore, calls, cpu, pool, fork, soak; all but soak if left out.")
+    ] = None,
+    driver: Annotated[str | None, typer.Option(help="Measure this driver only, not all that work here.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples.")] = False,
+    soak: Annotated[bool, typer.Option("--soak", help="Also the soak, which takes many minutes.")] = False,
+    cycles: Annotated[int | None, typer.Option(min=1, help="Sandboxes of a soak; else as many as promised.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure on this host the numbers that docs/specification.md promises."""
-    from mcp_sandbox.commands import bench as bench_cli
+    from mcp_sandbox.commands.bench import command
 
-    raise typer.Exit(bench_cli.main(settings_of(ctx), quick=quick, as_json=as_json))
+    ctx.find_root().obj |= {"driver": driver} if driver else {}
+    settings = settings_of(ctx)
+    raise typer.Exit(command.main(settings, names or (), quick=quick, soaked=soak, cycles=cycles, as_json=as_json))
 
 
 @template_app.command("build")

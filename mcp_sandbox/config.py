@@ -37,6 +37,9 @@ class Settings(BaseSettings):
     guest_kernel: Path | None = Field(None, description="A guest kernel to use instead of the built one.")
     guest_modules: Path | None = Field(None, description="The modules directory of that kernel, if it has any.")
     template: str = Field("python-data-analysis", description="The template used when none is named.")
+    toolset: Literal["default", "advanced"] = Field(
+        "default", description="Tools clients get: advanced adds fork, pause and resume."
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "WARNING", description="How much the server tells on stderr."
     )
@@ -49,6 +52,7 @@ class Settings(BaseSettings):
     max_owner_memory_mb: int | None = Field(None, ge=128, description="Memory the sandboxes of one owner may have.")
     max_owner_runs: int | None = Field(None, ge=1, description="Runs one owner may have on at once.")
     queue_timeout_s: float = Field(20, ge=0, description="Seconds a new sandbox waits for a place within the limits.")
+    max_paused: int = Field(8, ge=0, le=1000, description="Paused sandboxes at once; their state lies on disk.")
     max_restores: int = Field(4, ge=1, le=64, description="Machines being restored at once.")
     pool_min: int = Field(1, ge=0, le=64, description="Machines of each template kept ready.")
     pool_max: int = Field(4, ge=0, le=64, description="Most of them after a burst of requests; 0 keeps none ready.")

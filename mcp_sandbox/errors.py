@@ -6,6 +6,9 @@ SandboxError
 │   └── Expired        it was idle for too long or reached its greatest age
 ├── RunNotFound        the sandbox has no such run, or no longer its result
 ├── Busy               another run is on in the sandbox
+├── Paused             the sandbox has no machine until it is resumed
+├── CannotFreeze       machines of this driver cannot be forked or paused
+├── StateLost          the frozen state of a machine cannot be read any more
 ├── MachineLost        its machine ended while it was in use; state and files are gone
 ├── TemplateNotBuilt   the template has no snapshot for this host yet
 ├── UnknownTemplate    there is no template of that name
@@ -16,6 +19,7 @@ SandboxError
 └── FileProblem        a file in the sandbox cannot be read or written as asked
 """
 
+CAN_FREEZE = ("qemu", "gvisor")  # drivers that take snapshots
 NEXT_CREATE = "Call create_sandbox to get a new one."
 
 
@@ -70,6 +74,27 @@ class Busy(SandboxError):
                 f"end it with stop_run{names}, or use another sandbox."
             )
         super().__init__(f"Sandbox {sandbox_id!r} is busy. {advice}")
+
+
+class Paused(SandboxError):
+    """A sandbox without a machine cannot be used."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        super().__init__(f'Sandbox {sandbox_id!r} is paused. Call resume_sandbox(sandbox_id="{sandbox_id}") first.')
+
+
+class CannotFreeze(SandboxError):
+    """The driver in force takes no snapshots."""
+
+    def __init__(self, driver: str) -> None:
+        super().__init__(
+            f"Sandboxes of driver {driver} can be neither forked nor paused; those of {' and '.join(CAN_FREEZE)} can. "
+            "Create the sandboxes you need with create_sandbox, or set driver to one of these and restart the server."
+        )
+
+
+class StateLost(SandboxError):
+    """What a machine was frozen into is gone or damaged."""
 
 
 class MachineLost(SandboxError):

@@ -63,9 +63,13 @@ class Lifespan:
     def ends_at(self, created: float, idle_since: float) -> tuple[float, str]:
         """When it ends if nothing more happens, and why."""
         return min(
-            (created + self.ttl_s, f"it was {self.ttl_s:g} s old"),
+            self.too_old_at(created),
             (idle_since + self.idle_s, f"it was idle for {self.idle_s:g} s"),
         )
+
+    def too_old_at(self, created: float) -> tuple[float, str]:
+        """When it ends whatever happens, and why."""
+        return created + self.ttl_s, f"it was {self.ttl_s:g} s old"
 
 
 def lifespan(settings: Settings, ttl_s: float | None, idle_s: float | None) -> Lifespan:

@@ -2,39 +2,59 @@
 
 import os
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import anyio
-from anyio.abc import ByteStream
+import anyio.to_thread
 
 from guest.client import AgentClient
-from guest.client.messages import Identity, Refreshed
-from guest.errors import GuestError
-from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, UnknownTemplate
-from mcp_sandbox.files import FILE_TIMEOUT_S
-from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings
+from guest.client.messages import Identity
+from guest.errors import AgentGone, GuestError
+from mcp_sandbox.errors import CannotFreeze, HostNotReady, SandboxError, StateLost, TemplateNotBuilt, UnknownTemplate
+from mcp_sandbox.processes import of_pid
+from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings
+from mcp_sandbox.unique import new_identity, open_unique, same_again
 from templates.build import Builder, BuiltTemplate
 from templates.errors import TemplateError
 from templates.errors import UnknownTemplate as NoSuchTemplate
-from templates.model import find_templates, load_template
-from templates.snapshot import WARM_TIMEOUT_S
+from templates.model import Template, find_templates, load_template
 from vmm.driver import Driver, Machine, SnapshotDriver
-from vmm.errors import DriverUnavailable, VmmError
-from vmm.types import Isolation
+from vmm.errors import DriverUnavailable, LaunchFailed, SnapshotFailed, VmmError
+from vmm.types import MachineSpec, Snapshot
 
-AGENT_TIMEOUT_S = FILE_TIMEOUT_S + 10.0  # who asks gives up sooner and may try again: this is for a wire that is dead
-MAX_CLOCK_SKEW_S = 1.0  # certificates, caches and logs start to go wrong beyond
-CLOCK_TRIES = 3  # after the first one, which is slow: the guest runs its code for the first time
-ENTROPY_BYTES = 64  # twice what the kernel's generator holds
+
+@dataclass(frozen=True, slots=True)
+class LocalLease(Lease):
+    """A machine of this host, with what it takes to start it again."""
+
+    spec: MachineSpec
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFrozen(Frozen):
+    """A machine frozen into a directory of this host."""
+
+    snapshot: Snapshot
+    spec: MachineSpec  # a template that was built anew since has other files
+    identity: Identity
+
+
+LAST_WORDS_S = 2.0  # a process that closed its output is about to end
 
 
 class LocalProvider:
     """Starts machines with one driver, a few at a time."""
 
-    def __init__(self, driver: Driver, builder: Builder, *, max_restores: int) -> None:
+    def __init__(self, driver: Driver, builder: Builder, *, max_restores: int, run_dir: Path) -> None:
         self._driver = driver
         self._builder = builder
+        self._run_dir = run_dir
         self._restores = anyio.CapacityLimiter(max_restores)
         self._probing = anyio.Lock()
         self._facts: HostFacts | None = None
@@ -64,17 +84,81 @@ class LocalProvider:
             UnknownTemplate, TemplateNotBuilt, HostNotReady, SandboxError: there is no machine.
         """
         asked_at = anyio.current_time()
-        facts = await self.facts()
+        await self.facts()  # says why, if this host cannot start any
         built = await self._find(template)
-        name = f"sandbox-{secrets.token_hex(4)}"
+        identity = new_identity()
+        source = start(self._driver, built, identity)
+        async with self._leased(source, built.template, built.spec(identity.hostname), identity, asked_at) as lease:
+            yield lease
+
+    @asynccontextmanager
+    async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
+        """The state of a machine in a directory of its own. The machine goes on, its clock set right.
+
+        Raises:
+            CannotFreeze: the driver takes no snapshots.
+            SandboxError: it could not be frozen, and goes on if it can.
+        """
+        driver = self._driver
+        if not (driver.capabilities.snapshot and isinstance(driver, SnapshotDriver)):
+            raise CannotFreeze(driver.name)
+        assert isinstance(lease, LocalLease), "a lease of this provider"
+        async with self._directory() as directory:
+            with _mapped("frozen"):
+                await lease.agent.usage()  # answers come in order: now nothing is on its way any more
+                with anyio.CancelScope(shield=True):  # a machine that is left half-way may stand still for ever
+                    snapshot = await driver.snapshot(lease.machine, directory, keep=True)
+                    await lease.agent.refresh(same_again(lease.identity))
+            yield LocalFrozen(lease.template, snapshot, lease.spec, lease.identity)
+
+    @asynccontextmanager
+    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
+        """A machine that goes on from a frozen state, in the condition in which `acquire` gives one.
+
+        Raises:
+            StateLost: the state cannot be read.
+            SandboxError: there is no machine this time.
+        """
+        asked_at = anyio.current_time()
+        assert isinstance(frozen, LocalFrozen), "frozen by this provider"
+        identity = new_identity() if copy else same_again(frozen.identity)
+        spec = replace(frozen.spec, id=identity.hostname)
+        source = _thawed(self._driver, frozen.snapshot, spec, identity)
+        async with self._leased(source, frozen.template, spec, identity, asked_at) as lease:
+            yield lease
+
+    @asynccontextmanager
+    async def _leased(
+        self,
+        source: AbstractAsyncContextManager[tuple[Machine, AgentClient]],
+        template: Template,
+        spec: MachineSpec,
+        identity: Identity,
+        asked_at: float,
+    ) -> AsyncIterator[Lease]:
+        facts = await self.facts()
         async with AsyncExitStack() as stack:
             async with self._restores:
                 began_at = anyio.current_time()
                 with _mapped():
-                    machine, agent = await stack.enter_async_context(start(self._driver, built, name))
+                    machine, agent = await stack.enter_async_context(source)
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
-            yield Lease(machine, agent, built.template, facts, timings)
+            yield LocalLease(machine, agent, template, facts, timings, spec, identity)
+
+    @asynccontextmanager
+    async def _directory(self) -> AsyncIterator[Path]:
+        """A new directory that nobody else can look into. Its name says whose it is, for the clean-up after a crash."""
+        server = of_pid(os.getpid())
+        assert server is not None
+        path = self._run_dir / f"{server.pid}-{server.started}-frozen-{secrets.token_hex(4)}"
+        with _mapped("frozen"):
+            path.mkdir(mode=0o700, parents=True)
+        try:
+            yield path
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
 
     async def _find(self, name: str) -> BuiltTemplate:
         try:
@@ -93,17 +177,29 @@ class LocalProvider:
 
 
 @asynccontextmanager
-async def start(driver: Driver, built: BuiltTemplate, name: str) -> AsyncIterator[tuple[Machine, AgentClient]]:
+async def start(driver: Driver, built: BuiltTemplate, identity: Identity) -> AsyncIterator[tuple[Machine, AgentClient]]:
     """A machine that is warm and unique, and its agent: from the snapshot, or from nothing where there is none.
 
     Raises:
         SandboxError: it is not unique, or its clock cannot be set right.
     """
-    async with start_machine(driver, built, name) as machine:
+    warmup = built.template.warmup.code if built.snapshot is None else None
+    async with AsyncExitStack() as stack:
+        machine = await stack.enter_async_context(start_machine(driver, built, identity.hostname))
         stream = await machine.connect()
-        warmup = built.template.warmup.code if built.snapshot is None else None
-        async with open_unique(stream, name, driver.capabilities.isolation, warmup) as agent:
-            yield machine, agent
+        opening = open_unique(stream, identity, driver.capabilities.isolation, warmup)
+        try:
+            agent = await stack.enter_async_context(opening)
+        except AgentGone as error:
+            raise LaunchFailed(f"machine {machine.id} ended at its start: {await _last_words(machine)}") from error
+        yield machine, agent
+
+
+async def _last_words(machine: Machine) -> str:
+    """Why a machine has ended, which its driver knows a moment after its agent is gone."""
+    with anyio.move_on_after(LAST_WORDS_S):
+        return str(await machine.wait())
+    return "its agent closed the stream"
 
 
 def start_machine(driver: Driver, built: BuiltTemplate, name: str) -> AbstractAsyncContextManager[Machine]:
@@ -115,45 +211,21 @@ def start_machine(driver: Driver, built: BuiltTemplate, name: str) -> AbstractAs
 
 
 @asynccontextmanager
-async def open_unique(
-    stream: ByteStream, hostname: str, isolation: Isolation, warmup: str | None = None
-) -> AsyncIterator[AgentClient]:
-    """Greet a clone and give it its own entropy, clock and identity: until then it is the twin of every other clone.
-
-    With `warmup`, a machine that was not warm yet is warmed up with that code first.
-
-    Raises:
-        SandboxError: it is not unique, or its clock cannot be set right.
-    """
-    identity = Identity(hostname=hostname, machine_id=secrets.token_hex(16), entropy=os.urandom(ENTROPY_BYTES))
-    async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity) as agent:
-        if warmup is not None:
-            await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
-            agent.refreshed = await agent.refresh(identity)  # a warm-up rehearses being unique, under another name
-        refreshed = await _on_time(agent, identity)
-        if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
-            # Only a kernel frozen with the snapshot can be a twin; elsewhere the host's own one gives entropy.
-            what = "name" if refreshed.entropy_credited else "entropy"
-            raise SandboxError(f"The new sandbox got no {what} of its own, so it was not handed out. Try again.")
-        if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
-            skew = f"{refreshed.clock_skew_s:.1f} s"
-            raise SandboxError(f"The new sandbox's clock is off by {skew}, so it was not handed out. Try again.")
-        yield agent
-
-
-async def _on_time(agent: AgentClient, identity: Identity) -> Refreshed:
-    """What came of the refresh, once it was quick enough: a clock set by a request that was long on its way is late."""
-    refreshed = agent.refreshed
-    assert refreshed is not None  # it was opened with an identity
-    for _ in range(CLOCK_TRIES):
-        if abs(refreshed.clock_skew_s) <= MAX_CLOCK_SKEW_S / 2:
-            break
-        refreshed = await agent.refresh(identity)
-    return refreshed
+async def _thawed(
+    driver: Driver, snapshot: Snapshot, spec: MachineSpec, identity: Identity
+) -> AsyncIterator[tuple[Machine, AgentClient]]:
+    assert isinstance(driver, SnapshotDriver)  # it froze the machine
+    async with AsyncExitStack() as stack:
+        try:
+            machine = await stack.enter_async_context(driver.restore(snapshot, spec))
+        except SnapshotFailed as error:
+            raise StateLost(str(error)) from error
+        stream = await machine.connect()
+        yield machine, await stack.enter_async_context(open_unique(stream, identity, driver.capabilities.isolation))
 
 
 @contextmanager
-def _mapped() -> Iterator[None]:
+def _mapped(done: str = "started") -> Iterator[None]:
     """Other rooms' errors as this room's."""
     try:
         yield
@@ -161,5 +233,5 @@ def _mapped() -> Iterator[None]:
         raise HostNotReady(str(error), error.fix) from error
     except (VmmError, GuestError, TemplateError, OSError) as error:
         raise SandboxError(
-            f"The sandbox could not be started: {error}. Try again; if it stays so, `mcp-sandbox doctor` tells more."
+            f"The sandbox could not be {done}: {error}. Try again; if it stays so, `mcp-sandbox doctor` tells more."
         ) from error

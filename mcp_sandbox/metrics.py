@@ -1,7 +1,7 @@
 """Numbers for Prometheus: how fast machines come, how many there are, what they take and how runs end."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Literal
 
 import anyio
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from mcp_sandbox.database import Machine, MachineState
-from mcp_sandbox.provider import Lease, Provider
+from mcp_sandbox.provider import Frozen, Lease, Provider
 from mcp_sandbox.tracing import span
 from vmm.errors import VmmError
 from vmm.usage import usage
@@ -117,14 +117,25 @@ class Measured:
         self._metrics = metrics
         self._stage: Stage = stage
 
-    @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+    def acquire(self, template: str) -> AbstractAsyncContextManager[Lease]:
         """A machine of the source's."""
+        return self._timed(template, self._source.acquire(template))
+
+    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
+        """The state of a machine."""
+        return self._source.freeze(lease)
+
+    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+        """A machine that goes on from a frozen state."""
+        return self._timed(frozen.template.name, self._source.thaw(frozen, copy=copy))
+
+    @asynccontextmanager
+    async def _timed(self, template: str, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
         asked_at = anyio.current_time()
         async with AsyncExitStack() as stack:
             try:
                 with span(self._stage, template=template):
-                    lease = await stack.enter_async_context(self._source.acquire(template))
+                    lease = await stack.enter_async_context(source)
             except Exception as error:
                 self._metrics.failed(self._stage, error)
                 raise

@@ -17,16 +17,17 @@ from mcp_sandbox.metrics import Measured, Metrics
 from mcp_sandbox.provider import Provider
 from mcp_sandbox.recovery import recover
 from mcp_sandbox.registry import Registered, Registry, open_registry
-from mcp_sandbox.sandbox import Sandbox
+from mcp_sandbox.sandbox import Sandbox, Watcher
 from mcp_sandbox.service import SandboxService
 from templates.store import Store
+from vmm.driver import Machine
 from vmm.hierarchy import detect
 
 Pools = Callable[[], Iterable[Mapping[str, object]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+@dataclass(frozen=True)
+class Operation(Watcher):
     """Everything about one server that is not a sandbox's own."""
 
     settings: Settings
@@ -40,6 +41,14 @@ class Operation:
     def acquiring(self, source: Provider) -> Provider:
         """What the service asks for machines, timed: the pool, or what starts machines if there is none."""
         return Measured(source, self.metrics, "acquire")
+
+    def got_machine(self, box: Sandbox, machine: Machine) -> None:
+        """Put on record whose machine it is."""
+        self.registry.claimed(machine.id, box.id, box.owner)
+
+    def ran(self, box: Sandbox, outcome: str) -> None:
+        """Count a run."""
+        self.metrics.run_ended(box.template, outcome)
 
     def controlled(self, service: SandboxService, pools: Pools = tuple) -> AbstractAsyncContextManager[None]:
         """Let operators talk to this server for as long as the block lasts."""

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from itertools import count
 from types import TracebackType
@@ -16,7 +16,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import first_of
 from mcp_sandbox.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.pool_shelf import PooledMachine, PoolStats, Shelf
-from mcp_sandbox.provider import Lease, Provider
+from mcp_sandbox.provider import Frozen, Lease, Provider
 from templates.model import Template
 
 LET_ANSWER_S = 0.02  # starting a machine keeps the event loop busy: whoever just got one hears of it first
@@ -134,6 +134,18 @@ class Pool:
             machine.released.set()
             with anyio.CancelScope(shield=True):
                 await machine.ended.wait()
+
+    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
+        """The state of a machine, whether it was ready or started for somebody."""
+        return self._source.freeze(lease)
+
+    @asynccontextmanager
+    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
+        """A machine of the source's: no other one has that state."""
+        async with AsyncExitStack() as stack:
+            with self._waiting():
+                lease = await stack.enter_async_context(self._source.thaw(frozen, copy=copy))
+            yield lease
 
     def _take(self, template: str) -> PooledMachine | None:
         """The oldest machine that is in order: what waits longest has to be renewed soonest."""

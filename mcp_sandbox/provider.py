@@ -15,7 +15,7 @@ LEVELS = {
     Isolation.NAMESPACE: "sandboxes share the host's kernel, the weakest level",
 }
 TITLES = {"qemu": "QEMU", "gvisor": "gVisor"}  # drivers whose makers write them in another way
-CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: 16 to 27 times slower", None: "native CPU"}
+CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: many times slower", None: "native CPU"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,27 @@ class Lease:
     timings: LeaseTimings
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The whole state of a machine at one moment, kept aside. It ends with the context that gave it."""
+
+    template: Template
+
+
 class Provider(Protocol):
     """A source of machines. A pool or a cluster is another provider."""
 
     def acquire(self, template: str) -> AbstractAsyncContextManager[Lease]:
         """A machine of `template` that nobody else has or had."""
+        ...
+
+    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
+        """The state of a machine as it is now; the machine goes on. Nothing may be asked of its agent meanwhile.
+
+        The context may be left in any task and in any order: machines come and go while it lasts.
+        """
+        ...
+
+    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+        """A machine that goes on from a frozen state: as the same one, or as a copy that is unique again."""
         ...

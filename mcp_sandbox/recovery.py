@@ -1,9 +1,9 @@
 """What a server that was killed has left on this host is removed by the next one.
 
-Machines die with their server, and what they are made of has no names: as a rule only empty control groups and a
-control socket are left. A process that missed its death signal is ended here. Nothing is touched that is not proven
-to be a dead server's of this home: by the server's row in the registry, by number and start time of a process, by the
-name of a group or file, which begins with number and start time of the server.
+Machines die with their server, and what they are made of has no names: as a rule only empty control groups, a control
+socket and the frozen states of paused sandboxes are left. A process that missed its death signal is ended here. Nothing
+is touched that is not proven to be a dead server's of this home: by the server's row in the registry, by number and
+start time of a process, by the name of a group or file, which begins with number and start time of the server.
 """
 
 import fcntl
@@ -65,7 +65,7 @@ async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
                 await _recover_server(registry, server, machines, cleaned)
         kept = {server.process for server in known if fate_of(server, here) is not Fate.GONE}
         await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
-        await anyio.to_thread.run_sync(_sweep, store, here.folders, cleaned)
+        await anyio.to_thread.run_sync(_sweep, store, here.folders, run_dir, cleaned)
     if str(cleaned) != "nothing":
         logger.warning("cleaned up after servers that were killed: %s", cleaned)
     return cleaned
@@ -148,9 +148,9 @@ def _remove_files(run_dir: Path, kept: set[ProcessId], cleaned: Cleaned) -> None
             cleaned.note(cleaned.files, f"{path}")
 
 
-def _sweep(store: Store, folders: tuple[Path, ...], cleaned: Cleaned) -> None:
+def _sweep(store: Store, folders: tuple[Path, ...], run_dir: Path, cleaned: Cleaned) -> None:
     """What is not on record: groups left by a server whose registry was lost, and half-built things."""
-    for group in limits.sweep(Hierarchy(None, folders)):
+    for group in limits.sweep(Hierarchy(None, folders), run_dir):
         cleaned.note(cleaned.groups, f"control group {group}")
     before = set(store.home.glob("staging/*"))
     store.sweep()

@@ -26,7 +26,7 @@ import anyio.to_thread
 from mcp_sandbox import database
 from mcp_sandbox.database import Machine, MachineState, Server
 from mcp_sandbox.processes import is_alive, of_pid, tree_of
-from mcp_sandbox.provider import Lease, Provider
+from mcp_sandbox.provider import Frozen, Lease, Provider
 
 T = TypeVar("T")
 
@@ -190,6 +190,14 @@ class Registered:
     def acquire(self, template: str) -> AbstractAsyncContextManager[Lease]:
         """A machine of the source's."""
         return self.recorded(template, self._source.acquire(template))
+
+    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
+        """The state of a machine. What it lies in says itself whose it is."""
+        return self._source.freeze(lease)
+
+    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+        """A machine that goes on from a frozen state."""
+        return self.recorded(frozen.template.name, self._source.thaw(frozen, copy=copy))
 
     @asynccontextmanager
     async def recorded(self, template: str, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:

@@ -1,8 +1,8 @@
-"""One sandbox: who owns it, which state it is in, and the task that keeps its machine."""
+"""One sandbox: who owns it, which state it is in, and the task that keeps its machine, or its frozen state."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import anyio
 import anyio.abc
@@ -10,9 +10,9 @@ import anyio.abc
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
 from mcp_sandbox import logs
 from mcp_sandbox.admission import Ticket
-from mcp_sandbox.errors import Closed, Expired, MachineLost, SandboxError, first_of
-from mcp_sandbox.lifecycle import OVER, USABLE, End, Lifespan, State, moved
-from mcp_sandbox.provider import Lease
+from mcp_sandbox.errors import Closed, Expired, MachineLost, Paused, SandboxError, StateLost, first_of
+from mcp_sandbox.lifecycle import ALIVE, OVER, USABLE, End, Lifespan, State, moved
+from mcp_sandbox.provider import Frozen, Lease
 from mcp_sandbox.running import LiveRun, RunBook
 from vmm.driver import Machine
 
@@ -21,33 +21,76 @@ LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's p
 logger = logging.getLogger(__name__)
 
 
+class Attempt:
+    """One try to have a machine: when the sandbox is made, and whenever it is resumed."""
+
+    def __init__(self, source: AbstractAsyncContextManager[Lease]) -> None:
+        self.source = source
+        self.scope = anyio.CancelScope()
+        self.settled = anyio.Event()  # there is a machine, or none will come of it
+        self.ended = anyio.Event()  # nothing is left of it
+        self.failure: SandboxError | None = None
+
+    def give_up(self) -> None:
+        """Nobody wants the machine any more. One that is there stays."""
+        if not self.settled.is_set():
+            self.scope.cancel()
+
+
+class Watcher:
+    """Told of what happens to sandboxes. This one does not care."""
+
+    def got_machine(self, box: "Sandbox", machine: Machine) -> None:
+        """The sandbox has a machine: its first one, or another one after a pause."""
+
+    def ran(self, box: "Sandbox", outcome: str) -> None:
+        """A run in it is over."""
+
+
 class Sandbox:
     """A machine in an owner's hands, from the first request to the last trace of it."""
 
     def __init__(
-        self, sandbox_id: str, template: str, lifespan: Lifespan, ticket: Ticket, runs: RunBook, *, one_off: bool
+        self,
+        sandbox_id: str,
+        template: str,
+        lifespan: Lifespan,
+        ticket: Ticket,
+        runs: RunBook,
+        source: AbstractAsyncContextManager[Lease],
+        *,
+        one_off: bool,
+        watcher: Watcher,
     ) -> None:
         self.id = sandbox_id
+        self._watcher = watcher
         self.owner = ticket.owner
+        self.ticket = ticket
         self.template = template
         self.lifespan = lifespan
         self.one_off = one_off  # made for one run, and ends with it
         self.state = State.CREATING
         self.created = self.last_used = anyio.current_time()
         self.lease: Lease | None = None
+        self.last_lease: Lease | None = None  # while it is paused, what is known of its machine
+        self.frozen: Frozen | None = None
         self.runs = runs
         self.turn = anyio.Lock()  # the right to start a run: one kernel, one run at a time
-        self.settled = anyio.Event()  # it is ready, or never will be
         self.ended = anyio.Event()  # nothing of it is left
-        self._ticket = ticket
+        self._attempt = Attempt(source)  # the newest one
+        self._wanted: Attempt | None = self._attempt  # what the keeper is to try next
+        self.settled = self._attempt.settled  # it is ready, or never will be
         self._end: End | None = None
         self._reason = ""
         self._failure: SandboxError | None = None
         self._untold_loss: LiveRun | None = None  # a run that cost the variables, and nobody knows yet
         self._over = anyio.Event()
-        self._start_scope = anyio.CancelScope()
+        self._changed = anyio.Event()  # the keeper has to look what is wanted of it
         self._uses: set[anyio.CancelScope] = set()
+        self._unused = anyio.Event()
+        self._entrance = anyio.Lock(fast_acquire=True)  # to be passed by whoever is going to use the machine
         self._tasks: anyio.abc.TaskGroup | None = None  # of what goes on in the machine
+        self._freezer = AsyncExitStack()  # holds the frozen state
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -55,17 +98,19 @@ class Sandbox:
         """Nobody may use it any more; its keeper lets go of the machine. Only the first call counts."""
         if self.state in OVER:
             return
-        if self.state is State.CREATING:
-            self._start_scope.cancel()
+        self._attempt.give_up()
         self._move(State.LOST if end is End.LOST else State.CLOSING)
         self._end, self._reason = end, reason
-        self._ticket.passing = True
+        self.ticket.passing = True
         self._over.set()
+        self._changed.set()
         for use in self._uses:
             use.cancel()
 
     def error(self) -> SandboxError:
-        """What to tell somebody who wants to use a sandbox that is over."""
+        """What to tell somebody who wants to use a sandbox that is paused or over."""
+        if self.state is State.PAUSED:
+            return Paused(self.id)
         match self._end:
             case End.FAILED if self._failure is not None:
                 return self._failure
@@ -83,7 +128,7 @@ class Sandbox:
 
     def keep_on(self) -> None:
         """It was made for one run, and that takes longer: now it is a sandbox like any other."""
-        self.one_off = self._ticket.passing = False
+        self.one_off = self.ticket.passing = False
 
     def _move(self, state: State) -> None:
         self.state = moved(self.state, state)
@@ -95,9 +140,27 @@ class Sandbox:
         """The machine, for as long as the sandbox lives: when it ends, what is done with it is cancelled.
 
         Raises:
-            SandboxError: the sandbox is over, or ended in the middle.
+            SandboxError: the sandbox is paused or over, or ended in the middle.
         """
         await self.settled.wait()
+        async with self._entrance:
+            pass
+        async with self._use() as lease:
+            yield lease
+
+    @asynccontextmanager
+    async def use_alone(self) -> AsyncIterator[Lease]:
+        """Like `use`, when all others have left; whoever comes meanwhile waits. Runs have to be kept out by `turn`."""
+        await self.settled.wait()
+        async with self._entrance:
+            while self._uses:
+                self._unused = anyio.Event()
+                await self._unused.wait()
+            async with self._use() as lease:
+                yield lease
+
+    @asynccontextmanager
+    async def _use(self) -> AsyncIterator[Lease]:
         lease = self._usable()
         with anyio.CancelScope() as scope:
             self._uses.add(scope)
@@ -110,6 +173,8 @@ class Sandbox:
                 raise self.error() from error
             finally:
                 self._uses.discard(scope)
+                if not self._uses:
+                    self._unused.set()
                 self.last_used = anyio.current_time()
         if scope.cancelled_caught:
             raise self.error()
@@ -120,11 +185,14 @@ class Sandbox:
         Raises:
             SandboxError: the sandbox is over.
         """
-        self._usable()
+        if self.state not in ALIVE:
+            raise self.error()
         self.last_used = anyio.current_time()
 
     def ends_at(self) -> tuple[float, str]:
-        """When the sandbox ends if nothing more happens, and why. A sandbox in use is not idle."""
+        """When the sandbox ends if nothing more happens, and why. In use it is not idle, and paused neither."""
+        if self.state is State.PAUSED:
+            return self.lifespan.too_old_at(self.created)
         return self.lifespan.ends_at(self.created, anyio.current_time() if self._uses else self.last_used)
 
     def expires_in_s(self) -> float:
@@ -155,6 +223,7 @@ class Sandbox:
             await work()
         finally:
             self.runs.current = None
+            self._watcher.ran(self, run.result.status if run.result else "lost")
             if self.state is State.RUNNING:
                 self._move(State.READY)
             if run.result is not None and run.result.state == "lost":
@@ -173,56 +242,129 @@ class Sandbox:
         lost, self._untold_loss = self._untold_loss is not None, None
         return lost
 
+    # -- pausing -------------------------------------------------------------------------------------------
+
+    async def pause(self, freeze: Callable[[Lease], AbstractAsyncContextManager[Frozen]]) -> None:
+        """Freeze the machine and let it go. Who calls this has the turn.
+
+        Cancelled before the state is frozen, it changes nothing; after that the machine goes in any case.
+
+        Raises:
+            SandboxError: it could not be frozen and goes on, or it ended in the middle.
+        """
+        attempt = self._attempt
+        async with self.use_alone() as lease, AsyncExitStack() as stack:
+            frozen = await stack.enter_async_context(freeze(lease))
+            self._usable()
+            self.frozen, self.lease, self._freezer = frozen, None, stack.pop_all()
+            self._move(State.PAUSED)
+            self._changed.set()
+        await attempt.ended.wait()
+
+    async def resume(self, source: AbstractAsyncContextManager[Lease]) -> None:
+        """Go on with the machine of `source`. Who calls this has the turn.
+
+        Raises:
+            SandboxError: there is none, and the sandbox is paused as before or over.
+        """
+        attempt = self._attempt = self._wanted = Attempt(source)
+        self._changed.set()
+        try:
+            await attempt.settled.wait()
+        except BaseException:
+            attempt.give_up()
+            raise
+        if self.state not in USABLE:
+            raise attempt.failure or self.error()
+
     # -- the keeper ----------------------------------------------------------------------------------------
 
-    async def keep(self, source: AbstractAsyncContextManager[Lease]) -> None:
-        """Get a machine and hold it until the sandbox is over. Runs in a task of its own and never raises."""
+    async def keep(self) -> None:
+        """Hold a machine, or its frozen state, until the sandbox is over. Runs in a task of its own, never raises."""
         try:
-            with logs.about(self.id), self._start_scope:
-                async with source as lease:
-                    if self.state is State.CREATING:  # else it came at the very moment nobody wanted it any more
-                        self._settle(lease)
-                        await self._hold(lease)
+            with logs.about(self.id):
+                while attempt := await self._next_attempt():
+                    await self._have_machine(attempt)
         except Exception as error:
             self._fail(error)
         finally:
             self.end(End.CLOSED, "the server stopped")
+            with anyio.CancelScope(shield=True):
+                await self._freezer.aclose()
             if self.state is State.CLOSING:
                 self._move(State.CLOSED)
-            self.lease = self._tasks = None
-            self.settled.set()
+            self.lease = self.last_lease = self.frozen = None
+            self._attempt.settled.set()
             self.ended.set()
 
-    def _settle(self, lease: Lease) -> None:
-        self.lease = lease
+    async def _next_attempt(self) -> Attempt | None:
+        """What to get a machine from, as soon as one is wanted; None if the sandbox is over."""
+        await self._until(lambda: self._wanted is not None or self.state in OVER)
+        attempt, self._wanted = self._wanted, None
+        return None if self.state in OVER else attempt
+
+    async def _have_machine(self, attempt: Attempt) -> None:
+        """Get a machine and hold it until it is let go."""
+        try:
+            with attempt.scope:
+                async with attempt.source as lease, anyio.create_task_group() as self._tasks:
+                    if not attempt.scope.cancel_called:  # else it came at the very moment nobody wanted it any more
+                        self._tasks.start_soon(self._watch, lease.machine)
+                        self._settle(lease, attempt)
+                        await self._freezer.aclose()
+                        await self._until(lambda: self.state not in USABLE)
+                    self._tasks.cancel_scope.cancel()
+        except Exception as error:
+            if self.state is not State.PAUSED:
+                raise
+            self._stay_paused(attempt, error)
+        finally:
+            self._tasks = None
+            attempt.settled.set()
+            attempt.ended.set()
+
+    def _settle(self, lease: Lease, attempt: Attempt) -> None:
+        self.lease = self.last_lease = lease
+        self.frozen = None
+        self._watcher.got_machine(self, lease.machine)
         self._move(State.READY)
         self.last_used = anyio.current_time()
+        attempt.settled.set()
 
-    async def _hold(self, lease: Lease) -> None:
-        async with anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._watch, lease.machine)
-            self.settled.set()
-            while not self._over.is_set():
-                deadline, why = self.ends_at()
-                if deadline <= anyio.current_time():
-                    self.end(End.EXPIRED, why)
-                with anyio.CancelScope(deadline=deadline):
-                    await self._over.wait()
-            self._tasks.cancel_scope.cancel()
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for a change, and see to it that the sandbox ends when its time is up."""
+        while not done():
+            self._changed = anyio.Event()
+            deadline, why = self.ends_at()
+            if deadline <= anyio.current_time():
+                self.end(End.EXPIRED, why)
+                continue
+            with anyio.CancelScope(deadline=deadline):
+                await self._changed.wait()
 
     async def _watch(self, machine: Machine) -> None:
         self.end(End.LOST, f"the machine ended with {await machine.wait()}")
 
+    def _stay_paused(self, attempt: Attempt, error: Exception) -> None:
+        """There is no machine for a resume; or the one that was let go has not ended well, which matters to nobody."""
+        attempt.failure = self._told(error)
+        if isinstance(attempt.failure, StateLost):
+            self.end(End.LOST, str(attempt.failure))
+            attempt.failure = None
+
     def _fail(self, error: Exception) -> None:
+        told = self._told(error)
+        if self.state is State.CREATING:
+            self._failure = told
+            self.end(End.FAILED)
+        else:
+            self.end(End.LOST, str(first_of(error)))
+
+    def _told(self, error: Exception) -> SandboxError:
+        """The error in words for the owner. One that is not ours is a fault of this program: the log has all of it."""
         first = first_of(error)
         if first is not error or not isinstance(first, SandboxError):
             logger.warning("sandbox %s ended with an error", self.id, exc_info=error, extra={"sandbox": self.id})
-        if self.state is State.CREATING:
-            if not isinstance(first, SandboxError):
-                first = SandboxError(
-                    f"The sandbox could not be started ({first}). Try again; `mcp-sandbox doctor` tells more."
-                )
-            self._failure = first
-            self.end(End.FAILED)
-        else:
-            self.end(End.LOST, str(first))
+        if isinstance(first, SandboxError):
+            return first
+        return SandboxError(f"The sandbox could not be started ({first}). Try again; `mcp-sandbox doctor` tells more.")

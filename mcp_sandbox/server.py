@@ -23,7 +23,7 @@ from mcp_sandbox.files import mime_of
 from mcp_sandbox.lifetime import parent_gone, run_until_told
 from mcp_sandbox.service import SandboxService
 from mcp_sandbox.stdio import LineReader, TextWriter, claimed_stdio
-from mcp_sandbox.tools import code, files, sandboxes
+from mcp_sandbox.tools import code, files, forks, sandboxes
 from mcp_sandbox.tools.common import lifetime_of
 
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
@@ -65,7 +65,7 @@ def create_server(
         lifespan=lifespan,
         log_level=settings.log_level,
     )
-    for family in (sandboxes, code, files):
+    for family in (sandboxes, code, files, *([forks] if settings.toolset == "advanced" else [])):
         family.register(server, settings)
     return server
 

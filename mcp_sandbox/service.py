@@ -4,7 +4,7 @@ import math
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -14,20 +14,21 @@ import anyio
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.admission import Admission, Limits, Ticket
-from mcp_sandbox.calls import Report, read_on, run_in_turn, stop
+from mcp_sandbox.calls import Report, between_runs, read_on, run_in_turn, stop
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import LimitReached, NotFound, UnknownTemplate
+from mcp_sandbox.errors import BadRequest, LimitReached, NotFound, UnknownTemplate
 from mcp_sandbox.execute import CheckedRun, check
 from mcp_sandbox.files import file_operation, read_all, resolve
 from mcp_sandbox.lifecycle import ALIVE, OVER, End, Lifespan, State, lifespan
-from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings, Provider
+from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings, Provider
 from mcp_sandbox.running import RunBook, RunView
 from mcp_sandbox.runs import RunRequest, RunResult
-from mcp_sandbox.sandbox import Sandbox
+from mcp_sandbox.sandbox import Sandbox, Watcher
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template, find_templates, load_template
 
 MEMORY_OF_THE_DEAD = 256  # ended sandboxes whose end can still be explained
+MAX_COPIES = 8  # of one fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class SandboxInfo:
 class SandboxService:
     """Sandboxes of many owners over one provider. Leaving it ends all of them."""
 
-    def __init__(self, provider: Provider, settings: Settings) -> None:
+    def __init__(self, provider: Provider, settings: Settings, watcher: Watcher | None = None) -> None:
         self.settings = settings
+        self._watcher = watcher or Watcher()
         self.admission = Admission(Limits.of(settings), settings.queue_timeout_s)
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
         self._dead: OrderedDict[str, Sandbox] = OrderedDict()
+        self._pauses = 0
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
@@ -102,22 +105,31 @@ class SandboxService:
     async def _start(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
         name = template or self.settings.template
         ticket = Ticket(owner, _memory_mb(name), passing=one_off)
-        runs = RunBook(self.settings.kept_runs, self.settings.kept_run_bytes)
-        box = Sandbox(f"sb-{secrets.token_hex(8)}", name, span, ticket, runs, one_off=one_off)
-        self._alive[box.id] = box
-        self._tasks.start_soon(self._keep, box, ticket, name=f"keeper of {box.id}")
-        try:
-            await box.settled.wait()
-        except BaseException:  # the caller was cancelled, and would never know the id
-            box.end(End.CLOSED, "its creation was cancelled")
-            raise
-        if box.state in OVER:
-            raise box.error()
+        box = self._open(name, span, ticket, self._placed(ticket, self._provider.acquire(name)), one_off=one_off)
+        await _all_ready([box])
         return box
 
-    async def _keep(self, box: Sandbox, ticket: Ticket) -> None:
+    def _open(
+        self,
+        template: str,
+        span: Lifespan,
+        ticket: Ticket,
+        source: AbstractAsyncContextManager[Lease],
+        *,
+        one_off: bool = False,
+    ) -> Sandbox:
+        """A sandbox on its way to a machine."""
+        runs = RunBook(self.settings.kept_runs, self.settings.kept_run_bytes)
+        box = Sandbox(
+            f"sb-{secrets.token_hex(8)}", template, span, ticket, runs, source, one_off=one_off, watcher=self._watcher
+        )
+        self._alive[box.id] = box
+        self._tasks.start_soon(self._keep, box, name=f"keeper of {box.id}")
+        return box
+
+    async def _keep(self, box: Sandbox) -> None:
         try:
-            await box.keep(self._lease(box.template, ticket))
+            await box.keep()
         finally:
             del self._alive[box.id]
             self._dead[box.id] = box
@@ -125,12 +137,12 @@ class SandboxService:
                 self._dead.popitem(last=False)
 
     @asynccontextmanager
-    async def _lease(self, template: str, ticket: Ticket) -> AsyncIterator[Lease]:
-        """A machine, when its owner's turn has come."""
+    async def _placed(self, ticket: Ticket, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
+        """A machine of `source`, when its owner's turn has come."""
         asked_at = anyio.current_time()
         async with self.admission.place(ticket):
             waited_s = anyio.current_time() - asked_at
-            async with self._provider.acquire(template) as lease:
+            async with source as lease:
                 timings = replace(lease.timings, queue_s=lease.timings.queue_s + waited_s)
                 yield replace(lease, timings=timings)
 
@@ -141,20 +153,96 @@ class SandboxService:
         return box
 
     def _info(self, box: Sandbox) -> SandboxInfo:
-        if box.lease is None:
+        lease = box.last_lease
+        if lease is None:
             raise box.error()
         now = anyio.current_time()
         return SandboxInfo(
             id=box.id,
-            template=box.lease.template,
+            template=lease.template,
             state=box.state,
             run_id=None if box.runs.current is None else box.runs.current.id,
             age_s=now - box.created,
             expires_in_s=box.expires_in_s(),
             ends_in_s=max(0.0, box.created + box.lifespan.ttl_s - now),
-            facts=box.lease.facts,
-            timings=box.lease.timings,
+            facts=lease.facts,
+            timings=lease.timings,
         )
+
+    # -- forks and pauses ----------------------------------------------------------------------------------
+
+    async def fork(self, owner: str, sandbox_id: str, count: int) -> list[SandboxInfo]:
+        """Copies of a sandbox as it is now, each with a life of its own; the sandbox itself goes on. All or none.
+
+        Raises:
+            BadRequest, NotFound, Busy, Paused, CannotFreeze, LimitReached, SandboxError: there are none.
+        """
+        if not 1 <= count <= MAX_COPIES:
+            raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
+        box = self._find(owner, sandbox_id)
+        async with AsyncExitStack() as stack:
+            tickets = [Ticket(owner, box.ticket.memory_mb) for _ in range(count)]
+            places = [await self._reserved(stack, ticket) for ticket in tickets]
+            async with between_runs(box), box.use_alone() as lease:
+                frozen = await stack.enter_async_context(self._provider.freeze(lease))
+            copies = [
+                self._open(box.template, box.lifespan, ticket, self._copy(place, frozen))
+                for ticket, place in zip(tickets, places, strict=True)
+            ]
+            await _all_ready(copies)
+        return [self._info(copy) for copy in copies]
+
+    async def pause(self, owner: str, sandbox_id: str) -> SandboxInfo:
+        """Freeze a sandbox and give its machine's memory back to the host. Only its time to live goes on.
+
+        Raises:
+            NotFound, Busy, CannotFreeze, LimitReached, SandboxError: it is as it was, or over.
+        """
+        box = self._find(owner, sandbox_id)
+        async with between_runs(box):
+            if box.frozen is None:
+                await box.pause(self._paused)
+        return self._info(box)
+
+    async def resume(self, owner: str, sandbox_id: str) -> SandboxInfo:
+        """Let a paused sandbox go on, when there is a place for its machine.
+
+        Raises:
+            NotFound, MachineLost, LimitReached, SandboxError: it is paused as before, or over.
+        """
+        box = self._find(owner, sandbox_id)
+        if box.frozen is not None:
+            async with between_runs(box):
+                if box.frozen is not None:  # nobody else was quicker
+                    thawed = self._provider.thaw(box.frozen, copy=False)
+                    await box.resume(self._placed(box.ticket, thawed))
+        box.touch()
+        return self._info(box)
+
+    async def _reserved(self, stack: AsyncExitStack, ticket: Ticket) -> AsyncExitStack:
+        """A place that ends with `stack`, unless somebody takes it over."""
+        place = await stack.enter_async_context(AsyncExitStack())
+        await place.enter_async_context(self.admission.place(ticket))
+        return place
+
+    @asynccontextmanager
+    async def _copy(self, place: AsyncExitStack, frozen: Frozen) -> AsyncIterator[Lease]:
+        async with place.pop_all(), self._provider.thaw(frozen, copy=True) as lease:
+            yield lease
+
+    @asynccontextmanager
+    async def _paused(self, lease: Lease) -> AsyncIterator[Frozen]:
+        """A frozen state that is counted: it takes no memory, but the disk is not endless."""
+        if self._pauses >= self.settings.max_paused:
+            raise LimitReached(
+                "max_paused", self.settings.max_paused, "Resume or close a paused sandbox (list_sandboxes names them)."
+            )
+        self._pauses += 1
+        try:
+            async with self._provider.freeze(lease) as frozen:
+                yield frozen
+        finally:
+            self._pauses -= 1
 
     # -- runs ----------------------------------------------------------------------------------------------
 
@@ -259,6 +347,25 @@ class SandboxService:
     async def artifacts(self, owner: str, sandbox_id: str) -> Listing:
         """The files that runs have left for the owner."""
         return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
+
+
+async def _all_ready(boxes: list[Sandbox]) -> None:
+    """Wait until all of them can be used. If one cannot, or nobody waits any more, all of them end."""
+    try:
+        for box in boxes:
+            await box.settled.wait()
+    except BaseException:  # the caller was cancelled, and would never know the ids
+        for box in boxes:
+            box.end(End.CLOSED, "its creation was cancelled")
+        raise
+    failed = next((box for box in boxes if box.state in OVER), None)
+    if failed is None:
+        return
+    for box in boxes:
+        box.end(End.CLOSED, "another copy failed")
+    for box in boxes:
+        await box.ended.wait()
+    raise failed.error()
 
 
 def _memory_mb(template: str) -> int:

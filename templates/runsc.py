@@ -4,7 +4,6 @@ It lies in the store, beside the system's own and never over it.
 """
 
 import platform
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 from templates import apt
 from templates.packages import PrivateApt
 from templates.tools import StepFailed, Tools
-from vmm.errors import ToolFailed
-from vmm.process import find_tool, run_tool
+from vmm.drivers.gvisor_probe import OLDEST, release_in
+from vmm.probe import words_of
 
 RUNSC = "runsc"
 RECIPE = 1  # raise it when a change here must reach hosts that have it already
-OLDEST_RELEASE = 20240101  # releases are dates; Debian 12 has one of 2022
 _PACKAGE = "runsc"
 _TOO_OLD = {"bullseye", "bookworm"}  # suites whose own package is of no use
 _FIRST_GOOD = "trixie"
@@ -25,20 +23,12 @@ _FIRST_GOOD = "trixie"
 
 def runsc_wanted(system_version: str | None) -> bool:
     """Whether to fetch one, given what the system's own says about its version (None: there is none)."""
-    date = re.search(r"(?<!\d)20\d{6}(?!\d)", system_version or "")
-    return date is None or int(date.group()) < OLDEST_RELEASE
+    return release_in(system_version or "") < OLDEST
 
 
 async def system_runsc_version() -> str | None:
     """What the runsc on the PATH says about itself, if there is one that runs."""
-    if find_tool(RUNSC) is None:
-        return None
-    lines: list[str] = []
-    try:
-        await run_tool([RUNSC, "--version"], on_line=lines.append)
-    except ToolFailed:
-        return None
-    return "\n".join(lines)
+    return await words_of(RUNSC, "--version") or None
 
 
 def runsc_inputs() -> dict[str, Any]:
@@ -52,7 +42,7 @@ async def make_runsc(tools: Tools, staging: Path) -> dict[str, Any]:
     if sources is None:
         raise StepFailed(
             "only on Debian with its own package sources can gVisor be fetched; "
-            f"install runsc of {OLDEST_RELEASE // 10000} or newer on the PATH"
+            f"install runsc of {OLDEST // 10_000} or newer on the PATH"
         )
     work = staging / "work"
     packages = PrivateApt(tools, work, sources)

@@ -3,11 +3,12 @@
 async with control_group(detect(), name, Limits(...)) as group, spawn(group.wrap(argv), before_start=group.add):
 """
 
+import hashlib
 import os
 import re
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,6 @@ __all__ = ["ControlGroup", "Hierarchy", "control_group", "detect", "rlimit_argv"
 CPU_PERIOD_US = 100_000  # the kernel's own default
 REMOVE_ATTEMPTS = 100  # times 10 ms: the kernel lets go of a group a moment after its last process was reaped
 FREEZE_ATTEMPTS = 2000  # times 1 ms: the first does, unless a process waits for a disk that hangs
-GROUP_NAME = re.compile(r"(\d+)-(\d+)-.+")  # process id and start time of the server whose machine it was
 OOM_FILES = ("memory.events", "memory.oom_control")  # version 2, version 1
 COUNTED_APART = (5, 14)  # since this Linux, a user's processes are counted in each user namespace by itself
 
@@ -144,6 +144,11 @@ async def control_group(hierarchy: Hierarchy, name: str, limits: Limits) -> Asyn
         await group.remove()
 
 
+def machine_group(run_dir: Path, machine_id: str, limits: Limits) -> AbstractAsyncContextManager[ControlGroup]:
+    """The same for a machine of the installation whose scratch is in `run_dir`."""
+    return control_group(detect(), f"{installation(run_dir)}-{machine_id}", limits)
+
+
 def rlimit_argv(
     file_bytes: int | None = None, address_space_bytes: int | None = None, processes: int | None = None
 ) -> list[str]:
@@ -153,14 +158,15 @@ def rlimit_argv(
     nothing else; older kernels count all of the user's, and there it is left out.
     """
     limits = {"core": 0, "fsize": file_bytes, "as": address_space_bytes}
-    if os.geteuid() == 0 or _kernel() >= COUNTED_APART:
+    if counts_apart():
         limits["nproc"] = processes
     return ["prlimit", *(f"--{name}={value}" for name, value in limits.items() if value is not None)]
 
 
-def _kernel() -> tuple[int, int]:
-    major, minor, *_ = re.findall(r"\d+", os.uname().release)
-    return int(major), int(minor)
+def counts_apart() -> bool:
+    """Whether a limit on processes counts those of one machine alone: as root it has a user of its own."""
+    major, minor, *_ = map(int, re.findall(r"\d+", os.uname().release))
+    return os.geteuid() == 0 or (major, minor) >= COUNTED_APART
 
 
 def settings(limits: Limits, version: int | None) -> dict[str, str]:
@@ -168,8 +174,8 @@ def settings(limits: Limits, version: int | None) -> dict[str, str]:
     files: dict[str, str] = {}
     if limits.memory_bytes is not None:
         files["memory.max" if version == 2 else "memory.limit_in_bytes"] = str(limits.memory_bytes)
-        if version == 2:
-            files["memory.swap.max"] = "0"
+        # No swap on top. Version 1 counts both together, and its file must be written second.
+        files |= {"memory.swap.max": "0"} if version == 2 else {"memory.memsw.limit_in_bytes": str(limits.memory_bytes)}
     if limits.cpus != float("inf"):
         quota = int(limits.cpus * CPU_PERIOD_US)
         files |= (
@@ -182,12 +188,18 @@ def settings(limits: Limits, version: int | None) -> dict[str, str]:
     return files
 
 
-def sweep(hierarchy: Hierarchy) -> list[str]:
-    """Remove the groups of servers that were killed: their machines died with them. Says which."""
+def installation(run_dir: Path) -> str:
+    """What tells our groups from those of somebody else's servers on this host, as part of their names."""
+    return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
+
+
+def sweep(hierarchy: Hierarchy, run_dir: Path) -> list[str]:
+    """Remove the groups of this installation's servers that were killed: their machines died with them. Says which."""
+    name = re.compile(rf"(\d+)-(\d+)-{installation(run_dir)}-.+")  # process id and start time of the server
     removed = set()
     for folder in hierarchy.folders:
         for group in folder.glob("*-*-*"):
-            owner = GROUP_NAME.fullmatch(group.name)
+            owner = name.fullmatch(group.name)
             if owner and start_time(int(owner[1])) != owner[2]:
                 with suppress(OSError):  # somebody else was quicker, or it is not empty after all
                     group.rmdir()

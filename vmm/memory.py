@@ -67,6 +67,10 @@ class SealedMemory:
                 self._loaded[file] = (identity, memory)
             return self._loaded[file][1]
 
+    def sweep(self) -> None:
+        """Give back what was loaded from files that are gone: nobody will ask for it again."""
+        self._forget(lambda path: not path.exists())
+
     def close(self) -> None:
         """Give all of it back. Machines that map it keep their mapping."""
         self._forget(lambda path: True)

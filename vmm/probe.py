@@ -4,14 +4,16 @@ import os
 import re
 import secrets
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import anyio
 
 from vmm import tiny_guest
+from vmm.errors import ToolFailed, ToolMissing
 from vmm.limits import Hierarchy
-from vmm.process import Confinement, spawn
+from vmm.process import Confinement, run_tool, spawn
 from vmm.verdicts import Verdict, Verdicts
 
 KVM_DEVICE = Path("/dev/kvm")
@@ -22,7 +24,15 @@ CONFINE_S = 10.0  # it takes milliseconds
 UIDS = range(1_900_000_000, 2_000_000_000)  # nobody's: above all that distributions and systemd hand out
 BETTER_HOST = "use a host with hardware virtualization, or name a kernel made for this one's KVM"
 ROOT_ADVICE = "root needs its usual rights: in a container, CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP"
-USER_ADVICE = "let users make namespaces: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=9999"
+USER_ADVICE = "let users make namespaces: see the security settings of this host or of the container it is"
+# What forbids user namespaces, its value then, and the one that allows them. Root's machines need them too: they run
+# as users without rights.
+SWITCHES = {
+    "kernel/unprivileged_userns_clone": ("0", "1"),
+    "user/max_user_namespaces": ("0", "9999"),
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+}
+WORDS_S = 10.0  # a program says its version in milliseconds
 
 
 async def kvm(cache_dir: Path, *, own_kernel: bool = False) -> Verdict:
@@ -82,8 +92,30 @@ async def confinement_trouble(confinement: Confinement) -> Verdict | None:
         trouble = str(error) or f"it did not end in {CONFINE_S:.0f} s"
     if trouble is None:
         return None
-    advice = ROOT_ADVICE if os.geteuid() == 0 else USER_ADVICE
-    return Verdict(False, f"no process can be confined here: {trouble}", advice)
+    return Verdict(False, f"no process can be confined here: {trouble}", namespace_advice())
+
+
+def namespace_advice(proc_sys: Path = Path("/proc/sys")) -> str:
+    """What would let machines have namespaces of their own: the switches of this host that forbid it, or in general."""
+    forbidding = [name for name, (closed, _) in SWITCHES.items() if _first_line(proc_sys / name) == closed]
+    if forbidding:
+        orders = " ".join(f"{name.replace('/', '.')}={SWITCHES[name][1]}" for name in forbidding)
+        return f"let users make namespaces: sysctl -w {orders}"
+    return ROOT_ADVICE if os.geteuid() == 0 else USER_ADVICE
+
+
+async def words_of(program: str, *arguments: str) -> str:
+    """What a program says about itself; nothing if it fails, or does not end."""
+    lines: list[str] = []
+    with suppress(ToolFailed, ToolMissing, OSError, TimeoutError), anyio.fail_after(WORDS_S):
+        await run_tool([program, *arguments], on_line=lines.append)
+    return "\n".join(lines)
+
+
+def _first_line(file: Path) -> str:
+    with suppress(OSError):
+        return file.read_text().strip()
+    return ""
 
 
 def not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:

@@ -196,10 +196,14 @@ async def run_tool(
     *,
     on_line: Callable[[str], None] = lambda line: None,
     env: Mapping[str, str] | None = None,
+    bare: bool = False,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> None:
-    """Run a command to its end, handing over what it prints line by line. Raises ToolMissing or ToolFailed."""
+    """Run a command to its end, handing over what it prints line by line. Raises ToolMissing or ToolFailed.
+
+    With `bare` it gets nothing of our environment, for commands that work where a machine's processes are.
+    """
     program = find_tool(argv[0])
     if program is None:
         raise ToolMissing(argv[0])
@@ -210,7 +214,7 @@ async def run_tool(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "PATH": _search_path(), **(env or {})},
+            env={**({} if bare else os.environ), "PATH": _search_path(), **(env or {})},
             cwd=cwd,
             pass_fds=pass_fds,
         )

@@ -24,7 +24,7 @@ class Accel(StrEnum):
     """How a virtual machine's CPU is run."""
 
     KVM = "kvm"
-    TCG = "tcg"  # emulation: works everywhere, 16 to 27 times slower
+    TCG = "tcg"  # emulation: works everywhere, many times slower
 
 
 @dataclass(frozen=True, slots=True)

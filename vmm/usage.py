@@ -10,6 +10,7 @@ from vmm.errors import MachineLost
 from vmm.types import Usage
 
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+GVISOR_MEMORY = "runsc-memory"
 BLOCK_BYTES = 512  # what st_blocks counts in
 
 
@@ -30,23 +31,21 @@ def with_descendants(pid: int) -> list[int]:
     return found
 
 
-def usage(pid: int, *, memory_file: str | None = None) -> Usage:
+def usage(pid: int) -> Usage:
     """What a process and all below it take.
 
-    With `memory_file`, the name of the anonymous files that their memory is in, these are counted whole: their pages
-    need not be in anybody's address space.
+    gVisor has a machine's memory in an anonymous file. It is counted whole: its pages need not be in any address space.
     """
     pids = with_descendants(pid)
     rollups = [rollup for each in pids if (rollup := _rollup(each))]
     if not rollups:
         raise MachineLost("the machine's process has ended")
-    if memory_file is None:
-        memory = _sum(rollups, "Pss")
-        private = _sum(rollups, "Private_Dirty", "Private_Clean")
-    else:
-        files = _memory_files(pids, memory_file)
+    if files := _memory_files(pids, GVISOR_MEMORY):
         memory = files + _sum(rollups, "Pss_Anon", "Pss_File")
         private = files + _sum(rollups, "Pss_Anon")
+    else:
+        memory = _sum(rollups, "Pss")
+        private = _sum(rollups, "Private_Dirty", "Private_Clean")
     return Usage(memory_bytes=memory, private_bytes=private, cpu_s=sum(map(_cpu_s, pids)))
 
 

@@ -112,7 +112,10 @@ class Agent:
 
         answer["clock_settable"] = self._identity.set_clock(int(header["time_ns"]))
         answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
-        self._kernels.reseed(done)
+        if header["reseed"]:
+            self._kernels.reseed(done)
+        else:
+            done()
 
     def _warm(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]

@@ -111,7 +111,12 @@ class AgentClient:
         if len(identity.entropy) < MIN_ENTROPY_BYTES:
             raise ValueError(f"a refresh needs at least {MIN_ENTROPY_BYTES} bytes of entropy")
         sent = time.time_ns()
-        args = {"hostname": identity.hostname, "machine_id": identity.machine_id, "time_ns": sent}
+        args = {
+            "hostname": identity.hostname,
+            "machine_id": identity.machine_id,
+            "time_ns": sent,
+            "reseed": identity.reseed,
+        }
         return await self._ask(
             "refresh",
             args,

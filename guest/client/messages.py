@@ -26,6 +26,7 @@ class Identity:
     hostname: str
     machine_id: str  # 32 hexadecimal digits
     entropy: bytes  # at least 32 bytes from the host's generator
+    reseed: bool = True  # the generators of running code, too; they may stay where no other machine has this state
 
 
 @dataclass(frozen=True, slots=True)

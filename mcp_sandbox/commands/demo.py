@@ -106,7 +106,8 @@ async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timed]]:
         machines = children_of(server)
         if not machines:
             raise DemoFailed("There is a sandbox, but the server has started no process for it.")
-        out.print(f"  its machine is process {', '.join(str(machine.pid) for machine in machines)}")
+        processes = ", ".join(str(machine.pid) for machine in sorted(machines, key=lambda machine: machine.pid))
+        out.print(f"  the server's machines are processes {processes}: this one's, and what it keeps ready")
         await guide.run(sandbox_id, "some code", FIRST)
         await guide.run(sandbox_id, "more code, with state kept", SECOND)
         await guide.run(sandbox_id, "a pandas table", TABLE)

@@ -1,19 +1,4 @@
-"""What this host can do for sandboxes, as one report. `doctor_view` shows it.
-
-`mcp-sandbox doctor --json` prints a `Report`; its keys are the field names below and stay as they are:
-
-    version, ready, verdict, next_step, warnings[]
-    choice       driver (the one in force), setting, min_isolation, reasons[], better (a step towards a better one)
-    drivers[]    name, in_force, usable, isolation, accel, version, reason, fix, missing_protections[]
-    host         user, root, cpus, memory_bytes, memory_available_bytes, cgroup_version, cgroup
-    home         path, used_bytes, free_bytes
-    guest_kernel path, or null if it was not fetched yet; only drivers with isolation "vm" need one
-    templates[]  name, title, default, built, image_bytes, snapshot_bytes, stored_bytes, memory_mb
-    missing[]    what, package (null: no package brings it), purpose, when ("run": no sandbox without it; "build")
-
-Sizes are bytes on disk: images and snapshots have holes, which take no room. `ready` means that a sandbox of the
-default template can be started now; the exit status is 0 exactly then.
-"""
+"""What this host can do for sandboxes, as one `doctor_report.Report`. `doctor_view` shows it."""
 
 import getpass
 import os
@@ -24,12 +9,24 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import BaseModel
+import anyio.to_thread
 
 from mcp_sandbox.app import Drivers
 from mcp_sandbox.choice import ISOLATION, Choice, choose
+from mcp_sandbox.commands.doctor_report import (
+    ChoiceReport,
+    DriverReport,
+    HomeReport,
+    HostReport,
+    MissingReport,
+    Report,
+    ServerReport,
+    TemplateReport,
+)
+from mcp_sandbox.commands.sandbox import ask_all
 from mcp_sandbox.commands.setup import DRIVER_NEEDS, INSTALL, make_plan
 from mcp_sandbox.config import AUTO, Settings
+from mcp_sandbox.control import Request
 from mcp_sandbox.errors import TooWeak
 from mcp_sandbox.provider import CPUS
 from templates.build import Builder
@@ -39,7 +36,7 @@ from templates.store import Entry
 from vmm.driver import DRIVER_NAMES
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.limits import detect
-from vmm.types import Accel, Isolation, Probe
+from vmm.types import Isolation, Probe
 
 MB = 1_000_000
 BUILD_BYTES = 3000 * MB  # free room a build takes at its peak: base, unpacked tree, image, snapshot
@@ -48,89 +45,6 @@ _MACHINES = {
     Isolation.KERNEL: "processes with an application kernel of their own",
     Isolation.NAMESPACE: "processes in namespaces, on the host's kernel",
 }
-
-
-class ChoiceReport(BaseModel):
-    """Which driver is in force, and what led to it."""
-
-    driver: str
-    setting: str
-    min_isolation: str
-    reasons: list[str]
-    better: str | None
-
-
-class DriverReport(BaseModel):
-    """One way to run machines, and whether it works here."""
-
-    name: str
-    in_force: bool
-    usable: bool
-    isolation: Isolation | None
-    accel: Accel | None
-    version: str | None
-    reason: str
-    fix: str | None
-    missing_protections: list[str]
-
-
-class HostReport(BaseModel):
-    """This host, for this user."""
-
-    user: str
-    root: bool
-    cpus: int
-    memory_bytes: int
-    memory_available_bytes: int  # a snapshot's memory is loaded into it, once for all its sandboxes
-    cgroup_version: int | None
-    cgroup: str
-
-
-class HomeReport(BaseModel):
-    """Where everything is kept."""
-
-    path: Path
-    used_bytes: int
-    free_bytes: int
-
-
-class TemplateReport(BaseModel):
-    """One template, and what the store holds of it for the driver in force."""
-
-    name: str
-    title: str
-    default: bool
-    built: bool | None  # None: cannot be told while the driver is not usable
-    image_bytes: int | None
-    snapshot_bytes: int | None
-    stored_bytes: int  # all there is of it, older snapshots included
-    memory_mb: int
-
-
-class MissingReport(BaseModel):
-    """Something of the system's that is not installed."""
-
-    what: str
-    package: str | None
-    purpose: str
-    when: str
-
-
-class Report(BaseModel):
-    """All there is to say."""
-
-    version: str
-    ready: bool
-    verdict: str
-    next_step: str | None
-    warnings: list[str]
-    choice: ChoiceReport
-    drivers: list[DriverReport]
-    host: HostReport
-    home: HomeReport
-    guest_kernel: Path | None
-    templates: list[TemplateReport]
-    missing: list[MissingReport]
 
 
 async def examine(settings: Settings) -> Report:
@@ -175,8 +89,13 @@ async def examine(settings: Settings) -> Report:
         home=home,
         guest_kernel=kernel,
         templates=templates,
+        servers=await anyio.to_thread.run_sync(_servers, settings),
         missing=missing,
     )
+
+
+def _servers(settings: Settings) -> list[ServerReport]:
+    return [ServerReport.model_validate(stats) for stats in ask_all(settings, Request(do="stats")).values()]
 
 
 async def _ask(drivers: Drivers, name: str) -> Probe:

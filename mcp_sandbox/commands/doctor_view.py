@@ -7,7 +7,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mcp_sandbox.commands.common import guarded
-from mcp_sandbox.commands.doctor import MB, ChoiceReport, DriverReport, Report, TemplateReport, examine, one_line
+from mcp_sandbox.commands.doctor import MB, examine, one_line
+from mcp_sandbox.commands.doctor_report import ChoiceReport, DriverReport, Report, ServerReport, TemplateReport
 from mcp_sandbox.config import Settings
 from mcp_sandbox.lifetime import run_command
 from mcp_sandbox.provider import CPUS, LEVELS
@@ -45,6 +46,8 @@ def show(report: Report) -> None:
     out.print()
     _show_host(report)
     _show_templates(report.templates)
+    if report.servers:
+        _show_servers(report.servers)
     if report.missing:
         _show_missing(report)
     for warning in report.warnings:
@@ -117,6 +120,22 @@ def _show_templates(templates: list[TemplateReport]) -> None:
         sizes = (template.image_bytes, template.snapshot_bytes, template.stored_bytes)
         table.add_row(name, _BUILT[template.built], *("" if size is None else f"{size / MB:.0f} MB" for size in sizes))
     out.print(table)
+
+
+def _show_servers(servers: list[ServerReport]) -> None:
+    columns = ("server", "up", "sandboxes", "pool of", "ready", "starting", "hits", "misses", "failed")
+    table = Table(*columns, title="Servers of this home that run")
+    for server in servers:
+        words = (str(server.pid), f"{server.uptime_s:.0f} s", str(server.sandboxes))
+        for pool in server.pools:
+            numbers = (pool.ready, pool.starting, pool.hits, pool.misses, pool.failed)
+            table.add_row(*words, escape(pool.template), *map(str, numbers))
+            words = ("", "", "")
+        if any(words):
+            table.add_row(*words)
+    out.print(table)
+    for error in {pool.last_error for server in servers for pool in server.pools if pool.last_error}:
+        out.print(f"[yellow]![/] a machine for the pool could not be started: {escape(one_line(error))}")
 
 
 def _show_missing(report: Report) -> None:

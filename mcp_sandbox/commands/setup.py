@@ -210,7 +210,7 @@ def _conclude(choice: Choice) -> int:
     verdict = choice.verdict
     if not verdict.usable:
         raise HostNotReady(f"{choice.driver}: {verdict.reason}", verdict.fix)
-    out.print(f"Nothing is missing: {choice.driver} runs sandboxes here ({choice.isolation} isolation).")
+    out.print(f"Nothing is missing: {choice.driver} runs machines here ({choice.isolation} isolation).")
     return 0
 
 

@@ -29,7 +29,7 @@ class SandboxView(BaseModel):
     isolation_in_force: str = Field(description="What stands between the code and the host, and what does not.")
     isolation: str = Field(description="vm: a kernel of its own; kernel: an application kernel; namespace: weakest.")
     driver: str
-    accel: str | None = Field(description="kvm, or tcg: emulated and 16 to 27 times slower CPU; null: native.")
+    accel: str | None = Field(description="kvm, or tcg: emulated and many times slower CPU; null: native.")
     memory_mb: int
     vcpus: int
     disk_mb: int
@@ -88,7 +88,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ] = settings.idle_timeout_s,
     ) -> SandboxView:
         with told_to_the_model():
-            return _view(await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s))
+            return view(await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s))
 
     @mcp.tool(
         title="List sandboxes",
@@ -97,7 +97,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     )
     async def list_sandboxes(ctx: ToolContext) -> SandboxList:
         alive = service_of(ctx).sandboxes(owner_of(ctx))
-        return SandboxList(sandboxes=[_view(info) for info in alive], max_sandboxes=settings.max_sandboxes)
+        return SandboxList(sandboxes=[view(info) for info in alive], max_sandboxes=settings.max_sandboxes)
 
     @mcp.tool(
         title="Close sandbox",
@@ -113,7 +113,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         return ClosedView(sandbox_id=sandbox_id, closed=closed)
 
 
-def _view(info: SandboxInfo) -> SandboxView:
+def view(info: SandboxInfo) -> SandboxView:
+    """What tools tell of a sandbox."""
     size = info.template.machine
     return SandboxView(
         sandbox_id=info.id,

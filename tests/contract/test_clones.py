@@ -9,7 +9,6 @@ import anyio
 import psutil
 import pytest
 
-from mcp_sandbox.local import LocalProvider
 from templates.build import BuiltTemplate
 from tests.functional.machines import START_S, Machines, descriptors
 from vmm.memory import data_extents
@@ -81,7 +80,7 @@ async def test_a_restore_that_is_cancelled_leaves_nothing(machines: Machines, af
 async def test_a_lease_that_is_cancelled_leaves_nothing(machines: Machines, after_ms: int):
     """The same, also while the new machine is greeted and made unique."""
     before, children = descriptors(), psutil.Process().children()
-    provider = LocalProvider(machines.host.driver, machines.host.builder, max_restores=4)
+    provider = machines.provider()
     await provider.facts()
     with anyio.move_on_after(after_ms / 1000) as scope:
         async with provider.acquire(machines.built.template.name):

@@ -19,6 +19,7 @@ import pytest
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from vmm.driver import DriverConfig
 from vmm.drivers.bubblewrap import BubblewrapDriver, BubblewrapMachine
 from vmm.types import GuestCode, MachineSpec
 
@@ -103,7 +104,7 @@ class Bubblewrap:
     """The driver, and what its machines are made of."""
 
     def __init__(self, folder: Path) -> None:
-        self.driver = BubblewrapDriver()
+        self.driver = BubblewrapDriver(DriverConfig(run_dir=folder, cache_dir=folder))
         self.tree = make_tree(folder / "tree")
         self._numbers = itertools.count()
         self.code = GuestCode(make_archive(folder / "agent.tar"))

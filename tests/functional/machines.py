@@ -23,6 +23,7 @@ from mcp_sandbox.config import load_settings
 from mcp_sandbox.local import LocalProvider, start, start_machine
 from mcp_sandbox.provider import HostFacts, Lease
 from mcp_sandbox.runs import Captured, Fold, HeadTail
+from mcp_sandbox.unique import new_identity
 from templates.build import BuiltTemplate
 from templates.model import load_template
 from vmm.driver import DRIVER_NAMES, Machine
@@ -118,7 +119,7 @@ class Machines:
     @asynccontextmanager
     async def clone(self) -> AsyncIterator[Clone]:
         """A machine that is warm, unique and greeted. Each step has a deadline of its own."""
-        async with start(self.host.driver, self.built, _new_name()) as (machine, agent):
+        async with start(self.host.driver, self.built, new_identity(_new_name())) as (machine, agent):
             self._note(machine)
             yield Clone(machine, agent)
 
@@ -139,10 +140,14 @@ class Machines:
     @asynccontextmanager
     async def leased(self) -> AsyncIterator[Lease]:
         """A machine as the service gets it."""
-        provider = LocalProvider(self.host.driver, self.host.builder, max_restores=4)
-        async with provider.acquire(self.built.template.name) as lease:
+        async with self.provider().acquire(self.built.template.name) as lease:
             self._note(lease.machine)
             yield lease
+
+    def provider(self) -> LocalProvider:
+        """What the service gets its machines from."""
+        host = self.host
+        return LocalProvider(host.driver, host.builder, max_restores=4, run_dir=host.settings.run_dir)
 
     async def assert_none_left(self) -> None:
         """Nothing of any machine started here is on this host any more."""

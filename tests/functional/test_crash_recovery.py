@@ -28,7 +28,7 @@ SERVER = ("-m", "mcp_sandbox")
 ROUNDS = 30
 SEED = 4
 CALLERS = 3
-LONGEST_S = 2.0  # a caller has had a machine, used it and closed it by then, or is at the next one
+LONGEST_S = 3.0  # a caller has had a machine, used it and closed it by then, or is at the next one
 CLEAN_S = 3 * PROMISED_S  # the server may still be loading when we begin to look
 OWN_OF_A_HOME = {"run", "locks", "logs", "staging"}
 
@@ -76,7 +76,12 @@ def group_folders() -> list[Path]:
 @asynccontextmanager
 async def connected(home: Path, temporary: Path) -> AsyncIterator[tuple[Client, ProcessId]]:
     """A server of `home`, and its client."""
-    environment = {**os.environ, "MCP_SANDBOX_HOME": str(home), "TMPDIR": str(temporary)}
+    environment = {
+        **os.environ,
+        "MCP_SANDBOX_HOME": str(home),
+        "MCP_SANDBOX_TOOLSET": "advanced",
+        "TMPDIR": str(temporary),
+    }
     parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), env=environment, cwd=ROOT)
     with anyio.fail_after(START_S):
         async with Client(parameters) as client:
@@ -86,7 +91,7 @@ async def connected(home: Path, temporary: Path) -> AsyncIterator[tuple[Client, 
 
 
 async def use_sandboxes(client: Client, first: anyio.Event) -> None:
-    """Create, run and close, again and again, until the server is gone."""
+    """Create, run, fork, pause and close, again and again, until the server is gone."""
     with suppress(MCPError, anyio.ClosedResourceError, anyio.BrokenResourceError):
         while True:
             created = await client.call_tool("create_sandbox", {})
@@ -94,7 +99,11 @@ async def use_sandboxes(client: Client, first: anyio.Event) -> None:
             first.set()
             sandbox = {"sandbox_id": created.structured_content["sandbox_id"]}
             await client.call_tool("run_code", {"code": "sum(range(1000))", **sandbox})
-            await client.call_tool("close_sandbox", sandbox)
+            forked = await client.call_tool("fork_sandbox", sandbox)
+            assert forked.structured_content is not None, forked
+            await client.call_tool("pause_sandbox", sandbox)
+            for copy in (*forked.structured_content["copies"], sandbox):
+                await client.call_tool("close_sandbox", {"sandbox_id": copy["sandbox_id"]})
 
 
 def kill(server: ProcessId) -> Killed:

@@ -507,6 +507,12 @@ async def test_a_refresh_changes_what_random_generators_give(machine, expression
         assert (await run(machine, f"{expression} == expected")).shown == ["False"]
 
 
+async def test_a_refresh_leaves_generators_alone_where_the_state_goes_on_only_once(machine):
+    await run(machine, "import random\nrandom.seed(1); expected = random.random(); random.seed(1)")
+    await machine.refresh(Identity("clone", "f" * 32, bytes(32), reseed=False))
+    assert (await run(machine, "random.random() == expected")).shown == ["True"]
+
+
 async def test_a_new_kernel_does_not_repeat_the_random_values_of_the_last(machine):
     values = set()
     for _ in range(3):

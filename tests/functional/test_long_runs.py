@@ -15,7 +15,7 @@ from mcp_sandbox.runs import RunRequest
 from mcp_sandbox.service import SandboxService
 from templates.model import load_template
 from tests.functional.guest_harness import agent_client
-from tests.unit.fakes import FACTS, FakeMachine
+from tests.unit.fakes import FACTS, FakeMachine, FakeProvider
 
 if TYPE_CHECKING:
     from vmm.driver import Machine
@@ -28,7 +28,7 @@ STUBBORN = (
 )
 
 
-class NativeProvider:
+class NativeProvider(FakeProvider):
     """Hands out agents that run on this host."""
 
     @asynccontextmanager

@@ -14,12 +14,16 @@ NOTHING_WRITTEN = {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True,
 class FakeGuest:
     """Has one variable, which `count` counts up and prints; `forever` and `stubborn` go on until they are stopped."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, memory: dict[str, Any]) -> None:
+        self.memory = memory
         self.run: tuple[int, str] | None = None  # the request that runs, and its code
         self.files: dict[str, bytes] = {}
         self.uploads: dict[int, bytes] = {}  # half-sent files
         self._stream: ByteStream
+
+    @property
+    def count(self) -> int:
+        return int(self.memory.get("count", 0))
 
     async def serve(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -46,6 +50,9 @@ class FakeGuest:
         done = dict.fromkeys(("clock_settable", "entropy_credited", "hostname_set"), True)
         await self._send(frame.header["id"], {"ok": True, "time_ns": time.time_ns(), **done})
 
+    async def _usage(self, frame: Frame) -> None:
+        await self._ok(frame, memory_total=1, memory_available=1, disk_total=1, disk_free=1)
+
     async def _run(self, frame: Frame) -> None:
         number, code = frame.header["id"], frame.body.decode()
         if self.run is not None:
@@ -53,14 +60,14 @@ class FakeGuest:
             return
         self.run = number, code
         if code == "count":
-            self.count += 1
+            self.memory["count"] = self.count + 1
             await self._send(number, {"event": "output", "stream": "stdout"}, f"{self.count}\n".encode())
             await self._finish("ok")
 
     async def _stop(self, frame: Frame) -> None:
         if self.run is not None and self.run[0] == frame.header["run"]:
             if self.run[1] == "stubborn":
-                self.count = 0
+                self.memory["count"] = 0
                 await self._finish("killed", "lost", signal="SIGKILL")
             else:
                 await self._finish("interrupted")

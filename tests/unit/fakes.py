@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -23,7 +24,7 @@ from guest.client.messages import (
     Status,
 )
 from guest.errors import AgentGone, GuestError, RequestRefused
-from mcp_sandbox.provider import HostFacts, Lease, LeaseTimings
+from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings
 from templates.model import load_template
 from vmm.types import Accel, Exit, Isolation
 
@@ -157,6 +158,11 @@ class FakeAgent:
         self.plans[code] = [Display({"text/plain": "<Figure>"}, tuple(paths)), *artifacts, finished()]
 
 
+@dataclass(frozen=True, slots=True)
+class FakeFrozen(Frozen):
+    files: dict[str, bytes]
+
+
 class FakeProvider:
     """Hands out fake machines and remembers them."""
 
@@ -168,6 +174,9 @@ class FakeProvider:
         self.waiting = anyio.Event()
         self.released = anyio.Event()  # a machine was given back
         self.plans: dict[str, Plan] = {}
+        self.frozen = 0  # states kept aside
+        self.freeze_error: SandboxError | None = None
+        self.copies: list[bool] = []  # of every thawed machine, whether it was a copy
 
     @property
     def agent(self) -> FakeAgent:
@@ -175,6 +184,29 @@ class FakeProvider:
 
     @asynccontextmanager
     async def acquire(self, template: str) -> AsyncIterator[Lease]:
+        async with self._machine(template) as lease:
+            yield lease
+
+    @asynccontextmanager
+    async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
+        await anyio.lowlevel.checkpoint()
+        if self.freeze_error is not None:
+            raise self.freeze_error
+        self.frozen += 1
+        try:
+            yield FakeFrozen(lease.template, dict(cast("FakeAgent", lease.agent).files))
+        finally:
+            self.frozen -= 1
+
+    @asynccontextmanager
+    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
+        self.copies.append(copy)
+        async with self._machine(frozen.template.name) as lease:
+            cast("FakeAgent", lease.agent).files.update(cast("FakeFrozen", frozen).files)
+            yield lease
+
+    @asynccontextmanager
+    async def _machine(self, template: str) -> AsyncIterator[Lease]:
         self.waiting.set()
         if self.hold is not None:
             await self.hold.wait()

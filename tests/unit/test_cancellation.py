@@ -11,7 +11,8 @@ import pytest
 
 from guest.protocol import MAX_BODY
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import Closed
+from mcp_sandbox.errors import Closed, SandboxError
+from mcp_sandbox.lifecycle import State
 from mcp_sandbox.local import LocalProvider
 from mcp_sandbox.runs import RunRequest
 from mcp_sandbox.service import SandboxService
@@ -20,7 +21,7 @@ from templates.model import load_template
 from tests.unit.fake_guest import FakeGuest
 from tests.unit.fakes import TEMPLATE
 from tests.unit.turns import cancelled_at_each_turn
-from vmm.drivers.fake import FakeDriver
+from vmm.drivers.fake import STATE, FakeDriver, Memory
 from vmm.types import GuestKernel, Snapshot
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.guests: list[FakeGuest] = []
         self.driver = FakeDriver(self._guest)
+        self.run_dir = path / "run"
+        (path / STATE).write_text("{}")
         built = BuiltTemplate(load_template(TEMPLATE), path, GuestKernel(path, path), Snapshot("fake", path))
 
         class StubBuilder:
@@ -45,11 +48,11 @@ class Bench:
                 return built
 
         builder = cast("Builder", StubBuilder())
-        provider = LocalProvider(cast("SnapshotDriver", self.driver), builder, max_restores=2)
-        self.service = SandboxService(provider, Settings(max_sandboxes=2))
+        provider = LocalProvider(cast("SnapshotDriver", self.driver), builder, max_restores=2, run_dir=self.run_dir)
+        self.service = SandboxService(provider, Settings(max_sandboxes=3))
 
-    async def _guest(self, stream: "ByteStream") -> None:
-        self.guests.append(FakeGuest())
+    async def _guest(self, stream: "ByteStream", memory: Memory) -> None:
+        self.guests.append(FakeGuest(memory))
         await self.guests[-1].serve(stream)
 
     async def nothing_left(self) -> None:
@@ -58,6 +61,16 @@ class Bench:
             await anyio.lowlevel.checkpoint()
         assert self.service.admission.holders == []
         assert self.service.admission.waiting == 0
+        assert self.frozen() == []
+
+    async def only(self, box: str) -> None:
+        """Wait until nothing is left but this sandbox and its machine."""
+        while len(self.driver.running) > 1 or list(self.service._alive) != [box] or self.frozen():
+            await anyio.lowlevel.checkpoint()
+        assert len(self.service.admission.holders) == 1
+
+    def frozen(self) -> list[Path]:
+        return list(self.run_dir.glob("*"))
 
     async def count(self, box: str) -> str:
         return (await self.service.run(RunRequest(ME, "count", box))).stdout.head.strip()
@@ -97,7 +110,7 @@ async def test_a_creation_cancelled_anywhere_leaves_nothing(bench: Bench):
 
 
 async def test_a_creation_cancelled_while_it_waits_for_a_place_leaves_its_line(bench: Bench):
-    taken = [(await bench.service.create("somebody")).id for _ in range(2)]
+    taken = [(await bench.service.create("somebody")).id for _ in range(3)]
     for turns in range(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bench.service.create, ME)
@@ -106,7 +119,7 @@ async def test_a_creation_cancelled_while_it_waits_for_a_place_leaves_its_line(b
             tasks.cancel_scope.cancel()
         while bench.service.admission.waiting:
             await anyio.lowlevel.checkpoint()
-    assert len(bench.service.admission.holders) == 2
+    assert len(bench.service.admission.holders) == 3
     for box in taken:
         await bench.service.close("somebody", box)
     await bench.nothing_left()
@@ -201,3 +214,85 @@ async def test_closing_with_a_run_on_ends_both(bench: Bench, background: bool):
             await anyio.lowlevel.checkpoint()
         assert await bench.service.close(ME, box)
     await bench.nothing_left()
+
+
+async def test_a_fork_cancelled_anywhere_leaves_no_copy_and_a_good_original(bench: Bench):
+    async with sandbox(bench) as box:
+        copies: list[str] = []
+        counted = 0
+
+        async def fork() -> None:
+            copies.extend(copy.id for copy in await bench.service.fork(ME, box, 2))
+
+        async def check() -> None:
+            nonlocal counted
+            for copy in copies:  # it was done before the cancellation came
+                assert await bench.count(copy) == str(counted + 1)
+                await bench.service.close(ME, copy)
+            await bench.only(box)
+            counted += 1
+            assert await bench.count(box) == str(counted)
+
+        assert await cancelled_at_each_turn(fork, check) > 10
+
+
+async def test_a_pause_cancelled_anywhere_leaves_a_sandbox_that_goes_on_or_can_be_resumed(bench: Bench):
+    async with sandbox(bench) as box:
+        counted, states = 0, set()
+
+        async def pause() -> None:
+            await bench.service.pause(ME, box)
+
+        async def check() -> None:
+            nonlocal counted
+            states.add(bench.service.sandboxes(ME)[0].state)
+            await bench.service.resume(ME, box)
+            await bench.only(box)
+            counted += 1
+            assert await bench.count(box) == str(counted)
+
+        assert await cancelled_at_each_turn(pause, check) > 5
+        assert states == {State.READY, State.PAUSED}
+
+
+async def test_a_resume_cancelled_anywhere_leaves_a_sandbox_that_is_paused_or_goes_on(bench: Bench):
+    async with sandbox(bench) as box:
+        counted, states = 0, set()
+        await bench.service.pause(ME, box)
+
+        async def resume() -> None:
+            await bench.service.resume(ME, box)
+
+        async def check() -> None:
+            nonlocal counted
+            states.add(bench.service.sandboxes(ME)[0].state)
+            await bench.service.resume(ME, box)
+            counted += 1
+            assert await bench.count(box) == str(counted)
+            await bench.only(box)
+            await bench.service.pause(ME, box)
+            assert bench.driver.running == []
+            assert bench.service.admission.holders == []
+            assert len(bench.frozen()) == 1
+
+        assert await cancelled_at_each_turn(resume, check) > 5
+        assert states == {State.READY, State.PAUSED}
+
+
+async def test_closing_a_sandbox_at_any_moment_of_a_fork_a_pause_or_a_resume_leaves_nothing(bench: Bench):
+    async def cycle(box: str) -> None:
+        with suppress(SandboxError):
+            await bench.service.fork(ME, box, 1)
+            await bench.service.pause(ME, box)
+            await bench.service.resume(ME, box)
+
+    for turns in range(0, 200, 3):
+        box = (await bench.service.create(ME)).id
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cycle, box)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await bench.service.close(ME, box)
+        for copy in bench.service.sandboxes(ME):
+            await bench.service.close(ME, copy.id)
+        await bench.nothing_left()

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +15,7 @@ from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
 from mcp_sandbox.pool import Clock, Pool, pool_limits
 from mcp_sandbox.pool_plan import PoolLimits
 from mcp_sandbox.pool_shelf import TemplateStats
-from mcp_sandbox.provider import Lease, LeaseTimings
+from mcp_sandbox.provider import Frozen, Lease, LeaseTimings
 from mcp_sandbox.service import SandboxService
 from templates.model import PoolMode, Template, load_template
 from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
@@ -78,6 +78,14 @@ class Source:
         self.end_error: Exception | None = None
         self.hold: anyio.Event | None = None  # starts wait for it
         self.hold_end: anyio.Event | None = None  # ends wait for it
+
+    @asynccontextmanager
+    async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
+        yield Frozen(lease.template)
+
+    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+        assert copy
+        return self.acquire(f"thawed {frozen.template.name}")
 
     @asynccontextmanager
     async def acquire(self, template_name: str) -> AsyncIterator[Lease]:
@@ -164,6 +172,14 @@ async def test_a_machine_that_was_used_has_ended_when_its_user_has_left():
         assert bench.source.ended == bench.source.agents[:1]
         await anyio.wait_all_tasks_blocked()
         assert agent_of(await bench.use()) is not bench.source.agents[0]
+
+
+async def test_a_frozen_machine_is_never_thawed_from_what_is_ready():
+    async with filled() as bench, bench.pool.acquire("a") as lease, bench.pool.freeze(lease) as frozen:
+        async with bench.pool.thaw(frozen, copy=True):
+            assert bench.source.alive[f"thawed {TEMPLATE}"] == 1
+        assert bench.source.alive[f"thawed {TEMPLATE}"] == 0
+        assert (bench.stats().hits, bench.stats().misses) == (1, 0)
 
 
 async def test_what_was_taken_is_replaced():

@@ -30,17 +30,25 @@ async def rows(registry: Registry) -> list[Machine]:
     return [machine for machines in (await registry.everything()).values() for machine in machines]
 
 
-class WithPid:
+class WithPid(FakeProvider):
     """A source whose machines are this process."""
-
-    def __init__(self, source: FakeProvider) -> None:
-        self._source = source
 
     @asynccontextmanager
     async def acquire(self, template: str) -> AsyncIterator[Lease]:
-        async with self._source.acquire(template) as lease:
+        async with super().acquire(template) as lease:
             cast("Any", lease.machine).pid = os.getpid()
             yield lease
+
+
+async def test_a_thawed_machine_is_on_record_like_any_other(registry: Registry):
+    provider = Registered(FakeProvider(), registry)
+    async with provider.acquire(TEMPLATE) as lease, provider.freeze(lease) as frozen:
+        async with provider.thaw(frozen, copy=True):
+            assert [(machine.template, machine.state) for machine in registry.own()] == [
+                (TEMPLATE, MachineState.RUNNING)
+            ] * 2
+        assert len(registry.own()) == 1
+    assert registry.own() == []
 
 
 async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(registry: Registry):
@@ -63,14 +71,14 @@ async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(re
 
 
 async def test_the_record_names_template_driver_machine_and_process(registry: Registry):
-    async with Registered(WithPid(FakeProvider()), registry).acquire(TEMPLATE):
+    async with Registered(WithPid(), registry).acquire(TEMPLATE):
         [row] = await rows(registry)
     assert (row.template, row.driver, row.machine_id) == (TEMPLATE, "fake", "fake")
     assert row.processes[0] == of_pid(os.getpid())
 
 
 async def test_the_record_tells_whose_sandbox_a_machine_became(registry: Registry):
-    async with Registered(WithPid(FakeProvider()), registry).acquire(TEMPLATE):
+    async with Registered(WithPid(), registry).acquire(TEMPLATE):
         registry.claimed("fake", "sb-1", "somebody")
         registry.claimed("another", "sb-2", "somebody else")
         [row] = await rows(registry)

@@ -23,8 +23,10 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.lifecycle import End, State
 from mcp_sandbox.provider import Lease
 from mcp_sandbox.runs import RunRequest
+from mcp_sandbox.sandbox import Sandbox, Watcher
 from mcp_sandbox.service import SandboxService
 from tests.unit.fakes import PNG, TEMPLATE, FakeAgent, FakeProvider, FakeRun, finished
+from vmm.driver import Machine
 
 ME = "me"
 
@@ -50,6 +52,28 @@ async def test_a_sandbox_is_created_used_and_closed(service: SandboxService, pro
     assert await service.close(ME, info.id) is True
     assert provider.alive == 0
     assert service.sandboxes(ME) == []
+
+
+class Notes(Watcher):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def got_machine(self, box: Sandbox, machine: Machine) -> None:
+        self.told.append((box.owner, "got", machine.id))
+
+    def ran(self, box: Sandbox, outcome: str) -> None:
+        self.told.append((box.owner, "ran", outcome))
+
+
+async def test_whoever_watches_is_told_whose_machine_it_is_and_how_runs_end(provider: FakeProvider):
+    notes = Notes()
+    async with SandboxService(provider, Settings(), notes) as service:
+        box = (await service.create(ME)).id
+        await service.run(RunRequest(ME, "1", box))
+        machine = provider.agent.machine.id
+    assert notes.told == [(ME, "got", machine), (ME, "ran", "ok")]
 
 
 async def test_closing_twice_is_no_error_and_use_after_close_says_what_to_do(service: SandboxService):

@@ -1,7 +1,11 @@
 """What the bench times, and under which conditions: the figures must be like for like."""
 
+import dataclasses
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,17 +13,27 @@ import anyio
 import pytest
 
 from guest.client import AgentClient
-from mcp_sandbox.commands import bench
-from mcp_sandbox.commands.bench import Plan
-from vmm.types import Usage
+from mcp_sandbox.commands.bench import cpu, machines, soak
+from mcp_sandbox.commands.bench.command import TOPICS, Topic, chosen, measured
+from mcp_sandbox.commands.bench.results import Findings, Promise, figure
+from mcp_sandbox.commands.bench.server import is_settled
+from mcp_sandbox.commands.bench.subject import QUICK, Plan, Subject
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.provider import HostFacts
+from vmm.driver import DRIVER_NAMES
+from vmm.types import Accel, Isolation, Usage
 
 if TYPE_CHECKING:
     from mcp_sandbox.app import Host
     from templates.build import BuiltTemplate
 
+FACTS = HostFacts("qemu", Isolation.VM, Accel.TCG)
+
 
 class BootingHost:
     """Boots machines that do nothing, and knows how many of them boot at once."""
+
+    name = "qemu"
 
     def __init__(self) -> None:
         self.driver = self
@@ -55,18 +69,96 @@ class BootingHost:
         yield SimpleNamespace(warm=warm)
 
 
+def subject_of(host: BootingHost, plan: Plan) -> Subject:
+    template = SimpleNamespace(warmup=SimpleNamespace(code=""))
+    built = SimpleNamespace(spec=lambda name: name, template=template)
+    return Subject(cast("Host", host), FACTS, cast("BuiltTemplate", built), plan, lambda _: None)
+
+
 async def test_a_cold_boot_that_is_timed_has_the_host_to_itself(monkeypatch: pytest.MonkeyPatch):
     async def first_run(_agent: object) -> None: ...
 
     host = BootingHost()
     monkeypatch.setattr(AgentClient, "open", host.open)
-    monkeypatch.setattr(bench, "_first_run", first_run)
-    template = SimpleNamespace(warmup=SimpleNamespace(code=""))
-    built = cast("BuiltTemplate", SimpleNamespace(spec=lambda name: name, template=template))
-    plan = Plan(restores=1, clones=1, cold_boots=6, timed_boots=2, calls=1)
+    monkeypatch.setattr(machines, "run_code", first_run)
     with anyio.fail_after(5):
-        time, memory = await bench._cold_boots(cast("Host", host), built, plan, lambda _: None)
+        time, memory = await machines.cold_boots(subject_of(host, replace(QUICK, cold_boots=6, timed_boots=2)))
     assert (time.samples, memory.samples, host.most_alive) == (2, 6, 6)
     assert [host.company[f"bench-cold-{number}"] for number in range(2)] == [1, 1]
     assert max(host.company.values()) == 2
     assert "warm-up" in time.name
+
+
+def test_a_figure_has_its_middle_and_its_upper_end():
+    found = figure("calls", "ms", [float(number) for number in range(100, 0, -1)])
+    assert (found.samples, found.p50, found.p95, found.p99) == (100, 50.5, 95.0, 99.0)
+    assert figure("calls", "ms", [3.0]).p99 == 3.0
+
+
+def test_a_promise_is_kept_on_its_limit_and_on_its_own_side_of_it():
+    assert [Promise("slow", value, 2, "ms").kept for value in (1.9, 2, 2.1)] == [True, True, False]
+    assert [Promise("fast", value, 2, "times", at_least=True).kept for value in (1.9, 2, 2.1)] == [False, True, True]
+
+
+def test_all_is_measured_but_what_takes_very_long():
+    assert "soak" not in chosen((), soaked=False)
+    assert list(chosen((), soaked=True)) == list(TOPICS)
+    assert list(chosen(("pool", "cpu"), soaked=False)) == ["cpu", "pool"]
+    with pytest.raises(SandboxError, match="no benchmark 'speed'; choose among: restore"):
+        chosen(("speed",), soaked=False)
+
+
+async def test_a_topic_that_fails_costs_nothing_but_itself():
+    async def fail(_subject: Subject) -> Findings:
+        raise ExceptionGroup("from a task group", [SandboxError("no machine came")])
+
+    async def find(_subject: Subject) -> Findings:
+        return Findings(promises=[Promise("fast", 1, 2, "ms")])
+
+    subject = subject_of(BootingHost(), QUICK)
+    topics = {"a": Topic(fail, ["qemu"]), "b": Topic(find, ["qemu"]), "c": Topic(fail, ["gvisor"])}
+    part = await measured(subject, topics)
+    assert [promise.text for promise in part.findings.promises] == ["fast"]
+    assert part.findings.left_out == ["a could not be measured: no machine came", "c does not concern it"]
+
+
+async def test_a_mistake_of_ours_is_not_taken_for_a_finding():
+    async def fail(_subject: Subject) -> Findings:
+        raise KeyError("sandboxes")
+
+    with pytest.raises(KeyError):
+        await measured(subject_of(BootingHost(), QUICK), {"a": Topic(fail, ["qemu"])})
+
+
+def test_every_driver_that_can_be_chosen_is_measured():
+    assert {name for topic in TOPICS.values() for name in topic.drivers} == set(DRIVER_NAMES)
+
+
+def test_the_code_that_is_timed_runs_the_same_way_natively():
+    done = subprocess.run([sys.executable, "-c", cpu.WORK + cpu.ANSWER], input=b"\n\n", capture_output=True, check=True)
+    assert [float(line) > 0 for line in done.stdout.split()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("ready", "machines", "settled"),
+    [
+        (1, {"starting": 0, "running": 1, "ending": 0}, True),
+        (1, {"starting": 1, "running": 1, "ending": 0}, False),
+        (1, {"starting": 0, "running": 1, "ending": 1}, False),
+        (1, {"starting": 0, "running": 2, "ending": 0}, False),  # somebody has one
+        (0, {"starting": 0, "running": 1, "ending": 0}, False),  # it is somebody's
+    ],
+)
+def test_a_server_has_settled_when_only_its_pool_is_left(ready: int, machines: dict[str, int], settled: bool):
+    assert is_settled({"pools": [{"ready": ready}], "machines": machines}, 1) is settled
+
+
+def test_a_soak_forgives_nothing_but_a_little_memory():
+    before = soak.Holdings(processes=4, threads=3, descriptors=20, control_groups=4, files=9, server_kb=100_000)
+    assert all(promise.kept for promise in soak.growth(before, replace(before, server_kb=104_900), 50))
+    assert all(promise.kept for promise in soak.growth(before, replace(before, descriptors=19), 50))
+    for field in dataclasses.fields(before):
+        more = replace(before, **{field.name: int(1.06 * getattr(before, field.name)) + 1})
+        missed = [promise.text for promise in soak.growth(before, more, 50) if not promise.kept]
+        assert len(missed) == 1
+        assert field.name.replace("_", " ") in missed[0]

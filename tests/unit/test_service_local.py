@@ -1,5 +1,6 @@
 """Leases from snapshots of this host: who gets one, and in which condition."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -12,8 +13,10 @@ import pytest
 from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed
 from guest.errors import AgentTimeout
-from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, UnknownTemplate
+from mcp_sandbox.errors import CannotFreeze, HostNotReady, SandboxError, StateLost, TemplateNotBuilt, UnknownTemplate
 from mcp_sandbox.local import LocalProvider
+from mcp_sandbox.processes import of_pid
+from mcp_sandbox.recovery import OWNED
 from templates.build import Builder, BuiltTemplate
 from templates.model import load_template
 from tests.unit.fakes import TEMPLATE, FakeMachine
@@ -51,8 +54,12 @@ class StubDriver:
     async def fingerprint(self) -> str:
         return "stub"
 
-    async def snapshot(self, machine: "Machine", dst: Path) -> Snapshot:
-        raise NotImplementedError
+    async def snapshot(self, machine: "Machine", dst: Path, *, keep: bool) -> Snapshot:
+        assert keep
+        await anyio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise self.error
+        return Snapshot(self.name, dst)
 
     async def aclose(self) -> None: ...
 
@@ -90,6 +97,7 @@ class StubBuilder:
 class StubAgent:
     def __init__(self, identity: Identity, skew_s: float) -> None:
         self.identity = identity
+        self.identities = [identity]
         self.refreshed = Refreshed(skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
         self.warmed: list[str] = []
 
@@ -97,8 +105,12 @@ class StubAgent:
         await anyio.lowlevel.checkpoint()
         self.warmed.append(code)
 
+    async def usage(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
     async def refresh(self, identity: Identity) -> Refreshed:
         await anyio.lowlevel.checkpoint()
+        self.identities.append(identity)
         return self.refreshed
 
 
@@ -118,6 +130,7 @@ class Bench:
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = StubDriver()
+        self.run_dir = tmp_path / "run"
         self.builder = StubBuilder(tmp_path)
         self.agents: list[StubAgent] = []
         self.skew_s = 0.0
@@ -126,7 +139,7 @@ class Bench:
         self.greeting: Exception | None = None
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
-        self.provider = LocalProvider(driver, builder, max_restores=2)
+        self.provider = LocalProvider(driver, builder, max_restores=2, run_dir=self.run_dir)
 
     @asynccontextmanager
     async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:
@@ -241,4 +254,74 @@ async def test_other_rooms_errors_become_ours_and_leave_nothing(bench: Bench):
     bench.greeting = AgentTimeout("no hello")
     with pytest.raises(SandboxError, match="no hello"):
         await bench.provider.acquire(TEMPLATE).__aenter__()
+    assert bench.driver.alive == 0
+
+
+# -- frozen machines ---------------------------------------------------------------------------------------
+
+
+async def test_a_frozen_state_lies_in_a_directory_that_says_whose_it_is_and_ends_with_its_context(bench: Bench):
+    async with bench.provider.acquire(TEMPLATE) as lease, bench.provider.freeze(lease) as frozen:
+        (directory,) = bench.run_dir.iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        owner, me = OWNED.fullmatch(directory.name), of_pid(os.getpid())
+        assert owner is not None
+        assert me is not None
+        assert (int(owner[1]), int(owner[2])) == (me.pid, me.started)
+        assert frozen.template == lease.template
+    assert list(bench.run_dir.iterdir()) == []
+
+
+async def test_a_machine_that_was_frozen_goes_on_as_itself_with_its_clock_set(bench: Bench):
+    async with bench.provider.acquire(TEMPLATE) as lease, bench.provider.freeze(lease):
+        first, again = bench.agents[0].identities
+        assert (again.hostname, again.machine_id, again.reseed) == (first.hostname, first.machine_id, False)
+        assert again.entropy != first.entropy
+
+
+async def test_a_thawed_machine_is_the_same_again_or_a_copy_that_is_unique(bench: Bench):
+    provider = bench.provider
+    async with (
+        provider.acquire(TEMPLATE) as lease,
+        provider.freeze(lease) as frozen,
+        provider.thaw(frozen, copy=False),
+        provider.thaw(frozen, copy=True),
+    ):
+        assert bench.driver.alive == 3
+    first, same, copy = (agent.identity for agent in bench.agents)
+    assert (same.hostname, same.machine_id, same.reseed) == (first.hostname, first.machine_id, False)
+    assert copy.reseed
+    assert len({first.hostname, copy.hostname}) == len({first.machine_id, copy.machine_id}) == 2
+    assert len({first.entropy, same.entropy, copy.entropy}) == 3
+    assert [spec.id for spec in bench.driver.specs] == [first.hostname, same.hostname, copy.hostname]
+    assert bench.driver.alive == 0
+
+
+async def test_a_machine_is_thawed_with_the_files_it_was_made_from(bench: Bench, tmp_path: Path):
+    async with bench.provider.acquire(TEMPLATE) as lease, bench.provider.freeze(lease) as frozen:
+        assert bench.builder.found is not None
+        bench.builder.found = replace(bench.builder.found, root=tmp_path / "built anew")
+        async with bench.provider.thaw(frozen, copy=True):
+            assert bench.driver.specs[0].root == bench.driver.specs[1].root
+
+
+async def test_a_driver_without_snapshots_freezes_nothing(bench: Bench):
+    async with bench.provider.acquire(TEMPLATE) as lease:
+        bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False)
+        with pytest.raises(CannotFreeze, match="driver stub"):
+            await bench.provider.freeze(lease).__aenter__()
+
+
+async def test_what_goes_wrong_with_a_frozen_state_is_told_apart(bench: Bench):
+    async with bench.provider.acquire(TEMPLATE) as lease:
+        async with bench.provider.freeze(lease) as frozen:
+            bench.driver.error = SnapshotFailed("the state file is cut short")
+            with pytest.raises(StateLost, match="cut short"):
+                await bench.provider.thaw(frozen, copy=False).__aenter__()
+            bench.driver.error = OSError("out of memory")
+            with pytest.raises(SandboxError, match="could not be started: out of memory"):
+                await bench.provider.thaw(frozen, copy=False).__aenter__()
+        with pytest.raises(SandboxError, match="could not be frozen: out of memory"):
+            await bench.provider.freeze(lease).__aenter__()
+    assert list(bench.run_dir.iterdir()) == []
     assert bench.driver.alive == 0

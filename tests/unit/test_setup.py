@@ -92,7 +92,7 @@ def add_all(directory: Path, *, but: tuple[str, ...] = ()) -> None:
 def test_a_host_that_has_everything_is_told_so_in_one_line(programs, settings, capsys):
     add_all(programs)
     assert setup.main(settings, check=False) == 0
-    assert capsys.readouterr().out == "Nothing is missing: gvisor runs sandboxes here (kernel isolation).\n"
+    assert capsys.readouterr().out == "Nothing is missing: gvisor runs machines here (kernel isolation).\n"
 
 
 def test_a_package_that_brings_two_missing_programs_is_named_once(programs, settings):
@@ -123,7 +123,7 @@ def test_without_kvm_nobody_is_asked_for_qemu(programs, settings, drivers, capsy
     assert "no gVisor yet" in capsys.readouterr().out
     assert setup.main(settings, check=False) == 0
     assert setup.main(settings, check=True) == 0
-    assert "gvisor runs sandboxes here" in capsys.readouterr().out
+    assert "gvisor runs machines here" in capsys.readouterr().out
 
 
 def test_where_gvisor_does_not_work_the_next_driver_is_set_up_and_the_reason_told(programs, settings, drivers, capsys):
@@ -133,7 +133,7 @@ def test_where_gvisor_does_not_work_the_next_driver_is_set_up_and_the_reason_tol
     assert setup.main(settings, check=False) == 0
     told = capsys.readouterr()
     assert "gvisor has all it needs, but it told us so" in told.err
-    assert "qemu runs sandboxes here" in told.out
+    assert "qemu runs machines here" in told.out
 
 
 def test_a_driver_that_has_all_it_needs_and_does_not_work_is_no_success(programs, settings, drivers, capsys):

@@ -33,6 +33,13 @@ def test_a_template_is_called_what_its_directory_is_called(tmp_path: Path):
     assert find_templates(tmp_path) == {"some-name": template}
 
 
+def test_a_template_that_was_changed_is_read_again(tmp_path: Path):
+    first = load(tmp_path, GOOD)
+    assert load_template("some-name", tmp_path) is first
+    (tmp_path / "some-name" / "template.toml").write_text(GOOD.replace("512", "1024"))
+    assert load_template("some-name", tmp_path).machine.memory_mb == 1024
+
+
 @pytest.mark.parametrize("mode", ["pooled", "cold", "singleton"])
 def test_a_template_says_whether_machines_of_it_are_kept_ready(tmp_path: Path, mode: str):
     assert load(tmp_path, f'pool = "{mode}"\n{GOOD}').pool == mode

@@ -34,5 +34,5 @@ def test_it_comes_from_the_hosts_own_suite_or_the_first_one_that_has_a_good_one(
 
 @pytest.mark.anyio
 async def test_a_system_without_gvisor_has_no_version(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("templates.runsc.find_tool", lambda program: None)
+    monkeypatch.setattr("vmm.process.find_tool", lambda program: None)
     assert await system_runsc_version() is None

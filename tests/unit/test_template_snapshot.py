@@ -11,7 +11,7 @@ from templates.model import load_template
 from templates.snapshot import make_snapshot
 from templates.tools import LoggedTools
 from vmm.driver import Machine
-from vmm.drivers.fake import FakeDriver
+from vmm.drivers.fake import FakeDriver, Memory
 from vmm.types import GuestCode, MachineSpec, Snapshot
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ class EndsWhenFrozen(FakeDriver):
         self._frozen = anyio.Event()
         self._ended = anyio.Event()
 
-    async def _live(self, stream: ByteStream) -> None:
+    async def _live(self, stream: ByteStream, _memory: Memory) -> None:
         async with stream, anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer, stream, tasks.cancel_scope)
             await self._frozen.wait()

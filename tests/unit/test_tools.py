@@ -21,6 +21,7 @@ from mcp_sandbox.server import SandboxServer, create_server
 from mcp_sandbox.service import SandboxService
 from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
 
+ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox"}
 NAMES = {
     "create_sandbox",
     "run_code",
@@ -87,8 +88,11 @@ async def test_the_whole_way_works_in_both_eras_of_the_protocol(provider: FakePr
     assert provider.alive == 0
 
 
-async def test_every_tool_has_a_title_all_hints_and_described_arguments(client: Client):
-    for tool in (await client.list_tools()).tools:
+async def test_every_tool_has_a_title_all_hints_and_described_arguments(provider: FakeProvider):
+    async with connected(provider, toolset="advanced") as client:
+        tools = (await client.list_tools()).tools
+    assert {tool.name for tool in tools} == NAMES | ADVANCED
+    for tool in tools:
         assert tool.title
         assert tool.description
         hints = tool.annotations
@@ -525,3 +529,28 @@ async def test_output_within_what_is_sent_live_is_read_on_from_the_run(client: C
         text = text_of(await client.call_tool("read_output", calls_in(text)["read_output"]))
         read += text.split("\n\n[")[0]
     assert read.replace("\n", "") == lines.replace("\n", "")
+
+
+async def test_a_sandbox_is_forked_paused_and_resumed_with_the_calls_that_errors_name(provider: FakeProvider):
+    async with connected(provider, toolset="advanced") as client:
+        box = await created(client)
+        await client.call_tool("write_file", {"sandbox_id": box, "path": "f", "content": "mine"})
+        forked = await client.call_tool("fork_sandbox", {"sandbox_id": box, "count": 2})
+        assert forked.structured_content is not None
+        for copy in forked.structured_content["copies"]:
+            read = await client.call_tool("read_file", {"sandbox_id": copy["sandbox_id"], "path": "f"})
+            assert "mine" in text_of(read)
+        paused = await client.call_tool("pause_sandbox", {"sandbox_id": box})
+        assert paused.structured_content is not None
+        assert paused.structured_content["state"] == "paused"
+        refused = await error_of(client, "read_file", sandbox_id=box, path="f")
+        assert f'resume_sandbox(sandbox_id="{box}")' in refused
+        await client.call_tool("resume_sandbox", {"sandbox_id": box})
+        assert "mine" in text_of(await client.call_tool("read_file", {"sandbox_id": box, "path": "f"}))
+
+
+async def test_more_copies_than_allowed_are_refused_before_anything_is_done(provider: FakeProvider):
+    async with connected(provider, toolset="advanced") as client:
+        box = await created(client)
+        assert "8" in await error_of(client, "fork_sandbox", sandbox_id=box, count=9)
+    assert provider.copies == []

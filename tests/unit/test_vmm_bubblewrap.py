@@ -93,15 +93,6 @@ async def test_a_usable_driver_says_what_it_lacks(bwrap):
     assert any("this host has no control groups" in line for line in told.limits)
 
 
-def test_users_are_told_of_the_switch_their_distribution_has(tmp_path, monkeypatch):
-    switch = tmp_path / "switch"
-    monkeypatch.setattr(bubblewrap_probe, "APPARMOR_SWITCH", switch)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "unprivileged_userns_clone" in bubblewrap_probe._advice()
-    switch.write_text("1\n")
-    assert "apparmor_restrict_unprivileged_userns" in bubblewrap_probe._advice()
-
-
 def options(box: command.Box) -> list[str]:
     """The options bubblewrap would read from its file."""
     with command.prepared("bwrap", box, ["true"]) as start:
@@ -159,7 +150,14 @@ def test_processes_are_only_counted_where_the_count_is_the_machines_own(monkeypa
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for release, counted in (("5.10.0-28-amd64", False), ("5.14.0", True), ("6.1.0-13-amd64", True)):
         monkeypatch.setattr(os, "uname", lambda release=release: _Uname(release))
-        assert bubblewrap_probe.counts_processes() is counted
+        assert limits.counts_apart() is counted
+
+
+def test_links_in_proc_are_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "device-tree").symlink_to("/sys/firmware/devicetree/base")
+    (tmp_path / "kcore").write_text("")
+    monkeypatch.setattr(command, "PROC", tmp_path)
+    assert command._masks() == ["--ro-bind", "/dev/null", str(tmp_path / "kcore")]
 
 
 class _Uname:

@@ -10,7 +10,7 @@ import pytest
 
 from vmm import limits
 from vmm.hierarchy import Hierarchy, detect, find, start_time, with_scopes
-from vmm.limits import OwnGroup, SystemdScope, control_group, rlimit_argv, settings, sweep
+from vmm.limits import OwnGroup, SystemdScope, control_group, installation, rlimit_argv, settings, sweep
 from vmm.process import Confinement, bystander, spawn
 from vmm.scopes import find_manager
 from vmm.types import Limits
@@ -105,6 +105,7 @@ def test_both_versions_get_the_same_ceilings_in_their_own_words():
     }
     assert settings(ALL, 1) == {
         "memory.limit_in_bytes": "512",
+        "memory.memsw.limit_in_bytes": "512",
         "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "150000",
         "pids.max": "64",
@@ -156,8 +157,7 @@ def test_what_a_group_does_better_is_left_to_it():
 
 
 def test_an_old_kernel_that_counts_all_processes_of_a_user_gets_no_limit_on_them(monkeypatch):
-    monkeypatch.setattr(limits, "_kernel", lambda: (5, 10))
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(limits, "counts_apart", lambda: False)
     assert rlimit_argv(processes=64) == ["prlimit", "--core=0"]
 
 
@@ -201,13 +201,15 @@ def test_a_host_without_systemd_has_no_manager(tmp_path, monkeypatch):
     assert find_manager({"XDG_RUNTIME_DIR": str(tmp_path)}) is None
 
 
-def test_groups_of_killed_servers_are_swept_and_those_of_living_ones_kept(tmp_path):
+def test_groups_of_our_killed_servers_are_swept_and_all_others_kept(tmp_path):
     folder = tmp_path / "mcp-sandbox"
-    me = f"{os.getpid()}-{start_time(os.getpid())}"
-    for name in ("999999999-1-dead", f"{os.getpid()}-1-number-used-again", f"{me}-alive", "not-ours"):
+    us, somebody = installation(tmp_path / "run"), installation(tmp_path / "other")
+    dead = {f"999999999-1-{us}-dead", f"{os.getpid()}-1-{us}-number-used-again"}
+    kept = {f"{os.getpid()}-{start_time(os.getpid())}-{us}-alive", f"999999999-1-{somebody}-dead", "not-ours"}
+    for name in dead | kept:
         (folder / name).mkdir(parents=True)
-    assert set(sweep(Hierarchy(1, (folder,)))) == {"999999999-1-dead", f"{os.getpid()}-1-number-used-again"}
-    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{me}-alive", "not-ours"])
+    assert set(sweep(Hierarchy(1, (folder,)), tmp_path / "run")) == dead
+    assert {path.name for path in folder.iterdir()} == kept
 
 
 @pytest.mark.parametrize(

@@ -161,3 +161,26 @@ async def test_a_host_that_can_confine_has_no_trouble_and_one_without_the_tools_
     trouble = await probe.confinement_trouble(plain)
     assert trouble is not None
     assert "no-such-tool" in trouble.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "order"),
+    [
+        ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+        ("user/max_user_namespaces", "0", "user.max_user_namespaces=9999"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ],
+)
+def test_the_switch_that_forbids_namespaces_is_named(tmp_path, name, value, order):
+    for switch in probe.SWITCHES:
+        (tmp_path / switch).parent.mkdir(exist_ok=True)
+        (tmp_path / switch).write_text(probe.SWITCHES[switch][1] + "\n")
+    assert "sysctl" not in probe.namespace_advice(tmp_path)
+    (tmp_path / name).write_text(f"{value}\n")
+    assert probe.namespace_advice(tmp_path).endswith(f"sysctl -w {order}")
+
+
+async def test_a_program_that_does_not_end_says_nothing(monkeypatch):
+    monkeypatch.setattr(probe, "WORDS_S", 0.05)
+    assert await probe.words_of("sleep", "1000") == ""
+    assert await probe.words_of("no-such-program-here") == ""

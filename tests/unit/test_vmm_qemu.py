@@ -1,5 +1,6 @@
 """What the qemu driver decides before any machine runs."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,25 @@ async def test_a_host_without_qemu_says_how_to_get_it(monkeypatch, tmp_path):
     assert (verdict.usable, verdict.fix) == (False, qemu_probe.INSTALL)
 
 
+def fake_qemu(directory: Path, body: str) -> None:
+    program = directory / "qemu-system-x86_64"
+    program.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && echo 'QEMU emulator version 9.9' && exit 0\n{body}\n")
+    program.chmod(0o755)
+
+
+async def test_a_qemu_that_only_says_its_version_is_not_usable(monkeypatch, tmp_path):
+    fake_qemu(tmp_path, "echo 'no such machine' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    tmp_path.chmod(0o755)
+    verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
+    assert (verdict.usable, verdict.version) == (False, "QEMU 9.9")
+    assert verdict.reason.startswith("QEMU does not start")
+
+
 async def test_a_host_that_cannot_confine_a_process_is_not_usable(monkeypatch, tmp_path):
+    fake_qemu(tmp_path, "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
     async def refused(confinement: Confinement) -> Verdict:
         return Verdict(False, "status 1: Operation not permitted", "get the right")
 

@@ -27,8 +27,8 @@ PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
 
 
-def create(config: DriverConfig) -> "BubblewrapDriver":  # noqa: ARG001 - it keeps nothing on the host's disk
-    return BubblewrapDriver()
+def create(config: DriverConfig) -> "BubblewrapDriver":
+    return BubblewrapDriver(config)
 
 
 class BubblewrapMachine(TalkingMachine):
@@ -56,16 +56,15 @@ class BubblewrapDriver:
     name = "bubblewrap"
     capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=False, root="tree")
 
-    def __init__(self) -> None:
-        self._hierarchy = limits.detect()
+    def __init__(self, config: DriverConfig) -> None:
+        self._config = config
         self._verdict: Probe | None = None
         self._probing = anyio.Lock()
 
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                limits.sweep(self._hierarchy)
-                self._verdict = await bubblewrap_probe.probe(self._hierarchy)
+                self._verdict = await bubblewrap_probe.probe(limits.detect())
             return self._verdict
 
     @asynccontextmanager
@@ -74,7 +73,9 @@ class BubblewrapDriver:
         if not verdict.usable:
             raise DriverUnavailable(verdict.reason, fix=verdict.fix)
         async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
+            group = await stack.enter_async_context(
+                limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec))
+            )
             process = await _start(stack, spec, group)
             await _hand_over(spec, process)
             yield BubblewrapMachine(spec, process, group)
@@ -123,7 +124,7 @@ def _ceilings(spec: MachineSpec) -> Limits:
 def _process_limits(spec: MachineSpec) -> dict[int, int]:
     """What each process may have, and how many there may be: they hold without control groups too."""
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES, resource.RLIMIT_FSIZE: spec.disk_mb * MIB}
-    if bubblewrap_probe.counts_processes():
+    if limits.counts_apart():
         wanted[resource.RLIMIT_NPROC] = PROCESSES
     ours = {kind: resource.getrlimit(kind)[1] for kind in wanted}  # nobody can have more than we can
     return {

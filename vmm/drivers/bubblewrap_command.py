@@ -122,6 +122,8 @@ def _masks() -> list[str]:
     for entry in sorted(PROC.iterdir()):
         if entry.name.isdigit() or entry.name in kept:
             continue
+        if entry.is_symlink():  # to another place in /proc or /sys, which is not there or masked too
+            continue
         if entry.is_dir():
             masks += [*EMPTY, "--tmpfs", str(entry), "--remount-ro", str(entry)]
         else:

@@ -1,5 +1,6 @@
 """Machines that are nothing but a socket pair, for tests of the logic around machines."""
 
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -7,20 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream
 
 from vmm.driver import Machine
-from vmm.errors import MachineLost
+from vmm.errors import MachineLost, SnapshotFailed
 from vmm.types import Capabilities, Exit, Isolation, MachineSpec, Probe, Snapshot, Usage
 
-Guest = Callable[[ByteStream], Coroutine[Any, Any, None]]
+Memory = dict[str, Any]  # what a machine knows, and a snapshot keeps
+Guest = Callable[[ByteStream, Memory], Coroutine[Any, Any, None]]
+STATE = "state"  # the file of a snapshot
 
 
 class FakeMachine:
     """One end of a socket pair; whatever the test wants is at the other."""
 
-    def __init__(self, spec: MachineSpec, stream: SocketStream) -> None:
+    def __init__(self, spec: MachineSpec, stream: SocketStream, memory: Memory) -> None:
         self.spec = spec
+        self.memory = memory
         self.paused = False
         self._stream: SocketStream | None = stream
         self._ended = anyio.Event()
@@ -74,33 +79,39 @@ class FakeDriver:
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
         self.launched += 1
-        async with self._machine(spec) as machine:
+        async with self._machine(spec, {}) as machine:
             yield machine
 
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:  # noqa: ARG002
-        (dst / "state").write_text(machine.id)
+        assert isinstance(machine, FakeMachine)
+        await anyio.lowlevel.checkpoint()
+        (dst / STATE).write_text(json.dumps(machine.memory))
         return Snapshot(driver=self.name, path=dst)
 
     @asynccontextmanager
-    async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:  # noqa: ARG002
+    async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
         self.restored += 1
-        async with self._machine(spec) as machine:
+        try:
+            memory = json.loads((snapshot.path / STATE).read_text())
+        except OSError as error:
+            raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
+        async with self._machine(spec, memory) as machine:
             yield machine
 
     async def aclose(self) -> None:
         assert not self.running, "machines are still running"
 
     @asynccontextmanager
-    async def _machine(self, spec: MachineSpec) -> AsyncIterator[FakeMachine]:
+    async def _machine(self, spec: MachineSpec, memory: Memory) -> AsyncIterator[FakeMachine]:
         ours, theirs = socket.socketpair()
         with anyio.CancelScope(shield=True):  # one stream without the other would be left open
             stream, other = await SocketStream.from_socket(ours), await SocketStream.from_socket(theirs)
-        machine = FakeMachine(spec, stream)
+        machine = FakeMachine(spec, stream, memory)
         self.running.append(machine)
         try:
             async with anyio.create_task_group() as tasks:
                 if self._guest is not None:
-                    tasks.start_soon(self._guest, other)
+                    tasks.start_soon(self._guest, other, memory)
                 yield machine
                 tasks.cancel_scope.cancel()
         finally:

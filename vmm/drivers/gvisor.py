@@ -23,13 +23,12 @@ from vmm.machine import TalkingMachine
 from vmm.memory import sealed_bytes
 from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
-from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot, Usage
-from vmm.usage import children_of, usage
+from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot
+from vmm.usage import children_of
 
 MIB = 1024 * 1024
 CONTROL_S = 20.0  # gVisor answers in 30 ms; a busy host may need far longer
 SAVE_S = 120.0  # a checkpoint of 100 MB takes 0.3 s
-MEMORY_FILE = "runsc-memory"  # gVisor keeps all memory of a machine in it
 IMAGE = "checkpoint"  # the directory in a snapshot that is gVisor's
 # Pages as they are: unpacking would cost every restore more than reading does.
 CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
@@ -63,9 +62,6 @@ class GvisorMachine(TalkingMachine):
     async def resume(self) -> None:
         await self.control("resume")
 
-    async def usage(self) -> Usage:
-        return usage(self.pid, memory_file=MEMORY_FILE)
-
     async def control(self, *order: str, pass_fds: tuple[int, ...] = (), timeout_s: float = CONTROL_S) -> None:
         """Have gVisor do something with this machine. Raises MachineLost."""
         first = children_of(self.pid)
@@ -75,7 +71,7 @@ class GvisorMachine(TalkingMachine):
         argv = command.enter_argv(first[0], self.uid, [*self._runsc, *order, command.NAME])
         try:
             with anyio.fail_after(timeout_s):
-                await run_tool(argv, pass_fds=(program, *pass_fds))
+                await run_tool(argv, bare=True, pass_fds=(program, *pass_fds))
         except (ToolFailed, TimeoutError) as error:
             raise MachineLost(f"gVisor did not do {order[0]!r} for machine {self.id}: {error}") from error
 
@@ -88,7 +84,6 @@ class GvisorDriver:
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
-        self._hierarchy = limits.detect()
         self._probing = anyio.Lock()
         self._verdict: Probe | None = None
         self._engine: gvisor_probe.Engine | None = None
@@ -96,8 +91,7 @@ class GvisorDriver:
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                limits.sweep(self._hierarchy)
-                self._verdict, self._engine = await gvisor_probe.probe(self._config, self._hierarchy)
+                self._verdict, self._engine = await gvisor_probe.probe(self._config, limits.detect())
             return self._verdict
 
     async def fingerprint(self) -> str:
@@ -145,7 +139,7 @@ class GvisorDriver:
         config = sealed_bytes(command.config_json(spec, f"/proc/self/fd/{root}"))
         stack.callback(os.close, config)
         runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform)
-        group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
+        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec)))
         confinement = gvisor_probe.confinement()
         argv = command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME])
         process = await stack.enter_async_context(
@@ -175,7 +169,6 @@ def _ceilings(spec: MachineSpec) -> Limits:
         pids=command.THREADS,
         # All memory of a machine is one file of gVisor's, which grows by gigabytes.
         file_bytes=math.ceil(megabytes / 1024) * 1024 * MIB,
-        alone=True,
     )
 
 
@@ -191,7 +184,8 @@ def _take_over(image: Path) -> None:
 
 def _own(path: Path, flags: int, mode: int) -> None:
     with _opened(path, flags) as file:
-        if not (stat.S_ISREG(os.fstat(file).st_mode) or flags & os.O_DIRECTORY):
+        status = os.fstat(file)
+        if not flags & os.O_DIRECTORY and not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
             raise SnapshotFailed(f"gVisor left something in the checkpoint that is no file: {path.name}")
         os.fchown(file, os.geteuid(), os.getegid())
         os.fchmod(file, mode)

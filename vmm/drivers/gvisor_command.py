@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vmm.agent import ENVIRONMENT, agent_argv
+from vmm.limits import rlimit_argv
 from vmm.types import GuestCode, MachineSpec
 
 NAME = "machine"  # every machine has a gVisor state directory to itself, so all can be called the same
@@ -50,7 +51,8 @@ def runsc_argv(binary: str, platform: str) -> list[str]:
 
 def in_namespaces(config: int, argv: list[str]) -> list[str]:
     """`argv` in namespaces of its own, with the bundle whose config is the descriptor `config`."""
-    return [*NAMESPACES, "sh", "-c", PREPARE, "sh", str(config), *argv]
+    # Inside the namespaces the kernel counts the machine's processes alone, outside all of the user's.
+    return [*NAMESPACES, "sh", "-c", PREPARE, "sh", str(config), *rlimit_argv(processes=THREADS), *argv]
 
 
 def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import anyio
 
 from vmm.driver import DriverConfig
 from vmm.drivers import gvisor_command as command
-from vmm.errors import ToolFailed
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
-from vmm.probe import ROOT_ADVICE, USER_ADVICE, not_in_force, own_user
-from vmm.process import Confinement, find_tool, run_tool, spawn
+from vmm.probe import namespace_advice, not_in_force, own_user, words_of
+from vmm.process import Confinement, find_tool, spawn
 from vmm.types import Probe
 
 DEADLINE_S = 15.0  # it takes 0.2 s
@@ -22,6 +20,7 @@ OLDEST = 20240101  # releases before do not restore what they checkpointed well 
 # The way gVisor takes over a program's system calls, best first. `kvm` needs hardware that really works.
 PLATFORMS = ("systrap", "kvm", "ptrace")
 SETUP = "mcp-sandbox setup --driver gvisor"
+BY_HAND = f"put a runsc of {OLDEST // 10_000} or newer on the PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
     """Can gVisor run machines here?"""
     found, reason = await find_binary(config)
     if found is None:
-        return Probe(usable=False, reason=reason, fix=SETUP), None
+        return Probe(usable=False, reason=reason, fix=SETUP if find_tool("apt-get") else BY_HAND), None
     binary, version = found
     missing = not_in_force(hierarchy)
     troubles = []
@@ -47,8 +46,8 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
             verdict = Probe(True, f"a program ran in it ({platform})", None, None, version, missing)
             return verdict, Engine(binary, version, platform)
         troubles.append(f"{platform}: {trouble}")
-    fix = ROOT_ADVICE if os.geteuid() == 0 else USER_ADVICE
-    return Probe(False, f"no program ran in it: {'; '.join(troubles)}", fix, None, version, missing), None
+    reason = f"no program ran in it: {'; '.join(troubles)}"
+    return Probe(False, reason, namespace_advice(), None, version, missing), None
 
 
 async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, str]:
@@ -67,11 +66,13 @@ async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, st
 
 async def release_of(binary: Path) -> int:
     """The day a gVisor was released, as a number like 20240729; 0 if it does not tell."""
-    lines: list[str] = []
-    with suppress(ToolFailed, OSError):
-        await run_tool([str(binary), "--version"], on_line=lines.append)
-    found = re.search(r"(20\d{6})", " ".join(lines))
-    return int(found[1]) if found else 0
+    return release_in(await words_of(str(binary), "--version"))
+
+
+def release_in(words: str) -> int:
+    """The same from what a gVisor says about its version."""
+    found = re.search(r"(?<!\d)20\d{6}(?!\d)", words)
+    return int(found[0]) if found else 0
 
 
 def confinement() -> Confinement:
@@ -80,7 +81,7 @@ def confinement() -> Confinement:
 
 
 async def _try(binary: Path, platform: str) -> str | None:
-    """Run a program in the same way as machines run; None, or what went wrong."""
+    """Run a program of the host's in it, confined as machines are; None, or what went wrong."""
     program = os.open(binary, os.O_RDONLY)
     config = sealed_bytes(command.probe_json())
     runsc = command.runsc_argv(f"/proc/self/fd/{program}", platform)

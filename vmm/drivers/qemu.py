@@ -106,7 +106,6 @@ class QemuDriver:
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
-        self._hierarchy = limits.detect()
         self._verdict: Probe | None = None
         self._probing = anyio.Lock()
         self._sealed = memory.SealedMemory()  # one copy for all machines
@@ -114,9 +113,8 @@ class QemuDriver:
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                limits.sweep(self._hierarchy)
                 await anyio.to_thread.run_sync(tsc.tsc_khz)  # takes 50 ms the first time
-                self._verdict = await qemu_probe.probe(self._config, self._hierarchy)
+                self._verdict = await qemu_probe.probe(self._config, limits.detect())
             return self._verdict
 
     async def fingerprint(self) -> str:
@@ -135,6 +133,15 @@ class QemuDriver:
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, QemuMachine):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
+        try:
+            await self._save(machine, dst)
+        finally:
+            if keep:  # whether or not it could be saved; if it is lost, the next request to it says so
+                with anyio.CancelScope(shield=True), suppress(MachineLost):
+                    await machine.resume()
+        return Snapshot(driver=self.name, path=dst)
+
+    async def _save(self, machine: QemuMachine, dst: Path) -> None:
         # A machine that is running when its state is taken continues by itself when it is restored.
         with (dst / STATE).open("xb") as state:
             # What a clone has written is in no file: it becomes part of the state.
@@ -147,9 +154,6 @@ class QemuDriver:
             await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
         await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK)
         (dst / TSC_KHZ).write_text(str(tsc.tsc_khz()))
-        if keep:
-            await machine.resume()
-        return Snapshot(driver=self.name, path=dst)
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -160,7 +164,8 @@ class QemuDriver:
                     _check_rate((snapshot.path / TSC_KHZ).read_text())
                 state = stack.enter_context((snapshot.path / STATE).open("rb"))
                 if (snapshot.path / MEMORY).exists():
-                    ram, shared = await self._sealed.get(snapshot.path / MEMORY), False
+                    stack.callback(self._sealed.sweep)  # a sandbox's frozen state is removed while its machine runs
+                    ram, shared = _owned(stack, os.dup(await self._sealed.get(snapshot.path / MEMORY))), False
                 else:  # it is in the state
                     ram, shared = _owned(stack, memory.new_memory(spec.memory_mb * MIB)), True
                 copy = partial(memory.scratch_copy, snapshot.path / DISK, self._run_dir())
@@ -187,7 +192,7 @@ class QemuDriver:
         binary = command.find_binary()
         assert binary is not None  # `_engine` found one
         argv = command.machine_argv(binary, spec, accel, files, shared=backing.shared, tsc_khz=tsc.tsc_khz())
-        group = await stack.enter_async_context(limits.control_group(self._hierarchy, spec.id, _ceilings(spec)))
+        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec)))
         process = await stack.enter_async_context(
             spawn(
                 group.wrap(argv),

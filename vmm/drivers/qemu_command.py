@@ -104,6 +104,14 @@ def probe_argv(binary: str, accel: Accel, vmlinuz: int, initramfs: int) -> list[
     ]
 
 
+def standing_argv(binary: str) -> list[str]:
+    """A machine that stands still from its start, with a monitor on standard input and output."""
+    return [
+        *base_argv(binary, Accel.TCG),
+        *("-m", "64M", "-S", "-chardev", "stdio,id=monitor,signal=off", "-mon", "chardev=monitor,mode=control"),
+    ]
+
+
 def base_argv(binary: str, accel: Accel) -> list[str]:
     """What all our machines have in common."""
     engine = f"tcg,tb-size={TCG_CACHE_MB}" if accel is Accel.TCG else "kvm"

@@ -11,13 +11,13 @@ import anyio
 from vmm import probe as host
 from vmm.driver import DriverConfig
 from vmm.drivers import qemu_command as command
-from vmm.errors import ToolFailed
 from vmm.limits import Hierarchy
-from vmm.probe import KVM_DEVICE, confinement_trouble, not_in_force, own_user
-from vmm.process import Confinement, run_tool, spawn
+from vmm.probe import KVM_DEVICE, confinement_trouble, not_in_force, own_user, words_of
+from vmm.process import Confinement, spawn
 from vmm.types import Accel, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
 
+START_S = 15.0  # it takes 60 ms
 KVM_DEADLINE_S = 15.0  # a guest that boots at all under KVM prints its word within one second
 PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # what the initramfs prints when it is asked to
 WHOLE_GUEST = "whole-guest"  # the question
@@ -31,7 +31,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
     if binary is None:
         return Probe(usable=False, reason=f"{command.SYSTEM} is not installed", fix=INSTALL)
     version = await _version(binary)
-    trouble = await confinement_trouble(confinement(Accel.TCG))
+    trouble = await _start_trouble(binary)
     if trouble is not None:
         return Probe(False, trouble.reason, trouble.fix, None, version)
     missing = not_in_force(hierarchy)
@@ -43,6 +43,26 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
     if config.accel is Accel.KVM:
         return Probe(False, kvm.reason, kvm.fix, None, version, missing)
     return Probe(True, f"emulation (TCG): {kvm.reason}", kvm.fix, Accel.TCG, version, missing)
+
+
+async def _start_trouble(binary: str) -> Verdict | None:
+    """Start a machine that is never let go, and ask its monitor to end it; None, or what went wrong."""
+    answers = b""
+    try:
+        with anyio.fail_after(START_S):
+            argv = command.standing_argv(binary)
+            async with spawn(argv, confinement=confinement(Accel.TCG), talks=True) as process:
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):  # it ends when it is asked to, or before
+                    await process.stream.send(b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n')
+                    while True:
+                        answers += await process.stream.receive()
+                end = await process.wait()
+    except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not there
+        return Verdict(False, f"QEMU does not start: {error or f'no answer in {START_S:.0f} s'}", INSTALL)
+    if end.code == 0 and b'"QMP"' in answers:
+        return None
+    # Perhaps it is not QEMU that cannot start, but anything with so few rights.
+    return await confinement_trouble(confinement(Accel.TCG)) or Verdict(False, f"QEMU does not start: {end}", INSTALL)
 
 
 async def kvm_boots(config: DriverConfig, binary: str, version: str) -> Verdict:
@@ -74,10 +94,7 @@ async def _boot(binary: str, kernel: GuestKernel, file: Path) -> Verdict:
 
 
 async def _version(binary: str) -> str:
-    lines: list[str] = []
-    with suppress(ToolFailed):
-        await run_tool([binary, "--version"], on_line=lines.append)
-    found = re.search(r"version (\S+)(?: \(([^)]*)\))?", lines[0] if lines else "")
+    found = re.search(r"version (\S+)(?: \(([^)]*)\))?", await words_of(binary, "--version"))
     return f"QEMU {found[2] or found[1]}" if found else "QEMU of unknown version"
 
 

@@ -1,0 +1,1 @@
+"""`mcp-sandbox bench`: the numbers we promise, measured on this host, as ratios within one run."""

@@ -1,0 +1,119 @@
+"""Machines from a snapshot against machines from nothing: how soon they have a result, and what memory they take."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import anyio
+from anyio.abc import TaskStatus
+
+from guest.client import AgentClient
+from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
+from mcp_sandbox.commands.bench.subject import MB, Subject, run_code
+from mcp_sandbox.local import start_machine
+from mcp_sandbox.unique import new_identity, open_unique
+from templates.snapshot import WARM_TIMEOUT_S
+from vmm.types import Accel
+
+BOOTS_AT_ONCE = 2  # of those that are not timed: an emulated machine that boots keeps one core busy
+TIMES_FASTER = {"qemu": 100, "gvisor": 5}
+PHASES = ("its process is started", "it is greeted and unique", "it has a result")
+
+
+async def measure(subject: Subject) -> Findings:
+    """Restores on both sides of the cold boots, so that a host that gets slower meanwhile does so for both."""
+    half = subject.plan.restores // 2
+    phases = await restores(subject, half)
+    clone_memory = await memory_of_clones(subject)
+    cold_start, cold_memory = await cold_boots(subject)
+    phases += await restores(subject, subject.plan.restores - half)
+    total = figure("restore to first result", "ms", [sum(sample) for sample in phases])
+    parts = [
+        figure(f"  of that, until {phase}", "ms", [sample[number] for sample in phases])
+        for number, phase in enumerate(PHASES)
+    ]
+    promises = _promises(subject, total, cold_start, clone_memory, cold_memory)
+    return Findings([total, *parts, cold_start, clone_memory, cold_memory], promises)
+
+
+def _promises(
+    subject: Subject, restored: Figure, booted: Figure, clone_memory: Figure, cold_memory: Figure
+) -> list[Promise]:
+    driver = subject.driver.name
+    faster = "restore to first result, faster than cold start and warm-up"
+    promises = [Promise(faster, booted.p50 / restored.p50, TIMES_FASTER[driver], "times", at_least=True)]
+    if driver == "qemu":
+        saved = 100 * (1 - clone_memory.p50 / cold_memory.p50)
+        promises.append(Promise("memory an idle clone saves against a cold boot", saved, 70, "%", at_least=True))
+    if subject.facts.accel is Accel.TCG:
+        promises.append(Promise("restore to first result, p50", restored.p50, 150, "ms"))
+        promises.append(Promise("PSS of an idle clone", clone_memory.p50, 40, "MB"))
+    return promises
+
+
+async def restores(subject: Subject, count: int) -> list[Sequence[float]]:
+    """From asking for a machine to the result of its first run, in milliseconds by phase; one at a time."""
+    samples = []
+    for number in range(count + 1):
+        subject.tell(f"restore to first result: {number} of {count}")
+        samples.append(await _restore(subject, f"bench-{number}"))
+    return samples[1:]  # the first one loads the snapshot's memory
+
+
+async def _restore(subject: Subject, name: str) -> Sequence[float]:
+    identity = new_identity(name)
+    times = [anyio.current_time()]
+    async with start_machine(subject.driver, subject.built, name) as machine:
+        times.append(anyio.current_time())
+        async with open_unique(await machine.connect(), identity, subject.driver.capabilities.isolation) as agent:
+            times.append(anyio.current_time())
+            await run_code(agent)
+            times.append(anyio.current_time())
+    return [1000 * (after - before) for before, after in pairwise(times)]
+
+
+async def memory_of_clones(subject: Subject) -> Figure:
+    """Proportional memory of idle machines, all alive at once: restored, made unique, never used."""
+    count = subject.plan.clones
+    subject.tell(f"memory of {count} idle clones")
+    async with AsyncExitStack() as stack:
+        started = [await stack.enter_async_context(subject.start(f"bench-idle-{number}")) for number in range(count)]
+        samples = [(await machine.usage()).memory_bytes / MB for machine, _ in started]
+    return figure("PSS of an idle clone", "MB", samples)
+
+
+async def cold_boots(subject: Subject) -> tuple[Figure, Figure]:
+    """The same machines started from nothing, warmed up as before a snapshot, kept until all have a result."""
+    plan, built = subject.plan, subject.built
+    memory: list[float] = []
+    ready = 0
+    limiter, all_there = anyio.Semaphore(BOOTS_AT_ONCE), anyio.Event()
+
+    async def boot(number: int, *, task_status: TaskStatus[float] = anyio.TASK_STATUS_IGNORED) -> None:
+        nonlocal ready
+        async with AsyncExitStack() as stack:
+            async with limiter:
+                began = anyio.current_time()
+                machine = await stack.enter_async_context(subject.driver.launch(built.spec(f"bench-cold-{number}")))
+                stream = await machine.connect()
+                agent = await stack.enter_async_context(AgentClient.open(stream, timeout_s=WARM_TIMEOUT_S))
+                await agent.warm(built.template.warmup.code, timeout_s=WARM_TIMEOUT_S)
+                await run_code(agent)
+                took_s = anyio.current_time() - began
+            ready += 1
+            subject.tell(f"cold starts: {ready} of {plan.cold_boots}, the last took {took_s:.0f} s")
+            if ready == plan.cold_boots:
+                all_there.set()
+            task_status.started(1000 * took_s)
+            await all_there.wait()
+            memory.append((await machine.usage()).memory_bytes / MB)
+
+    subject.tell(f"cold starts: 0 of {plan.cold_boots}")
+    async with anyio.create_task_group() as tasks:
+        times = [await tasks.start(boot, number) for number in range(plan.timed_boots)]
+        for number in range(plan.timed_boots, plan.cold_boots):
+            tasks.start_soon(boot, number)
+    return (
+        figure("cold start and warm-up to first result", "ms", times),
+        figure("PSS of a machine started cold", "MB", memory),
+    )

@@ -1,0 +1,121 @@
+"""What a benchmark finds: figures, and promises held against them."""
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from mcp_sandbox.commands.bench.subject import Plan
+
+FILE_WIDTH = 140  # columns, where there is no terminal that has some
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One thing measured."""
+
+    name: str
+    unit: str
+    samples: int
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One number we stand for, and what came out here. Only ratios and differences hold on other hosts."""
+
+    text: str
+    value: float
+    limit: float
+    unit: str
+    at_least: bool = False
+    kept: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", self.value >= self.limit if self.at_least else self.value <= self.limit)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found about one driver."""
+
+    figures: list[Figure] = field(default_factory=list)
+    promises: list[Promise] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # what could not be measured, and why
+
+    def add(self, other: "Findings") -> None:
+        self.figures += other.figures
+        self.promises += other.promises
+        self.left_out += other.left_out
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One driver's part of the report."""
+
+    driver: str
+    accel: str | None
+    findings: Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `bench --json` prints."""
+
+    template: str
+    plan: Plan
+    parts: list[Part]
+
+
+def figure(name: str, unit: str, samples: Sequence[float]) -> Figure:
+    """The middle and the upper end of what was measured."""
+    ordered = sorted(samples)
+    p95, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.95, 0.99))
+    return Figure(name, unit, len(ordered), statistics.median(ordered), p95, p99)
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """Print all figures, then the promises."""
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
+        return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    for table in (_figures(report), _promises(report)):
+        if table.row_count:
+            console.print(table)
+    for part in report.parts:
+        for line in part.findings.left_out:
+            console.print(f"{part.driver}: {line}")
+
+
+def _figures(report: Report) -> Table:
+    numbers = [Column(name, justify="right") for name in ("samples", "p50", "p95", "p99")]
+    table = Table("driver", "measured", *numbers, title=f"template {report.template}")
+    for part in report.parts:
+        for entry in part.findings.figures:
+            values = (f"{value:,.1f} {entry.unit}" for value in (entry.p50, entry.p95, entry.p99))
+            table.add_row(_titled(part), entry.name, str(entry.samples), *values)
+    return table
+
+
+def _promises(report: Report) -> Table:
+    numbers = [Column(name, justify="right") for name in ("wanted", "here")]
+    table = Table("driver", "promise", *numbers, "")
+    for part in report.parts:
+        for promise in part.findings.promises:
+            wanted = f"{'≥' if promise.at_least else '≤'} {promise.limit:g} {promise.unit}".strip()
+            here = f"{promise.value:,.2f} {promise.unit}".strip()
+            verdict = "[green]kept[/]" if promise.kept else "[red]missed[/]"
+            table.add_row(_titled(part), promise.text, wanted, here, verdict)
+    return table
+
+
+def _titled(part: Part) -> str:
+    return f"{part.driver} ({part.accel})" if part.accel else part.driver

@@ -1,0 +1,86 @@
+"""What is measured, and how much of it."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from guest.client import AgentClient
+from guest.client.messages import Display, Finished, RunCode
+from mcp_sandbox.app import Host
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.local import start
+from mcp_sandbox.provider import HostFacts
+from mcp_sandbox.unique import new_identity
+from templates.build import Builder, BuiltTemplate
+from vmm.driver import Driver, Machine
+
+MB = 1_000_000
+FIRST_CODE = "1+1"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many samples are taken."""
+
+    restores: int
+    clones: int
+    cold_boots: int
+    timed_boots: int  # the first of them: one at a time, as restores are
+    calls: int
+    cpu_rounds: int
+    pool_hits: int
+    bursts: int
+    forks: int
+    cycles: int | None = None  # of a soak; None: as many as the driver is promised to stand
+
+
+FULL = Plan(
+    restores=30, clones=10, cold_boots=10, timed_boots=3, calls=200, cpu_rounds=30, pool_hits=100, bursts=3, forks=10
+)
+QUICK = Plan(
+    restores=10, clones=10, cold_boots=1, timed_boots=1, calls=50, cpu_rounds=10, pool_hits=20, bursts=1, forks=3
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A driver that works here, a template built for it, and how to tell people how far we are."""
+
+    host: Host
+    facts: HostFacts
+    built: BuiltTemplate
+    plan: Plan
+    tell: Callable[[str], None]
+
+    @property
+    def settings(self) -> Settings:
+        return self.host.settings
+
+    @property
+    def driver(self) -> Driver:
+        return self.host.driver
+
+    @property
+    def builder(self) -> Builder:
+        return self.host.builder
+
+    def start(self, name: str) -> AbstractAsyncContextManager[tuple[Machine, AgentClient]]:
+        """A machine that is warm and unique, as sandboxes get it."""
+        return start(self.driver, self.built, new_identity(name))
+
+
+async def run_code(agent: AgentClient, code: str = FIRST_CODE) -> str:
+    """Run a cell to its end; the value of its last expression, in words.
+
+    Raises:
+        SandboxError: it did not end well.
+    """
+    shown = ""
+    async with agent.run(RunCode(code=code)) as run:
+        async for event in run:
+            if isinstance(event, Display):
+                shown = event.data.get("text/plain", "")
+            if isinstance(event, Finished) and event.status != "ok":
+                raise SandboxError(f"A run ended with {event.status}.")
+    return shown

@@ -1,0 +1,65 @@
+"""Tools that copy a sandbox, or put it aside for a while: the toolset `advanced`."""
+
+from typing import Annotated
+
+from mcp.server.mcpserver import MCPServer
+from pydantic import BaseModel, Field
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.service import MAX_COPIES, SandboxService
+from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, told_to_the_model
+from mcp_sandbox.tools.sandboxes import SandboxView, view
+
+
+class Copies(BaseModel):
+    """What came of a fork."""
+
+    copies: list[SandboxView]
+
+
+def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+    """Add this family's tools."""
+
+    @mcp.tool(
+        title="Fork sandbox",
+        description=(
+            "Copy a sandbox as it is now, to try several ways from the same point. Each copy is a sandbox of its own "
+            "with the same variables, running processes, open files and disk; nothing done in one is seen in another, "
+            "and the original goes on. Host name, machine id and random generators of a copy are new, also generators "
+            "that were seeded; its time to live begins anew. All copies are made, or none. Refused while a run is on."
+        ),
+        annotations=hints(read_only=False, destructive=False, idempotent=False),
+    )
+    async def fork_sandbox(
+        ctx: ToolContext,
+        sandbox_id: SandboxId,
+        count: Annotated[int, Field(ge=1, le=MAX_COPIES, description="How many copies.")] = 1,
+    ) -> Copies:
+        with told_to_the_model():
+            copies = await service_of(ctx).fork(owner_of(ctx), sandbox_id, count)
+        return Copies(copies=[view(copy) for copy in copies])
+
+    @mcp.tool(
+        title="Pause sandbox",
+        description=(
+            "Put a sandbox aside until resume_sandbox: it takes no CPU and no memory and leaves its place to others; "
+            "code and files in it cannot be used. While paused it is not idle, but it still ends at the age that "
+            f"create_sandbox gave it. At most {settings.max_paused} paused at once. Refused while a run is on."
+        ),
+        annotations=hints(read_only=False, destructive=False, idempotent=True),
+    )
+    async def pause_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> SandboxView:
+        with told_to_the_model():
+            return view(await service_of(ctx).pause(owner_of(ctx), sandbox_id))
+
+    @mcp.tool(
+        title="Resume sandbox",
+        description=(
+            "Let a paused sandbox go on where it was: variables, processes, open files, disk and host name are the "
+            "same, the clock is right. It needs a place among those that are alive; without one it stays paused."
+        ),
+        annotations=hints(read_only=False, destructive=False, idempotent=True),
+    )
+    async def resume_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> SandboxView:
+        with told_to_the_model():
+            return view(await service_of(ctx).resume(owner_of(ctx), sandbox_id))

@@ -1,0 +1,127 @@
+"""What the documents say about drivers, modules, commands and metrics is true of the code."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from mcp_sandbox.choice import ISOLATION
+from mcp_sandbox.cli import app
+from mcp_sandbox.config import Settings
+from mcp_sandbox.metrics import Metrics
+from templates.model import load_template
+from tests.unit.test_docs import ROOT, text_of
+from vmm.driver import DRIVER_NAMES
+from vmm.drivers import bubblewrap, gvisor, qemu
+from vmm.types import GuestCode, MachineSpec
+
+MIB = 1024 * 1024
+CAPABILITIES = {
+    driver.name: driver.capabilities for driver in (qemu.QemuDriver, gvisor.GvisorDriver, bubblewrap.BubblewrapDriver)
+}
+CEILINGS = {"qemu": qemu._ceilings, "gvisor": gvisor._ceilings, "bubblewrap": bubblewrap._ceilings}
+
+
+def section(document: str, title: str) -> str:
+    """A document's text below a heading, up to the next one of the same rank."""
+    rank = title.partition(" ")[0]
+    return text_of(document).split(f"\n{title}\n")[1].split(f"\n{rank} ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of all tables, without their heads, as cells."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    return [cells for cells in lines if cells[0].startswith("`")]
+
+
+def named_in(text: str) -> set[str]:
+    """All that is set as code."""
+    return set(re.findall(r"`([^`]+)`", text))
+
+
+def test_all_drivers_are_looked_at_here():
+    assert set(CAPABILITIES) == set(CEILINGS) == set(DRIVER_NAMES)
+
+
+def test_the_capabilities_of_every_driver_are_as_described():
+    table = {cells[0].strip("`"): cells[1:5] for cells in rows(section("docs/architecture.md", "## Two contracts"))}
+    assert table == {
+        name: [
+            f"`{can.isolation}`",
+            f"`{can.root}`",
+            "kernel and initramfs" if can.boots_kernel else "the agent's code",
+            "yes" if can.snapshot else "no",
+        ]
+        for name, can in CAPABILITIES.items()
+    }
+
+
+def test_what_every_driver_needs_of_the_store_is_as_described():
+    table = {
+        cells[0].strip("`"): named_in(cells[1]) for cells in rows(section("docs/operations.md", "## Where state lives"))
+    }
+    for name, can in CAPABILITIES.items():
+        boot = {"kernel", "initramfs"} if can.boots_kernel else {"agent"}
+        expected = {"image", can.root, *boot, *(["snapshot"] if can.snapshot else [])}
+        assert table[name] - {"runsc"} == expected, name
+
+
+def test_the_ceilings_of_a_machine_are_as_described():
+    size = load_template(Settings().template).machine
+    spec = MachineSpec("m", Path("/"), GuestCode(Path("/")), size.memory_mb, size.vcpus, size.disk_mb)
+    text = section("docs/operations.md", "## Limits on a machine")
+    assert f"(`memory_mb` {size.memory_mb}, `vcpus` {size.vcpus}, `disk_mb` {size.disk_mb})" in text
+    expected = []
+    for name in DRIVER_NAMES:
+        limits = CEILINGS[name](spec)
+        assert limits.memory_bytes is not None
+        expected.append([f"`{name}`", f"{limits.memory_bytes // MIB} MB", f"{limits.cpus:g}", str(limits.pids)])
+    assert rows(text) == expected
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/operations.md"])
+def test_every_driver_is_in_the_tables_of_levels(document: str):
+    drivers = "|".join(DRIVER_NAMES)
+    told = [
+        line for line in text_of(document).splitlines() if line.startswith("|") and re.search(rf"`({drivers})`", line)
+    ]
+    for name, isolation in ISOLATION.items():
+        assert any(f"`{name}`" in line and f"`{isolation}`" in line for line in told), name
+
+
+def test_the_threat_model_has_a_section_for_every_driver():
+    titles = re.findall(r"^## `(\w+)`", text_of("docs/threat-model.md"), re.MULTILINE)
+    assert titles == list(DRIVER_NAMES)
+
+
+@pytest.mark.parametrize("room", ["vmm", "guest", "templates", "mcp_sandbox"])
+def test_every_module_is_in_its_rooms_row_and_every_one_named_is_there(room: str):
+    line = next(line for line in text_of("docs/architecture.md").splitlines() if line.startswith(f"| `{room}` |"))
+    there = {path.stem for path in (ROOT / room).glob("[a-z]*.py")}
+    there |= {f"{path.parent.name}/" for path in (ROOT / room).glob("*/__init__.py")}
+    assert named_in(line) - {room} == there
+
+
+def test_every_command_is_in_the_table_of_commands():
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    text = section("docs/operations.md", "## Commands")
+    for name, command in commands.items():
+        for subcommand in getattr(command, "commands", {"": None}):
+            assert f"`{subcommand}`" in text or f"mcp-sandbox {name} {subcommand}".strip() in text, (name, subcommand)
+
+
+def test_every_metric_is_documented_and_every_one_documented_is_there():
+    told = re.findall(r"^# TYPE (\w+) ", Metrics(tuple).text(), re.MULTILINE)
+    documented = [cells[0].strip("`") for cells in rows(section("docs/operations.md", "## Metrics"))]
+    assert sorted(documented) == sorted(told)
+
+
+def test_every_library_we_depend_on_has_its_reason():
+    wanted = tomllib.loads(text_of("pyproject.toml"))["project"]["dependencies"]
+    libraries = {re.split(r"[<>=]", wish)[0] for wish in wanted}
+    table = section("docs/architecture.md", "## Libraries")
+    assert libraries <= {
+        name for line in table.splitlines() for name in named_in(line.split("|")[1] if "|" in line else "")
+    }

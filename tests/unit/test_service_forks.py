@@ -1,0 +1,350 @@
+"""Copies of sandboxes and sandboxes put aside: who may, what it costs, and what is said when it does not work."""
+
+import importlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import (
+    CAN_FREEZE,
+    BadRequest,
+    Busy,
+    CannotFreeze,
+    Expired,
+    LimitReached,
+    MachineLost,
+    NotFound,
+    Paused,
+    SandboxError,
+    StateLost,
+)
+from mcp_sandbox.lifecycle import State
+from mcp_sandbox.provider import Frozen, Lease
+from mcp_sandbox.runs import RunRequest
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import FakeProvider
+from vmm.driver import DRIVER_NAMES
+
+ME = "me"
+
+
+@pytest.fixture
+def provider() -> FakeProvider:
+    return FakeProvider()
+
+
+@asynccontextmanager
+async def served(provider: FakeProvider, **settings: Any) -> AsyncIterator[SandboxService]:
+    with anyio.fail_after(10):
+        async with SandboxService(provider, Settings(**settings)) as service:
+            yield service
+    assert (provider.alive, provider.frozen) == (0, 0)
+
+
+@pytest.fixture
+async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
+    async with served(provider) as service:
+        yield service
+
+
+async def with_file(service: SandboxService) -> str:
+    box = (await service.create(ME, ttl_s=1000, idle_s=500)).id
+    await service.write(ME, box, "f", b"mine")
+    return box
+
+
+def states(service: SandboxService) -> list[State]:
+    return [box.state for box in service.sandboxes(ME)]
+
+
+# -- forks -------------------------------------------------------------------------------------------------
+
+
+async def test_copies_are_sandboxes_like_any_other(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    copies = await service.fork(ME, box, 3)
+    assert len({box, *(copy.id for copy in copies)}) == 4
+    assert {info.id for info in service.sandboxes(ME)} == {box, *(copy.id for copy in copies)}
+    assert provider.copies == [True] * 3
+    assert provider.frozen == 0
+    for copy in copies:
+        assert 900 < copy.ends_in_s <= 1000
+        assert await service.read_all(ME, copy.id, "f") == b"mine"
+        await service.close(ME, copy.id)
+    assert await service.read_all(ME, box, "f") == b"mine"
+
+
+@pytest.mark.parametrize("count", [0, 9])
+async def test_the_number_of_copies_is_limited(service: SandboxService, count: int):
+    box = await with_file(service)
+    with pytest.raises(BadRequest, match="at most 8"):
+        await service.fork(ME, box, count)
+
+
+async def test_there_are_all_copies_or_none(provider: FakeProvider):
+    async with served(provider, max_sandboxes=3) as service:
+        box = await with_file(service)
+        with pytest.raises(LimitReached, match="max_sandboxes = 3"):
+            await service.fork(ME, box, 3)
+        assert (len(service.admission.holders), provider.copies) == (1, [])
+        assert len(await service.fork(ME, box, 2)) == 2
+
+
+class FailsAtTheThird(FakeProvider):
+    @asynccontextmanager
+    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
+        async with super().thaw(frozen, copy=copy) as lease:
+            if len(self.copies) == 3:
+                raise SandboxError("no more memory")
+            yield lease
+
+
+async def test_if_one_copy_fails_none_is_left():
+    provider = FailsAtTheThird()
+    async with served(provider) as service:
+        box = await with_file(service)
+        with pytest.raises(SandboxError, match="no more memory"):
+            await service.fork(ME, box, 4)
+        assert ([info.id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
+        assert len(service.admission.holders) == 1
+        assert await service.read_all(ME, box, "f") == b"mine"
+
+
+async def test_another_owners_sandbox_cannot_be_forked_paused_or_resumed(service: SandboxService):
+    box = await with_file(service)
+    for call in (service.fork("you", box, 1), service.pause("you", box), service.resume("you", box)):
+        with pytest.raises(NotFound):
+            await call
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_with_a_run_on_forks_and_pauses_are_refused_with_what_to_do(
+    service: SandboxService, provider: FakeProvider, background: bool
+):
+    box = await with_file(service)
+    async with anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            await service.run_for_client(RunRequest(ME, "forever", box), background=background)
+
+        tasks.start_soon(run)
+        await provider.agent.running.wait()
+        for call in (service.fork(ME, box, 1), service.pause(ME, box)):
+            with pytest.raises(Busy, match=r"run-1 has been running.*stop_run"):
+                await call
+        await service.stop_run(ME, box, "run-1")
+    assert (await service.pause(ME, box)).state is State.PAUSED
+
+
+async def test_a_driver_without_snapshots_says_which_have_them(service: SandboxService, provider: FakeProvider):
+    provider.freeze_error = CannotFreeze("bubblewrap")
+    box = await with_file(service)
+    for call in (service.fork(ME, box, 1), service.pause(ME, box)):
+        with pytest.raises(CannotFreeze, match="qemu and gvisor"):
+            await call
+    assert states(service) == [State.READY]
+    assert len(service.admission.holders) == 1
+
+
+def test_the_drivers_named_are_those_that_take_snapshots():
+    modules = [importlib.import_module(f"vmm.drivers.{name}") for name in DRIVER_NAMES]
+    drivers = [value for module in modules for name, value in vars(module).items() if name.endswith("Driver")]
+    found = {driver.name: driver.capabilities.snapshot for driver in drivers if hasattr(driver, "capabilities")}
+    assert set(found) == set(DRIVER_NAMES)
+    assert {name for name, snapshot in found.items() if snapshot} == set(CAN_FREEZE)
+
+
+async def test_nothing_is_on_its_way_to_the_machine_while_it_is_frozen(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    reading, go_on = anyio.Event(), anyio.Event()
+    read = provider.agent.read
+
+    async def slow_read(path: str, *, offset: int = 0, limit: int) -> Any:
+        reading.set()
+        await go_on.wait()
+        assert provider.copies == []
+        return await read(path, offset=offset, limit=limit)
+
+    provider.agent.read = slow_read  # type: ignore[method-assign]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.read_all, ME, box, "f")
+        await reading.wait()
+        tasks.start_soon(service.fork, ME, box, 1)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(service.write, ME, box, "late", b"")  # waits until the fork is done with the machine
+        await anyio.wait_all_tasks_blocked()
+        assert "/workspace/late" not in provider.agents[0].files
+        go_on.set()
+    assert "/workspace/late" in provider.agents[0].files
+    assert "/workspace/late" not in provider.agents[1].files
+
+
+# -- pauses ------------------------------------------------------------------------------------------------
+
+
+async def test_a_paused_sandbox_has_no_machine_and_comes_back_as_it_was(
+    service: SandboxService, provider: FakeProvider
+):
+    box = await with_file(service)
+    paused = await service.pause(ME, box)
+    assert (paused.id, paused.state) == (box, State.PAUSED)
+    assert (provider.alive, provider.frozen, service.admission.holders) == (0, 1, [])
+    assert states(service) == [State.PAUSED]
+    resumed = await service.resume(ME, box)
+    assert (resumed.id, resumed.state) == (box, State.READY)
+    assert provider.copies == [False]
+    assert await service.read_all(ME, box, "f") == b"mine"
+    assert (provider.alive, provider.frozen, len(service.admission.holders)) == (1, 0, 1)
+
+
+async def test_pausing_and_resuming_twice_changes_nothing(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    for _ in range(2):
+        assert (await service.pause(ME, box)).state is State.PAUSED
+    for _ in range(2):
+        assert (await service.resume(ME, box)).state is State.READY
+    assert provider.copies == [False]
+
+
+async def test_of_two_resumes_at_once_one_brings_the_machine(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    await service.pause(ME, box)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.resume, ME, box)
+        tasks.start_soon(service.resume, ME, box)
+    assert (provider.copies, states(service)) == ([False], [State.READY])
+
+
+async def test_using_a_paused_sandbox_is_refused_with_the_call_that_helps(service: SandboxService):
+    box = await with_file(service)
+    await service.pause(ME, box)
+    calls = (
+        service.run(RunRequest(ME, "1", box)),
+        service.run_for_client(RunRequest(ME, "1", box), background=True),
+        service.read_all(ME, box, "f"),
+        service.write(ME, box, "f", b""),
+        service.artifacts(ME, box),
+        service.fork(ME, box, 1),
+    )
+    for call in calls:
+        with pytest.raises(Paused, match=rf'resume_sandbox\(sandbox_id="{box}"\)'):
+            await call
+
+
+async def test_results_of_runs_can_be_read_while_their_sandbox_is_paused(service: SandboxService):
+    box = await with_file(service)
+    view = await service.run_for_client(RunRequest(ME, "1", box), background=True)
+    assert view.run_id == "run-1"
+    await service.stop_run(ME, box, "run-1")
+    await service.pause(ME, box)
+    page = await service.read_output(ME, box, "run-1", offset=0, wait_s=0)
+    assert "ran" in page.page.text
+
+
+async def test_while_paused_only_the_time_to_live_goes_on(provider: FakeProvider):
+    async with served(provider) as service:
+        box = (await service.create(ME, ttl_s=1000, idle_s=0.05)).id
+        info = await service.pause(ME, box)
+        assert info.expires_in_s == pytest.approx(info.ends_in_s, abs=1)
+        await anyio.sleep(0.1)  # longer than it may be idle
+        assert states(service) == [State.PAUSED]
+        assert (await service.resume(ME, box)).state is State.READY
+
+
+async def test_a_paused_sandbox_ends_with_its_time_to_live(provider: FakeProvider):
+    async with served(provider) as service:
+        box = (await service.create(ME, ttl_s=0.2)).id
+        await service.pause(ME, box)
+        while states(service):
+            await anyio.sleep(0.01)
+        with pytest.raises(Expired, match=r"0\.2 s old"):
+            await service.resume(ME, box)
+        assert provider.frozen == 0
+
+
+async def test_closing_a_paused_sandbox_removes_its_state(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    await service.pause(ME, box)
+    assert await service.close(ME, box)
+    assert (provider.frozen, states(service)) == (0, [])
+    with pytest.raises(NotFound, match="was closed"):
+        await service.resume(ME, box)
+
+
+async def test_the_place_of_a_paused_sandbox_is_free_and_without_one_it_stays_paused(provider: FakeProvider):
+    async with served(provider, max_sandboxes=1) as service:
+        box = await with_file(service)
+        await service.pause(ME, box)
+        other = await service.create(ME)
+        with pytest.raises(LimitReached, match=r"max_sandboxes = 1.*close_sandbox"):
+            await service.resume(ME, box)
+        assert states(service) == [State.PAUSED, State.READY]
+        await service.close(ME, other.id)
+        await service.resume(ME, box)
+        assert await service.read_all(ME, box, "f") == b"mine"
+
+
+async def test_paused_sandboxes_are_limited_too(provider: FakeProvider):
+    async with served(provider, max_paused=1) as service:
+        box, other = await with_file(service), await with_file(service)
+        await service.pause(ME, box)
+        with pytest.raises(LimitReached, match="max_paused = 1"):
+            await service.pause(ME, other)
+        assert states(service) == [State.PAUSED, State.READY]
+        await service.resume(ME, box)
+        await service.pause(ME, other)
+
+
+async def test_a_sandbox_that_cannot_be_frozen_goes_on(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    provider.freeze_error = SandboxError("the disk is full")
+    for call in (service.pause(ME, box), service.fork(ME, box, 1)):
+        with pytest.raises(SandboxError, match="disk is full"):
+            await call
+    assert states(service) == [State.READY]
+    assert await service.read_all(ME, box, "f") == b"mine"
+
+
+async def test_a_resume_that_fails_leaves_it_paused(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    await service.pause(ME, box)
+    for error in (SandboxError("not now"), OSError("out of files")):
+        provider.error = error  # type: ignore[assignment]
+        with pytest.raises(SandboxError, match=str(error)):
+            await service.resume(ME, box)
+        assert states(service) == [State.PAUSED]
+        assert service.admission.holders == []
+    provider.error = None
+    await service.resume(ME, box)
+    assert await service.read_all(ME, box, "f") == b"mine"
+
+
+async def test_a_state_that_cannot_be_read_is_a_lost_sandbox(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    await service.pause(ME, box)
+    provider.error = StateLost("its files are gone")
+    for _ in range(2):
+        with pytest.raises(MachineLost, match="its files are gone"):
+            await service.resume(ME, box)
+    assert (states(service), provider.frozen) == ([], 0)
+
+
+async def test_a_machine_lost_after_a_resume_is_told(service: SandboxService, provider: FakeProvider):
+    box = await with_file(service)
+    await service.pause(ME, box)
+    await service.resume(ME, box)
+    provider.agent.machine.ended.set()
+    await provider.released.wait()
+    await anyio.wait_all_tasks_blocked()
+    with pytest.raises(MachineLost, match="out of memory"):
+        await service.run(RunRequest(ME, "1", box))
+
+
+async def test_leaving_the_service_removes_what_is_paused(provider: FakeProvider):
+    async with served(provider) as service:
+        await service.pause(ME, await with_file(service))
+        assert provider.frozen == 1
