@@ -1,7 +1,7 @@
 """Real machines for tests: driver → built template → clone → its agent.
 
 One factory owns every machine of a driver, and proves that none survived its test: no process, no control group,
-no file, no open descriptor.
+no mount, no file, no open descriptor.
 """
 
 import os
@@ -209,15 +209,23 @@ def _is_empty(group: Path) -> bool:
         return False
 
 
+def mounts() -> list[str]:
+    """What is mounted here that machines are made of; somebody else may mount other things meanwhile."""
+    words = (str(load_settings().home), "runsc", "mcp-sandbox")
+    return [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if any(map(line.__contains__, words))
+    ]
+
+
 def descriptors() -> list[str]:
     """What this process has open that a machine is made of."""
-    found = []
+    found, home = [], str(load_settings().home)
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = str(link.readlink())
         except FileNotFoundError:  # the one that lists the directory
             continue
-        if target.startswith(("/memfd:", "socket:")) or "(deleted)" in target:
+        if target.startswith(("/memfd:", "socket:", "pipe:", home)) or "(deleted)" in target:
             found.append(target)
     return sorted(found)
 
@@ -315,11 +323,12 @@ async def shared(loaded: Machines, anyio_backend: str) -> AsyncIterator[Clone]:
 @pytest.fixture
 async def machines(loaded: Machines) -> AsyncIterator[Machines]:
     """A factory of its own for a test. After it nothing of its machines is left."""
-    before, children, groups = descriptors(), psutil.Process().children(), empty_groups()
+    before, children, groups, mounted = descriptors(), psutil.Process().children(), empty_groups(), mounts()
     factory = Machines(loaded.host, loaded.built)
     yield factory
     await factory.assert_none_left()
     await assert_no_more_empty_groups(groups)
+    assert mounts() == mounted, "a file system is left"
     assert descriptors() == before, "open files are left"
     assert psutil.Process().children() == children, "a process is left"
 

@@ -18,7 +18,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp_sandbox import database
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.processes import ProcessId, is_alive, own_child, tree_of
-from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S
+from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S, mounts
 from vmm.hierarchy import detect
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
@@ -146,10 +146,6 @@ def left_over(home: Path, dead: list[Killed], alive: ProcessId | None) -> list[o
         *(path for path in (run.iterdir() if run.exists() else ()) if path.name not in sockets),
         *(server for server in database.look(home) if server.process != alive),
     ]
-
-
-def mounts() -> list[str]:
-    return Path("/proc/self/mountinfo").read_text().splitlines()
 
 
 async def test_a_server_killed_under_load_leaves_nothing_to_the_next(home: Path, tmp_path: Path):
