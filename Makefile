@@ -2,6 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.ready-dev
 DRIVERS := gvisor qemu bubblewrap
 
 .DEFAULT_GOAL := help
@@ -11,27 +12,31 @@ help: ## what there is to do
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml scripts/bootstrap
-	@scripts/bootstrap $(VENV)
+	@scripts/bootstrap $(VENV) .
 	@touch $@
+
+$(DEV): pyproject.toml scripts/bootstrap
+	@scripts/bootstrap $(VENV) '.[dev]'
+	@touch $(READY) $@
 
 demo: $(READY) ## install what is missing, build the template, show the product at work
 	@$(BIN)/mcp-sandbox setup
 	@$(BIN)/mcp-sandbox demo
 
-test: $(READY) ## all tests, with real machines of every driver
+test: $(DEV) ## all tests, with real machines of every driver
 	@for driver in $(DRIVERS); do \
 		$(BIN)/mcp-sandbox setup --driver $$driver && \
 		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis || exit 1; \
 	done
 	@$(BIN)/python -m pytest
 
-check: $(READY) ## formatting, lint, types, and who may import whom
+check: $(DEV) ## formatting, lint, types, and who may import whom
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/unit/test_import_arrows.py
 
-format: $(READY) ## put the code into shape
+format: $(DEV) ## put the code into shape
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
