@@ -1,5 +1,6 @@
 """What an operator needs around the service: the registry, the clean-up after crashes, metrics, the control socket."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -24,6 +25,8 @@ from vmm.driver import Machine
 from vmm.hierarchy import detect
 
 Pools = Callable[[], Iterable[Mapping[str, object]]]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,16 @@ async def open_operation(settings: Settings, store: Store) -> AsyncIterator[Oper
     """Go on record, and clean up in the background what killed servers have left."""
     hierarchy = await anyio.to_thread.run_sync(detect)
     async with open_registry(settings.home, hierarchy.folders) as registry, anyio.create_task_group() as tasks:
-        tasks.start_soon(recover, registry, settings.run_dir, store)
+        tasks.start_soon(_clean_up, registry, settings, store)
         yield Operation(settings, registry, Metrics(registry.own))
         tasks.cancel_scope.cancel()
+
+
+async def _clean_up(registry: Registry, settings: Settings, store: Store) -> None:
+    try:
+        await recover(registry, settings.run_dir, store)
+    except Exception as error:  # what others have left must not end this server
+        logger.warning("the clean-up after killed servers failed; the next start tries again", exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
 from mcp_sandbox import database
+from mcp_sandbox.config import Settings
 from mcp_sandbox.database import Machine, MachineState, Server
+from mcp_sandbox.operation import open_operation
 from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from mcp_sandbox.recovery import Cleaned, recover
 from mcp_sandbox.registry import Registry, open_registry
@@ -134,6 +137,18 @@ async def test_what_a_killed_build_has_staged_is_removed(registry: Registry, tmp
     cleaned = await clean(registry, tmp_path)
     assert cleaned.files == [str(tmp_path / "staging" / "image-abc.x")]
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+async def test_a_clean_up_that_fails_is_told_and_ends_no_server(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "staging" / "image-abc.x").mkdir(parents=True)
+    (tmp_path / "locks" / "image-abc").mkdir(parents=True)  # where a file is expected
+    with anyio.fail_after(20):
+        async with open_operation(Settings(home=tmp_path), Store(tmp_path)) as operation:
+            while "clean-up after killed servers failed" not in caplog.text:
+                await anyio.sleep(0.01)
+            await operation.registry.intend("m-1", "template")
+            assert [machine.id for machine in operation.registry.own()] == ["m-1"]
+    assert "IsADirectoryError" in caplog.text
 
 
 async def test_only_one_server_cleans_at_a_time(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
