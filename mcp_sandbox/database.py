@@ -126,6 +126,11 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
 
+def be_patient(db: sqlite3.Connection, *, patient: bool) -> None:
+    """Whether to wait for another server's write."""
+    db.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000) if patient else 0}")
+
+
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
     path = home / "locks" / "registry"
