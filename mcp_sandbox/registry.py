@@ -79,7 +79,7 @@ class Registry:
     def __init__(self, home: Path, folders: tuple[Path, ...] = ()) -> None:
         """Open the registry of `home` and enter this server. Blocks, a few milliseconds as a rule."""
         self.server = this_server(home, folders)
-        self._db, self._key = database.enter(home, self.server)
+        self._db, self._key, self.complete = database.enter(home, self.server)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="registry")
         self._own: dict[str, Machine] = {}
         self._failing = False

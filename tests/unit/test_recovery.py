@@ -2,9 +2,10 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +131,43 @@ async def test_only_files_that_carry_the_name_of_a_dead_server_are_removed(regis
     cleaned = await clean(registry, tmp_path)
     assert {path.name for path in run.iterdir()} == kept
     assert len(cleaned.files) == 2
+
+
+def make_unreadable(home: Path) -> None:
+    (home / database.FILE).mkdir()
+
+
+def make_foreign(home: Path) -> None:
+    with closing(sqlite3.connect(home / database.FILE)) as db:
+        db.execute("PRAGMA user_version = 99")
+
+
+def break_it(home: Path) -> None:
+    (home / database.FILE).write_bytes(b"this is no database" * 100)
+
+
+@pytest.mark.parametrize("spoil", [make_unreadable, make_foreign, break_it])
+async def test_without_a_registry_that_knows_all_servers_no_file_is_removed(
+    tmp_path: Path, spoil: Callable[[Path], None]
+):
+    """A server in another process namespace looks dead from here, and only its row tells that it is not."""
+    spoil(tmp_path)
+    stranger = a_dead_process()
+    frozen = tmp_path / "run" / f"{stranger.pid}-{stranger.started}-frozen"
+    frozen.mkdir(parents=True)
+    async with open_registry(tmp_path) as registry:
+        await clean(registry, tmp_path)
+    assert frozen.exists()
+
+
+async def test_when_the_registry_cannot_be_read_any_more_no_file_is_removed(registry: Registry, tmp_path: Path):
+    server = leave(registry, namespace="pid:[1]")
+    socket = tmp_path / "run" / f"{server.process.pid}-{server.process.started}-control"
+    socket.parent.mkdir()
+    socket.touch()
+    registry._db.execute("DROP TABLE machines")
+    await clean(registry, tmp_path)
+    assert socket.exists()
 
 
 async def test_what_a_killed_build_has_staged_is_removed(registry: Registry, tmp_path: Path):
