@@ -42,16 +42,21 @@ class Operation(Watcher):
         return Registered(Measured(source, self.metrics, "restore"), self.registry)
 
     def acquiring(self, source: Provider) -> Provider:
-        """What the service asks for machines, timed: the pool, or what starts machines if there is none."""
+        """What the service asks for machines, with failures counted: the pool, or what starts machines."""
         return Measured(source, self.metrics, "acquire")
 
-    def got_machine(self, box: Sandbox, machine: Machine) -> None:
-        """Put on record whose machine it is."""
+    def got_machine(self, box: Sandbox, machine: Machine, waited_s: float) -> None:
+        """Put on record whose machine it is, and how long it took to come."""
+        self.metrics.took("acquire", box.template, waited_s)
         self.registry.claimed(machine.id, box.id, box.owner)
 
     def ran(self, box: Sandbox, outcome: str) -> None:
         """Count a run."""
         self.metrics.run_ended(box.template, outcome)
+
+    def refused(self, limit: str) -> None:
+        """Count a refusal."""
+        self.metrics.refused(limit)
 
     def controlled(self, service: SandboxService, pools: Pools = tuple) -> AbstractAsyncContextManager[None]:
         """Let operators talk to this server for as long as the block lasts."""
@@ -112,6 +117,7 @@ class ServicePanel:
 
     async def metrics(self) -> str:
         """All numbers; measuring takes a while, so not in the event loop."""
+        self.numbers.seen([box.state for box in self.service.alive()], self.service.admission.waiting)
         return await anyio.to_thread.run_sync(self.numbers.text)
 
 
