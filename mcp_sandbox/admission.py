@@ -4,7 +4,7 @@
 """
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -132,10 +132,15 @@ def _over(setting: str, limit: int | None, used: int, wanted: int, *, owned: boo
     return Full(setting, limit, owned, ever=wanted > limit)
 
 
+def _ignore(_setting: str) -> None:
+    """For those who do not count."""
+
+
 class Admission:
     """The queue with people in it."""
 
-    def __init__(self, limits: Limits, timeout_s: float) -> None:
+    def __init__(self, limits: Limits, timeout_s: float, on_refusal: Callable[[str], None] = _ignore) -> None:
+        self._on_refusal = on_refusal  # told the setting
         self._queue = FairQueue(limits)
         self._timeout_s = timeout_s
         self._turns: dict[Ticket, anyio.Event] = {}
@@ -183,6 +188,7 @@ class Admission:
     def _refusal(self, ticket: Ticket) -> LimitReached:
         full = self._queue.blocker(ticket) or self._queue.first_blocker()
         assert full is not None, "somebody waits only for a limit"
+        self._on_refusal(full.setting)
         if full.ever:
             advice = f"A sandbox of this template takes {ticket.memory_mb} MB: name a smaller template."
         elif self._queue.hopeless(ticket):

@@ -14,14 +14,13 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import SocketListener, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,8 +31,12 @@ MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 16 << 20  # the metrics of a thousand machines are far below
 MAX_CLIENTS = 16
 REQUEST_S = 5.0  # a client that connects and says nothing must not hold a place
-ANSWER_S = 30.0  # closing a sandbox can take seconds, on a busy host more
+WORK_S = 20.0  # closing a sandbox can take seconds, on a busy host more; what hangs must not hold a place either
+ANSWER_S = WORK_S + 2 * REQUEST_S  # how long a client waits: longer than any server takes
+ACCEPT_AGAIN_S = 1.0  # out of file descriptors, say: others have to give some back first
 SOCKET = re.compile(r"(\d+)-(\d+)-control")
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +88,30 @@ async def serve_control(run_dir: Path, server: ProcessId, panel: Panel) -> Async
         logger.warning("`mcp-sandbox sandbox` cannot reach this server: %s", error)
         yield
         return
-    clients = anyio.CapacityLimiter(MAX_CLIENTS)
     try:
         async with listener, anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, partial(_attend, panel, clients))
+            tasks.start_soon(_serve, listener, panel)
             yield
             tasks.cancel_scope.cancel()
     finally:
         (run_dir / name).unlink(missing_ok=True)
+
+
+async def _serve(listener: SocketListener, panel: Panel) -> None:
+    """Attend to everybody who comes. Who cannot be let in now waits at the door, and nothing else does."""
+    clients, told = anyio.CapacityLimiter(MAX_CLIENTS), False
+    async with anyio.create_task_group() as tasks:
+        while True:
+            try:
+                stream = await listener.accept()
+            except anyio.BrokenResourceError as error:
+                if not told:
+                    logger.warning("nobody can be let in at the control socket: %s", error.__cause__)
+                told = True
+                await anyio.sleep(ACCEPT_AGAIN_S)
+            else:
+                told = False
+                tasks.start_soon(_attend, panel, clients, stream)
 
 
 async def _attend(panel: Panel, clients: anyio.CapacityLimiter, stream: SocketStream) -> None:
@@ -114,7 +133,8 @@ async def _answer(panel: Panel, stream: SocketStream) -> dict[str, object]:
     try:
         with anyio.fail_after(REQUEST_S):
             line = await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_REQUEST_BYTES)
-        return {"ok": True, "result": await _do(panel, Request.model_validate_json(line))}
+        request = Request.model_validate_json(line)
+        return {"ok": True, "result": await _in_time(_do(panel, request))}
     except SandboxError as error:
         return {"ok": False, "error": str(error)}
     except (ValidationError, anyio.DelimiterNotFound, anyio.IncompleteRead):
@@ -124,6 +144,14 @@ async def _answer(panel: Panel, stream: SocketStream) -> dict[str, object]:
     except Exception as error:  # an operator's request must not end the server
         logger.warning("a control request failed", exc_info=error)
         return {"ok": False, "error": f"the server failed at it: {error}"}
+
+
+async def _in_time(work: Awaitable[T]) -> T:
+    try:
+        with anyio.fail_after(WORK_S):
+            return await work
+    except TimeoutError:
+        raise ControlError(f"The server is still at it after {WORK_S:g} s, and goes on.") from None
 
 
 async def _do(panel: Panel, request: Request) -> object:

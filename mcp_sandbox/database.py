@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from mcp_sandbox.processes import ProcessId
 
@@ -76,21 +77,30 @@ class Machine:
     owner: str | None = None
 
 
-def enter(home: Path, server: Server) -> tuple[sqlite3.Connection, int]:
-    """The registry of `home` with a row for `server`, and the row's key."""
+class Entered(NamedTuple):
+    """A registry with this server in it."""
+
+    db: sqlite3.Connection
+    key: int  # of this server's row
+    complete: bool  # all servers of the home that are alive are in it, too
+
+
+def enter(home: Path, server: Server) -> Entered:
+    """The registry of `home` with a row for `server`."""
     try:
         with _lock(home):  # two servers that start together must not move each other's new file aside
-            db = _open_or_replace(home / FILE)
-            return db, add_server(db, server)
+            db, complete = _open_or_replace(home / FILE)
+            return Entered(db, add_server(db, server), complete)
     except (OSError, sqlite3.Error) as error:
         logger.warning("no registry in %s (%s): machines of this server are known to nobody else", home, error)
         db = _connect(":memory:")
-        return db, add_server(db, server)
+        return Entered(db, add_server(db, server), complete=False)
 
 
-def _open_or_replace(path: Path) -> sqlite3.Connection:
+def _open_or_replace(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """The registry, and whether it is the one there was."""
     try:
-        return _connect(str(path))
+        return _connect(str(path)), True
     except sqlite3.OperationalError:
         raise  # locked, not writable, disk full, or of another version: the file itself is fine
     except sqlite3.DatabaseError as error:
@@ -99,7 +109,7 @@ def _open_or_replace(path: Path) -> sqlite3.Connection:
         path.rename(aside)
         for suffix in ("-wal", "-shm"):  # they would be taken for the new file's
             path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return _connect(str(path))
+        return _connect(str(path)), False
 
 
 def _connect(path: str) -> sqlite3.Connection:
@@ -124,6 +134,11 @@ def _prepare(db: sqlite3.Connection) -> None:
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
     db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+
+
+def be_patient(db: sqlite3.Connection, *, patient: bool) -> None:
+    """Whether to wait for another server's write."""
+    db.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000) if patient else 0}")
 
 
 @contextmanager

@@ -1,16 +1,19 @@
 """Numbers for Prometheus: how fast machines come, how many there are, what they take and how runs end."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Literal
 
 import anyio
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import Counter as Count
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from mcp_sandbox.database import Machine, MachineState
+from mcp_sandbox.lifecycle import State
 from mcp_sandbox.provider import Frozen, Lease, Provider
 from mcp_sandbox.tracing import span
 from vmm.errors import VmmError
@@ -37,7 +40,7 @@ class Metrics:
             ),
             "acquire": Histogram(
                 "mcp_sandbox_acquire_seconds",
-                "Time until a sandbox had its machine, from a pool or not.",
+                "Time until a sandbox had its machine, from a pool or not, the wait for a place included.",
                 ["template"],
                 buckets=BUCKETS_S,
                 registry=self._registry,
@@ -46,10 +49,15 @@ class Metrics:
         self._failures = self._counter("failures", "Machines that could not be had.", "stage", "error")
         self._pool = self._counter("pool_requests", "Machines asked of the pool.", "template", "outcome")
         self._runs = self._counter("runs", "Runs that ended, by how.", "template", "outcome")
+        self._refused = self._counter("refused", "Requests that a limit did not allow.", "limit")
+        self._sandboxes = Gauge("mcp_sandbox_sandboxes", "Sandboxes by state.", ["state"], registry=self._registry)
+        self._waiting = Gauge(
+            "mcp_sandbox_waiting", "Machines that wait for a place within the limits.", registry=self._registry
+        )
         self._registry.register(_Machines(machines))
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"mcp_sandbox_{name}", what, labels, registry=self._registry)
+    def _counter(self, name: str, what: str, *labels: str) -> Count:
+        return Count(f"mcp_sandbox_{name}", what, labels, registry=self._registry)
 
     def took(self, stage: Stage, template: str, seconds: float) -> None:
         """A machine of `template` was there after so long."""
@@ -64,8 +72,20 @@ class Metrics:
         self._pool.labels(template, "hit" if hit else "miss").inc()
 
     def run_ended(self, template: str, outcome: str) -> None:
-        """A run ended: ok, error, exited, interrupted, killed, lost …"""
+        """A run ended: ok, error, exited, timeout, stopped, killed, lost …"""
         self._runs.labels(template, outcome).inc()
+
+    def refused(self, limit: str) -> None:
+        """A setting stood in the way of a request."""
+        self._refused.labels(limit).inc()
+
+    def seen(self, sandboxes: Iterable[State], waiting: int) -> None:
+        """The sandboxes there are now, and how many machines have no place yet."""
+        counts = Counter(sandboxes)
+        for state in State:  # a state that has none is zero, not absent
+            if state is not State.CLOSED:
+                self._sandboxes.labels(state).set(counts[state])
+        self._waiting.set(waiting)
 
     def text(self) -> str:
         """All of it in Prometheus' text format. Blocks: it measures the memory of every machine."""
@@ -110,7 +130,7 @@ def _memory_of(machine: Machine) -> int:
 
 
 class Measured:
-    """A source of machines that is timed, and whose failures are counted."""
+    """A source of machines that is traced, whose failures are counted, and whose restores are timed."""
 
     def __init__(self, source: Provider, metrics: Metrics, stage: Stage) -> None:
         self._source = source
@@ -139,9 +159,12 @@ class Measured:
             except Exception as error:
                 self._metrics.failed(self._stage, error)
                 raise
-            # A restore that had to wait for its turn is not a slow restore.
-            waited = lease.timings.queue_s if self._stage == "restore" else 0.0
-            self._metrics.took(self._stage, template, max(0.0, anyio.current_time() - asked_at - waited))
+            if (
+                self._stage == "restore"
+            ):  # how long an acquire took, only the sandbox knows: it waited for a place first
+                # A restore that had to wait for its turn is not a slow restore.
+                took_s = anyio.current_time() - asked_at - lease.timings.queue_s
+                self._metrics.took(self._stage, template, max(0.0, took_s))
             yield lease
 
 

@@ -1,5 +1,6 @@
 """What an operator needs around the service: the registry, the clean-up after crashes, metrics, the control socket."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,6 +26,8 @@ from vmm.hierarchy import detect
 
 Pools = Callable[[], Iterable[Mapping[str, object]]]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Operation(Watcher):
@@ -39,16 +42,21 @@ class Operation(Watcher):
         return Registered(Measured(source, self.metrics, "restore"), self.registry)
 
     def acquiring(self, source: Provider) -> Provider:
-        """What the service asks for machines, timed: the pool, or what starts machines if there is none."""
+        """What the service asks for machines, with failures counted: the pool, or what starts machines."""
         return Measured(source, self.metrics, "acquire")
 
-    def got_machine(self, box: Sandbox, machine: Machine) -> None:
-        """Put on record whose machine it is."""
+    def got_machine(self, box: Sandbox, machine: Machine, waited_s: float) -> None:
+        """Put on record whose machine it is, and how long it took to come."""
+        self.metrics.took("acquire", box.template, waited_s)
         self.registry.claimed(machine.id, box.id, box.owner)
 
     def ran(self, box: Sandbox, outcome: str) -> None:
         """Count a run."""
         self.metrics.run_ended(box.template, outcome)
+
+    def refused(self, limit: str) -> None:
+        """Count a refusal."""
+        self.metrics.refused(limit)
 
     def controlled(self, service: SandboxService, pools: Pools = tuple) -> AbstractAsyncContextManager[None]:
         """Let operators talk to this server for as long as the block lasts."""
@@ -61,9 +69,16 @@ async def open_operation(settings: Settings, store: Store) -> AsyncIterator[Oper
     """Go on record, and clean up in the background what killed servers have left."""
     hierarchy = await anyio.to_thread.run_sync(detect)
     async with open_registry(settings.home, hierarchy.folders) as registry, anyio.create_task_group() as tasks:
-        tasks.start_soon(recover, registry, settings.run_dir, store)
+        tasks.start_soon(_clean_up, registry, settings, store)
         yield Operation(settings, registry, Metrics(registry.own))
         tasks.cancel_scope.cancel()
+
+
+async def _clean_up(registry: Registry, settings: Settings, store: Store) -> None:
+    try:
+        await recover(registry, settings.run_dir, store)
+    except Exception as error:  # what others have left must not end this server
+        logger.warning("the clean-up after killed servers failed; the next start tries again", exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +117,7 @@ class ServicePanel:
 
     async def metrics(self) -> str:
         """All numbers; measuring takes a while, so not in the event loop."""
+        self.numbers.seen([box.state for box in self.service.alive()], self.service.admission.waiting)
         return await anyio.to_thread.run_sync(self.numbers.text)
 
 

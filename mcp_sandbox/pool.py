@@ -1,10 +1,12 @@
 """Machines kept ready: a provider in front of another one, which answers at once while it has any."""
 
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Protocol, Self
@@ -12,6 +14,7 @@ from typing import Protocol, Self
 import anyio
 import anyio.lowlevel
 
+from guest.errors import GuestError
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import first_of
 from mcp_sandbox.pool_plan import Plan, PoolLimits, make_plan
@@ -19,6 +22,8 @@ from mcp_sandbox.pool_shelf import PooledMachine, PoolStats, Shelf
 from mcp_sandbox.provider import Frozen, Lease, Provider
 from templates.model import Template
 
+CHECK_EVERY_S = 15.0  # a machine that waits is asked so often whether it still answers
+CHECK_S = 5.0  # one that hangs never does, one on a busy host does by then
 LET_ANSWER_S = 0.02  # starting a machine keeps the event loop busy: whoever just got one hears of it first
 
 logger = logging.getLogger(__name__)
@@ -233,14 +238,27 @@ class Pool:
 
     async def _watch(self, shelf: Shelf, machine: PooledMachine) -> None:
         async def lost_after(wait: Callable[[], Awaitable[object]]) -> None:
-            ended = await wait()
-            self._lose(shelf, machine, str(ended or machine.lease.agent.failure))
+            why = await wait()
+            self._lose(shelf, machine, str(why or machine.lease.agent.failure))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lost_after, machine.lease.machine.wait)
             tasks.start_soon(lost_after, machine.lease.agent.wait_failed)
+            tasks.start_soon(lost_after, partial(self._hangs, shelf, machine))
             await machine.released.wait()
             tasks.cancel_scope.cancel()
+
+    async def _hangs(self, shelf: Shelf, machine: PooledMachine) -> str | None:
+        """Return when a machine that waits does not answer, or when it waits no more. One that hangs looks fine."""
+        while True:
+            await self._clock.sleep(CHECK_EVERY_S * random.uniform(0.5, 1.0))  # noqa: S311 - not all at the same time
+            if machine not in shelf.ready:
+                return None
+            try:
+                with anyio.fail_after(CHECK_S):
+                    await machine.lease.agent.usage()
+            except (GuestError, TimeoutError):
+                return "it does not answer"
 
     def _lose(self, shelf: Shelf, machine: PooledMachine, why: str) -> None:
         shelf.lose(machine, why, self._clock.now())

@@ -64,7 +64,8 @@ async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
             if fate_of(server, here) is Fate.GONE:
                 await _recover_server(registry, server, machines, cleaned)
         kept = {server.process for server in known if fate_of(server, here) is not Fate.GONE}
-        await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
+        if registry.complete and here in known:  # else nobody knows of servers whose process numbers mean nothing here
+            await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
         await anyio.to_thread.run_sync(_sweep, store, here.folders, run_dir, cleaned)
     if str(cleaned) != "nothing":
         logger.warning("cleaned up after servers that were killed: %s", cleaned)

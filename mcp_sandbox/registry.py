@@ -28,6 +28,9 @@ from mcp_sandbox.database import Machine, MachineState, Server
 from mcp_sandbox.processes import is_alive, of_pid, tree_of
 from mcp_sandbox.provider import Frozen, Lease, Provider
 
+INTEND_S = 0.5  # the longest a start waits for its row: without one it is found by its group and its server's death
+WARN_EVERY_S = 60.0  # a full disk or a lock makes almost every write fail
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -76,10 +79,11 @@ class Registry:
     def __init__(self, home: Path, folders: tuple[Path, ...] = ()) -> None:
         """Open the registry of `home` and enter this server. Blocks, a few milliseconds as a rule."""
         self.server = this_server(home, folders)
-        self._db, self._key = database.enter(home, self.server)
+        self._db, self._key, self.complete = database.enter(home, self.server)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="registry")
         self._own: dict[str, Machine] = {}
         self._failing = False
+        self._warn_at = 0.0
 
     def close(self) -> None:
         """Write what is on its way, and take this server off the record. Blocks."""
@@ -102,9 +106,11 @@ class Registry:
     # -- the life of a machine -----------------------------------------------------------------------------
 
     async def intend(self, entry: str, template: str) -> None:
-        """Put a machine on record that is about to start. This alone is waited for, about 0.1 ms."""
+        """Put a machine on record that is about to start. This alone is waited for, about 0.1 ms as a rule."""
         machine = self._own[entry] = Machine(entry, template, MachineState.STARTING, time.time())
-        await asyncio.wrap_future(self._do(lambda: database.add_machine(self._db, self._key, machine)))
+        written = asyncio.wrap_future(self._do(lambda: database.add_machine(self._db, self._key, machine)))
+        with anyio.move_on_after(INTEND_S):
+            await asyncio.shield(written)  # a row that is late is written all the same
 
     def started(self, entry: str, driver: str, machine_id: str, pid: int | None) -> None:
         """It runs, and its processes are known from now on."""
@@ -151,14 +157,23 @@ class Registry:
             try:
                 result = work()
             except (sqlite3.Error, ValueError) as error:
-                if not self._failing:
-                    logger.warning("the registry fails: %s", error)
-                self._failing = True
+                self._fails(error)
                 return None
-            self._failing = False
+            if self._failing:
+                self._failing = False
+                database.be_patient(self._db, patient=True)
             return result
 
         return self._writer.submit(guarded)
+
+    def _fails(self, error: Exception) -> None:
+        """Do not wait for a lock again until something has worked: the waits would add up, and delay every start."""
+        if not self._failing:
+            self._failing = True
+            database.be_patient(self._db, patient=False)
+        if time.monotonic() >= self._warn_at:
+            self._warn_at = time.monotonic() + WARN_EVERY_S
+            logger.warning("the registry fails: %s", error)
 
 
 @asynccontextmanager

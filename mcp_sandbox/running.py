@@ -38,6 +38,15 @@ class LiveRun:
         """How long it has been running, or did."""
         return (anyio.current_time() if self.ended_at is None else self.ended_at) - self.began_at
 
+    @property
+    def outcome(self) -> str:
+        """How it ended, in one word for operators."""
+        if self.result is None:
+            return "lost"
+        if self.result.timed_out_after_s is not None:
+            return "timeout"
+        return "stopped" if self.result.stopped else self.result.status
+
     def stop(self) -> None:
         """Have the code interrupted, and killed if it does not react. The run ends with a result as always."""
         if not self.done.is_set():

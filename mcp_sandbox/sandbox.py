@@ -26,6 +26,7 @@ class Attempt:
 
     def __init__(self, source: AbstractAsyncContextManager[Lease]) -> None:
         self.source = source
+        self.asked_at = anyio.current_time()
         self.scope = anyio.CancelScope()
         self.settled = anyio.Event()  # there is a machine, or none will come of it
         self.ended = anyio.Event()  # nothing is left of it
@@ -40,11 +41,14 @@ class Attempt:
 class Watcher:
     """Told of what happens to sandboxes. This one does not care."""
 
-    def got_machine(self, box: "Sandbox", machine: Machine) -> None:
-        """The sandbox has a machine: its first one, or another one after a pause."""
+    def got_machine(self, box: "Sandbox", machine: Machine, waited_s: float) -> None:
+        """The sandbox has a machine, so long after it wanted one: its first, or another one after a pause."""
 
     def ran(self, box: "Sandbox", outcome: str) -> None:
         """A run in it is over."""
+
+    def refused(self, limit: str) -> None:
+        """Somebody did not get what they asked for, because of this setting."""
 
 
 class Sandbox:
@@ -223,7 +227,7 @@ class Sandbox:
             await work()
         finally:
             self.runs.current = None
-            self._watcher.ran(self, run.result.status if run.result else "lost")
+            self._watcher.ran(self, run.outcome)
             if self.state is State.RUNNING:
                 self._move(State.READY)
             if run.result is not None and run.result.state == "lost":
@@ -326,7 +330,7 @@ class Sandbox:
     def _settle(self, lease: Lease, attempt: Attempt) -> None:
         self.lease = self.last_lease = lease
         self.frozen = None
-        self._watcher.got_machine(self, lease.machine)
+        self._watcher.got_machine(self, lease.machine, anyio.current_time() - attempt.asked_at)
         self._move(State.READY)
         self.last_used = anyio.current_time()
         attempt.settled.set()

@@ -52,7 +52,7 @@ class SandboxService:
     def __init__(self, provider: Provider, settings: Settings, watcher: Watcher | None = None) -> None:
         self.settings = settings
         self._watcher = watcher or Watcher()
-        self.admission = Admission(Limits.of(settings), settings.queue_timeout_s)
+        self.admission = Admission(Limits.of(settings), settings.queue_timeout_s, self._watcher.refused)
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
         self._dead: OrderedDict[str, Sandbox] = OrderedDict()
@@ -234,6 +234,7 @@ class SandboxService:
     async def _paused(self, lease: Lease) -> AsyncIterator[Frozen]:
         """A frozen state that is counted: it takes no memory, but the disk is not endless."""
         if self._pauses >= self.settings.max_paused:
+            self._watcher.refused("max_paused")
             raise LimitReached(
                 "max_paused", self.settings.max_paused, "Resume or close a paused sandbox (list_sandboxes names them)."
             )
@@ -311,6 +312,7 @@ class SandboxService:
         limit = self.settings.max_owner_runs
         running = sum(box.owner == owner and box.runs.current is not None for box in self._alive.values())
         if limit is not None and running >= limit:
+            self._watcher.refused("max_owner_runs")
             raise LimitReached("max_owner_runs", limit, "Wait until a run has ended, or end one with stop_run.")
 
     # -- files ---------------------------------------------------------------------------------------------

@@ -135,7 +135,10 @@ class RunningProcess:
     async def _end_namespaces(self) -> None:
         """Kill children before their parent. The first process of a namespace takes all others with it; if its parent
         is gone it stays a zombie until the host's own first process looks, which takes seconds on some hosts."""
-        children = children_of(self.pid) if self._process.returncode is None else []
+        children: list[int] = []
+        if self._process.returncode is None:
+            with suppress(OSError):  # no descriptor left to look with: then all end at once, which is better than never
+                children = children_of(self.pid)
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)

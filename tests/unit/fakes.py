@@ -16,6 +16,7 @@ from guest.client.messages import (
     FileChunk,
     FileInfo,
     Finished,
+    GuestUsage,
     Listing,
     Output,
     OutputTotals,
@@ -116,6 +117,8 @@ class FakeAgent:
         self.plans: dict[str, Plan] = {}
         self.running = anyio.Event()
         self.stops = 0
+        self.hangs = False
+        self.asked = 0  # how often it was asked for its usage
         self.failure: GuestError | None = None
         self._failing = anyio.Event()
 
@@ -123,6 +126,12 @@ class FakeAgent:
         """Close the stream to the host."""
         self.failure = AgentGone("the machine's agent closed the stream")
         self._failing.set()
+
+    async def usage(self) -> GuestUsage:
+        self.asked += 1
+        if self.hangs:
+            await anyio.sleep_forever()
+        return GuestUsage(0, 0, 0, 0)
 
     async def wait_failed(self) -> None:
         await self._failing.wait()

@@ -2,10 +2,11 @@
 
 import json
 import os
+import resource
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,19 @@ async def run_dir(tmp_path: Path) -> AsyncIterator[Path]:
     run_dir = tmp_path / ("long" * 30) / "run"
     async with serve_control(run_dir, myself(), FakePanel()):
         yield run_dir
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """This process can open no file in the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def asked(run_dir: Path, **request: Any) -> Any:
@@ -147,6 +161,42 @@ async def test_clients_that_say_nothing_do_not_keep_others_out_for_ever(run_dir:
     finally:
         for wire in silent:
             wire.close()
+
+
+async def test_a_server_without_file_descriptors_lets_clients_wait_and_lives(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(control, "ACCEPT_AGAIN_S", 0.01)
+    [path] = run_dir.iterdir()
+    with control._reachable(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
+        wire.settimeout(10)
+        with no_more_descriptors(), anyio.fail_after(10):
+            wire.connect(f"{directory}/{path.name}")
+            while "nobody can be let in" not in caplog.text:
+                await anyio.sleep(0.01)
+        wire.sendall(b'{"do": "metrics"}\n')
+        answer = await anyio.to_thread.run_sync(wire.makefile("rb").readline)
+    assert json.loads(answer) == {"ok": True, "result": "numbers"}
+    assert "Too many open files" in caplog.text
+
+
+async def test_requests_that_hang_are_answered_and_free_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class HangingPanel(FakePanel):
+        async def close(self, sandbox_id: str) -> bool:
+            await anyio.sleep_forever()
+            return True
+
+    monkeypatch.setattr(control, "WORK_S", 0.2)
+    async with serve_control(tmp_path, myself(), HangingPanel()):
+
+        async def hang() -> None:
+            with pytest.raises(ControlError, match="still at it"):
+                await asked(tmp_path, do="close", sandbox_id="sb-1")
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_CLIENTS):
+                tasks.start_soon(hang)
+        assert await asked(tmp_path, do="metrics") == "numbers"
 
 
 async def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path):

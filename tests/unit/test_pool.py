@@ -10,9 +10,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from mcp_sandbox import pool
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
-from mcp_sandbox.pool import Clock, Pool, pool_limits
+from mcp_sandbox.pool import CHECK_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
 from mcp_sandbox.pool_plan import PoolLimits
 from mcp_sandbox.pool_shelf import TemplateStats
 from mcp_sandbox.provider import Frozen, Lease, LeaseTimings
@@ -43,6 +44,7 @@ class ManualClock(Clock):
         self.jump = 0.0
         self.until: float | None = None
         self._event = anyio.Event()
+        self._sleepers: list[tuple[float, anyio.Event]] = []
 
     def now(self) -> float:
         return self.time
@@ -56,12 +58,19 @@ class ManualClock(Clock):
 
     async def sleep(self, seconds: float) -> None:
         await anyio.lowlevel.checkpoint()
+        if seconds > LET_ANSWER_S:
+            woken = anyio.Event()
+            self._sleepers.append((self.time + seconds, woken))
+            await woken.wait()
 
     async def advance(self, seconds: float) -> None:
         """Let time pass, and what it wakes come to rest."""
         self.time += seconds
         if self.until is not None and self.until <= self.time:
             self._event.set()
+        for until, woken in self._sleepers:
+            if until <= self.time:
+                woken.set()
         await anyio.wait_all_tasks_blocked()
 
 
@@ -335,6 +344,32 @@ async def test_nobody_gets_a_machine_whose_agent_went_a_moment_ago():
             await anyio.wait_all_tasks_blocked()
             assert bench.source.ended == bench.source.agents[:1]
         assert (bench.stats().hits, bench.stats().misses, bench.stats().failed) == (0, 1, 1)
+
+
+async def test_a_machine_that_hangs_is_replaced_before_anybody_gets_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "CHECK_S", 0.01)
+    async with filled() as bench:
+        hung = bench.source.agents[0]
+        hung.hangs = True
+        await bench.clock.advance(CHECK_EVERY_S)
+        while bench.source.alive["a"]:
+            await anyio.sleep(0.01)
+        await bench.clock.advance(1)
+        assert bench.source.ended == [hung]
+        assert (bench.stats().ready, bench.stats().failed) == (1, 1)
+        assert "does not answer" in (bench.stats().last_error or "")
+        async with bench.pool.acquire("a") as lease:
+            assert agent_of(lease) is not hung
+
+
+async def test_machines_that_wait_are_asked_again_and_again_and_those_in_somebodys_hands_never():
+    async with filled(min_ready=2) as bench:
+        async with bench.pool.acquire("a") as lease:
+            other = bench.source.agents[1]
+            for rounds in range(1, 4):
+                await bench.clock.advance(CHECK_EVERY_S)
+                assert (agent_of(lease).asked, other.asked) == (0, rounds)
+        assert bench.stats().failed == 0
 
 
 async def test_nobody_gets_a_machine_whose_clock_the_hosts_has_left_behind():

@@ -2,16 +2,20 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
 from mcp_sandbox import database
+from mcp_sandbox.config import Settings
 from mcp_sandbox.database import Machine, MachineState, Server
+from mcp_sandbox.operation import open_operation
 from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from mcp_sandbox.recovery import Cleaned, recover
 from mcp_sandbox.registry import Registry, open_registry
@@ -129,11 +133,60 @@ async def test_only_files_that_carry_the_name_of_a_dead_server_are_removed(regis
     assert len(cleaned.files) == 2
 
 
+def make_unreadable(home: Path) -> None:
+    (home / database.FILE).mkdir()
+
+
+def make_foreign(home: Path) -> None:
+    with closing(sqlite3.connect(home / database.FILE)) as db:
+        db.execute("PRAGMA user_version = 99")
+
+
+def break_it(home: Path) -> None:
+    (home / database.FILE).write_bytes(b"this is no database" * 100)
+
+
+@pytest.mark.parametrize("spoil", [make_unreadable, make_foreign, break_it])
+async def test_without_a_registry_that_knows_all_servers_no_file_is_removed(
+    tmp_path: Path, spoil: Callable[[Path], None]
+):
+    """A server in another process namespace looks dead from here, and only its row tells that it is not."""
+    spoil(tmp_path)
+    stranger = a_dead_process()
+    frozen = tmp_path / "run" / f"{stranger.pid}-{stranger.started}-frozen"
+    frozen.mkdir(parents=True)
+    async with open_registry(tmp_path) as registry:
+        await clean(registry, tmp_path)
+    assert frozen.exists()
+
+
+async def test_when_the_registry_cannot_be_read_any_more_no_file_is_removed(registry: Registry, tmp_path: Path):
+    server = leave(registry, namespace="pid:[1]")
+    socket = tmp_path / "run" / f"{server.process.pid}-{server.process.started}-control"
+    socket.parent.mkdir()
+    socket.touch()
+    registry._db.execute("DROP TABLE machines")
+    await clean(registry, tmp_path)
+    assert socket.exists()
+
+
 async def test_what_a_killed_build_has_staged_is_removed(registry: Registry, tmp_path: Path):
     (tmp_path / "staging" / "image-abc.x").mkdir(parents=True)
     cleaned = await clean(registry, tmp_path)
     assert cleaned.files == [str(tmp_path / "staging" / "image-abc.x")]
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+async def test_a_clean_up_that_fails_is_told_and_ends_no_server(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "staging" / "image-abc.x").mkdir(parents=True)
+    (tmp_path / "locks" / "image-abc").mkdir(parents=True)  # where a file is expected
+    with anyio.fail_after(20):
+        async with open_operation(Settings(home=tmp_path), Store(tmp_path)) as operation:
+            while "clean-up after killed servers failed" not in caplog.text:
+                await anyio.sleep(0.01)
+            await operation.registry.intend("m-1", "template")
+            assert [machine.id for machine in operation.registry.own()] == ["m-1"]
+    assert "IsADirectoryError" in caplog.text
 
 
 async def test_only_one_server_cleans_at_a_time(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,8 +2,9 @@
 
 import os
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -187,6 +188,61 @@ async def test_a_registry_that_breaks_later_is_reported_once_and_stops_no_machin
             pass
     assert await registry.everything() == {}
     assert caplog.text.count("the registry fails") == 1
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Another process was stopped in the middle of a write."""
+    with closing(sqlite3.connect(home / database.FILE, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+
+
+async def test_a_locked_registry_delays_a_start_once_and_shortly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("mcp_sandbox.registry.INTEND_S", 0.01)
+    monkeypatch.setattr(database, "BUSY_S", 0.5)
+    async with open_registry(tmp_path) as registry:
+        source = Registered(FakeProvider(), registry)
+        with locked(tmp_path):
+            async with source.acquire(TEMPLATE):
+                assert "locked" not in caplog.text  # it did not wait until the thread gave up
+            await registry.forget(registry.server)  # now the thread has done all it was given, and knows
+            assert "locked" in caplog.text
+            assert registry._db.execute("PRAGMA busy_timeout").fetchone() == (0,)
+        async with source.acquire(TEMPLATE):
+            assert await rows(registry) == registry.own()
+        assert registry._db.execute("PRAGMA busy_timeout").fetchone() == (500,)
+
+
+async def test_a_row_that_is_late_is_written_and_taken_off_in_that_order(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mcp_sandbox.registry.INTEND_S", 0.0)
+    blocked = threading.Event()
+    registry._do(lambda: blocked.wait(10))
+    async with Registered(FakeProvider(), registry).acquire(TEMPLATE):
+        blocked.set()
+        assert [row.state for row in await rows(registry)] == [MachineState.RUNNING]
+    assert await rows(registry) == []
+
+
+async def test_a_registry_that_fails_now_and_then_is_reported_once_a_minute(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail() -> None:
+        raise sqlite3.OperationalError("the disk is full")
+
+    for _ in range(3):
+        registry._do(fail)
+        await registry.everything()
+    assert caplog.text.count("the registry fails") == 1
+    monkeypatch.setattr(registry, "_warn_at", 0.0)  # a minute later
+    registry._do(fail)
+    await registry.everything()
+    assert caplog.text.count("the registry fails") == 2
 
 
 async def test_a_home_that_cannot_be_made_stops_no_server(tmp_path: Path):

@@ -60,7 +60,7 @@ class Notes(Watcher):
     def __init__(self) -> None:
         self.told: list[tuple[str, ...]] = []
 
-    def got_machine(self, box: Sandbox, machine: Machine) -> None:
+    def got_machine(self, box: Sandbox, machine: Machine, waited_s: float) -> None:
         self.told.append((box.owner, "got", machine.id))
 
     def ran(self, box: Sandbox, outcome: str) -> None:

@@ -1,5 +1,6 @@
 """The only spawner: what it starts ends with its block, with its owner, and before its limits it does nothing."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+import vmm.process
 from vmm.errors import ToolFailed, ToolMissing
 from vmm.process import SHOWN, Confinement, run_tool, spawn
 
@@ -54,6 +56,17 @@ async def test_children_of_the_process_die_with_it():
     with anyio.fail_after(5):
         while alive(child):  # the orphan is reaped by whoever takes orphans in
             await anyio.sleep(0)
+
+
+async def test_a_process_is_killed_even_if_nobody_can_look_for_its_children(monkeypatch):
+    def look(pid: int) -> list[int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(vmm.process, "children_of", look)
+    with anyio.fail_after(10):
+        async with spawn(["sleep", "1000"], confinement=PLAIN) as process:
+            pid = process.pid
+    assert not alive(pid)
 
 
 async def test_a_failing_block_raises_its_own_error_not_a_group():

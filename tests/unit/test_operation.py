@@ -1,0 +1,89 @@
+"""What operators are told about a service is what its callers have met."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import LimitReached
+from mcp_sandbox.metrics import Metrics
+from mcp_sandbox.operation import Operation, ServicePanel
+from mcp_sandbox.registry import open_registry
+from mcp_sandbox.running import RunView
+from mcp_sandbox.runs import RunRequest
+from mcp_sandbox.service import SandboxService
+from tests.unit.fakes import TEMPLATE, FakeProvider
+from tests.unit.test_metrics import value
+
+ME = "me"
+
+
+@asynccontextmanager
+async def watched(home: Path, **limits: float) -> AsyncIterator[tuple[SandboxService, ServicePanel]]:
+    """A service whose operator looks through the panel."""
+    settings = Settings(home=home, **limits)  # type: ignore[arg-type]
+    async with open_registry(home) as registry:
+        operation = Operation(settings, registry, Metrics(registry.own))
+        provider = operation.acquiring(operation.restoring(FakeProvider()))
+        with anyio.fail_after(20):
+            async with SandboxService(provider, settings, operation) as service:
+                yield service, ServicePanel(service, registry, operation.metrics, tuple)
+
+
+async def test_the_time_until_a_sandbox_has_its_machine_includes_the_wait_for_a_place(tmp_path: Path):
+    async with watched(tmp_path, max_sandboxes=1) as (service, panel):
+        first = await service.create("one")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.create, "two")
+            await anyio.wait_all_tasks_blocked()
+            assert value(await panel.metrics(), "mcp_sandbox_waiting") == 1
+            await anyio.sleep(0.05)  # the wait that is to be found again
+            await service.close("one", first.id)
+        text = await panel.metrics()
+    assert value(text, "mcp_sandbox_waiting") == 0
+    assert value(text, "mcp_sandbox_acquire_seconds_count", template=TEMPLATE) == 2
+    waited = value(text, "mcp_sandbox_acquire_seconds_sum", template=TEMPLATE)
+    assert waited is not None
+    assert waited >= 0.05
+    assert value(text, "mcp_sandbox_restore_seconds_count", template=TEMPLATE) == 2
+
+
+async def test_refusals_are_counted_by_the_limit_that_was_reached(tmp_path: Path):
+    async with watched(tmp_path, max_sandboxes=1, max_paused=0, max_owner_runs=1) as (service, panel):
+        box = (await service.create(ME)).id
+        with pytest.raises(LimitReached):
+            await service.create(ME)
+        with pytest.raises(LimitReached):
+            await service.pause(ME, box)
+        await service.run_for_client(RunRequest(ME, "forever", box), background=True)
+        with pytest.raises(LimitReached):
+            await service.run(RunRequest(ME, "1", box))
+        text = await panel.metrics()
+    for limit in ("max_sandboxes", "max_paused", "max_owner_runs"):
+        assert value(text, "mcp_sandbox_refused_total", limit=limit) == 1
+
+
+async def test_sandboxes_are_counted_by_state(tmp_path: Path):
+    async with watched(tmp_path) as (service, panel):
+        await service.create("one")
+        await service.pause("two", (await service.create("two")).id)
+        text = await panel.metrics()
+    counted = {state: value(text, "mcp_sandbox_sandboxes", state=state) for state in ("ready", "paused", "running")}
+    assert counted == {"ready": 1, "paused": 1, "running": 0}
+
+
+async def test_runs_that_were_out_of_time_and_runs_that_were_stopped_are_told_apart(tmp_path: Path):
+    async with watched(tmp_path) as (service, panel):
+        box = (await service.create(ME)).id
+        await service.run(RunRequest(ME, "forever", box, timeout_s=0.01))
+        run = await service.run_for_client(RunRequest(ME, "forever", box), background=True)
+        assert isinstance(run, RunView)
+        await service.stop_run(ME, box, run.run_id)
+        await service.run(RunRequest(ME, "1", box))
+        text = await panel.metrics()
+    for outcome in ("timeout", "stopped", "ok"):
+        assert value(text, "mcp_sandbox_runs_total", outcome=outcome) == 1
+    assert value(text, "mcp_sandbox_runs_total", outcome="interrupted") is None
