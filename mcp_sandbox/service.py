@@ -3,13 +3,14 @@
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.lowlevel
 
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
@@ -106,7 +107,8 @@ class SandboxService:
         name = template or self.settings.template
         ticket = Ticket(owner, _memory_mb(name), passing=one_off)
         box = self._open(name, span, ticket, self._placed(ticket, self._provider.acquire(name)), one_off=one_off)
-        await _all_ready([box])
+        with _all_or_none([box]):
+            await _all_ready([box])
         return box
 
     def _open(
@@ -180,17 +182,18 @@ class SandboxService:
         if not 1 <= count <= MAX_COPIES:
             raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
         box = self._find(owner, sandbox_id)
-        async with AsyncExitStack() as stack:
-            tickets = [Ticket(owner, box.ticket.memory_mb) for _ in range(count)]
-            places = [await self._reserved(stack, ticket) for ticket in tickets]
-            async with between_runs(box), box.use_alone() as lease:
-                frozen = await stack.enter_async_context(self._provider.freeze(lease))
-            copies = [
-                self._open(box.template, box.lifespan, ticket, self._copy(place, frozen))
-                for ticket, place in zip(tickets, places, strict=True)
-            ]
-            await _all_ready(copies)
-        return [self._info(copy) for copy in copies]
+        copies: list[Sandbox] = []
+        with _all_or_none(copies):
+            async with AsyncExitStack() as stack:
+                tickets = [Ticket(owner, box.ticket.memory_mb) for _ in range(count)]
+                places = [await self._reserved(stack, ticket) for ticket in tickets]
+                async with between_runs(box), box.use_alone() as lease:
+                    frozen = await stack.enter_async_context(self._provider.freeze(lease))
+                for ticket, place in zip(tickets, places, strict=True):
+                    copies.append(self._open(box.template, box.lifespan, ticket, self._copy(place, frozen)))
+                await _all_ready(copies)
+            await _all_ready(copies)  # removing the state took a while
+            return [self._info(copy) for copy in copies]
 
     async def pause(self, owner: str, sandbox_id: str) -> SandboxInfo:
         """Freeze a sandbox and give its machine's memory back to the host. Only its time to live goes on.
@@ -349,15 +352,26 @@ class SandboxService:
         return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
 
 
-async def _all_ready(boxes: list[Sandbox]) -> None:
-    """Wait until all of them can be used. If one cannot, or nobody waits any more, all of them end."""
+@contextmanager
+def _all_or_none(boxes: list[Sandbox]) -> Iterator[None]:
+    """End all of them if the block fails or is cancelled: the caller would never know their ids."""
     try:
+        yield
+    except BaseException:
         for box in boxes:
-            await box.settled.wait()
-    except BaseException:  # the caller was cancelled, and would never know the ids
-        for box in boxes:
-            box.end(End.CLOSED, "its creation was cancelled")
+            box.end(End.CLOSED, "it was not made in the end")
         raise
+
+
+async def _all_ready(boxes: list[Sandbox]) -> None:
+    """Wait until all of them can be used, and somebody still wants them.
+
+    Raises:
+        SandboxError: one of them cannot be used; nothing is left of any.
+    """
+    for box in boxes:
+        await box.settled.wait()
+    await anyio.lowlevel.checkpoint_if_cancelled()  # both may have happened in the same moment
     failed = next((box for box in boxes if box.state in OVER), None)
     if failed is None:
         return

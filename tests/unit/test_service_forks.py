@@ -114,6 +114,25 @@ async def test_if_one_copy_fails_none_is_left():
         assert await service.read_all(ME, box, "f") == b"mine"
 
 
+class LosesACopyAtTheEnd(FakeProvider):
+    @asynccontextmanager
+    async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
+        async with super().freeze(lease) as frozen:
+            yield frozen
+            if self.copies:
+                self.agent.machine.ended.set()
+                await anyio.wait_all_tasks_blocked()
+
+
+async def test_if_a_copy_dies_while_the_state_is_removed_none_is_left():
+    provider = LosesACopyAtTheEnd()
+    async with served(provider) as service:
+        box = await with_file(service)
+        with pytest.raises(MachineLost, match="out of memory"):
+            await service.fork(ME, box, 3)
+        assert ([info.id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
+
+
 async def test_another_owners_sandbox_cannot_be_forked_paused_or_resumed(service: SandboxService):
     box = await with_file(service)
     for call in (service.fork("you", box, 1), service.pause("you", box), service.resume("you", box)):
