@@ -1,19 +1,20 @@
 """One sandbox: who owns it, which state it is in, and the task that keeps its machine, or its frozen state."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
 from mcp_sandbox import logs
 from mcp_sandbox.admission import Ticket
-from mcp_sandbox.errors import Closed, Expired, MachineLost, Paused, SandboxError, StateLost, first_of
-from mcp_sandbox.lifecycle import ALIVE, OVER, USABLE, End, Lifespan, State, moved
+from mcp_sandbox.errors import Paused, SandboxError, StateLost, first_of
+from mcp_sandbox.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
 from mcp_sandbox.provider import Frozen, Lease
-from mcp_sandbox.running import LiveRun, RunBook
+from mcp_sandbox.running import LiveRun, LostRun, RunBook
 from vmm.driver import Machine
 
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
@@ -80,8 +81,7 @@ class Sandbox:
         self._attempt = Attempt(source)  # the newest one
         self._wanted: Attempt | None = self._attempt  # what the keeper is to try next
         self.settled = self._attempt.settled  # it is ready, or never will be
-        self._end: End | None = None
-        self._reason = ""
+        self.ending: Ending | None = None  # once it is over
         self._failure: SandboxError | None = None
         self._untold_loss: LiveRun | None = None  # a run that cost the variables, and nobody knows yet
         self._over = anyio.Event()
@@ -100,31 +100,34 @@ class Sandbox:
             return
         self._attempt.give_up()
         self._move(State.LOST if end is End.LOST else State.CLOSING)
-        self._end, self._reason = end, reason
+        run = self.runs.current if end is End.LOST else None
+        self.ending = Ending(
+            self.id,
+            self.owner,
+            end,
+            reason,
+            one_off=self.one_off,
+            unused=run is None or not run.sent,
+            lost_run=None if run is None else LostRun(run.id, run.log, run.elapsed_s),
+        )
         self.ticket.passing = True
         self._over.set()
         self._changed.set()
         for use in self._uses:
             use.cancel()
 
+    async def close(self, reason: str = "") -> bool:
+        """End it and wait until nothing of it is left; False if it was ending already."""
+        was_alive = self.state not in OVER
+        self.end(End.CLOSED, reason)
+        await self.ended.wait()
+        return was_alive
+
     def error(self) -> SandboxError:
         """What to tell somebody who wants to use a sandbox that is paused or over."""
-        if self.state is State.PAUSED:
+        if self.ending is None:
             return Paused(self.id)
-        match self._end:
-            case End.FAILED if self._failure is not None:
-                return self._failure
-            case End.EXPIRED:
-                return Expired(self.id, self._reason)
-            case End.LOST:
-                return MachineLost(self.id, self._reason)
-            case _:
-                return Closed(self.id)
-
-    @property
-    def failed(self) -> bool:
-        """It never started, so nobody ever had it."""
-        return self._end is End.FAILED
+        return self._failure or self.ending.error()
 
     def keep_on(self) -> None:
         """It was made for one run, and that takes longer: now it is a sandbox like any other."""
@@ -223,7 +226,6 @@ class Sandbox:
             await work()
         finally:
             self.runs.current = None
-            self._watcher.ran(self, run.result.status if run.result else "lost")
             if self.state is State.RUNNING:
                 self._move(State.READY)
             if run.result is not None and run.result.state == "lost":
@@ -231,6 +233,16 @@ class Sandbox:
             if run.background or (run.result is not None and run.result.left_out):
                 self.runs.keep(run)
             run.finish()
+            with self._watched():
+                self._watcher.ran(self, run.result.status if run.result else "lost")
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Whoever only watches does no harm."""
+        try:
+            yield
+        except Exception as error:
+            logger.warning("a watcher of sandbox %s failed", self.id, exc_info=error, extra={"sandbox": self.id})
 
     def loss_told(self, run: LiveRun) -> None:
         """Somebody has the result of `run`, and with it the news if it cost the variables."""
@@ -247,7 +259,7 @@ class Sandbox:
     async def pause(self, freeze: Callable[[Lease], AbstractAsyncContextManager[Frozen]]) -> None:
         """Freeze the machine and let it go. Who calls this has the turn.
 
-        Cancelled before the state is frozen, it changes nothing; after that the machine goes in any case.
+        Cancelled before the state is written, it changes nothing; after that the machine goes in any case.
 
         Raises:
             SandboxError: it could not be frozen and goes on, or it ended in the middle.
@@ -255,6 +267,7 @@ class Sandbox:
         attempt = self._attempt
         async with self.use_alone() as lease, AsyncExitStack() as stack:
             frozen = await stack.enter_async_context(freeze(lease))
+            await anyio.lowlevel.checkpoint_if_cancelled()  # freezing does not stop half-way
             self._usable()
             self.frozen, self.lease, self._freezer = frozen, None, stack.pop_all()
             self._move(State.PAUSED)
@@ -326,7 +339,8 @@ class Sandbox:
     def _settle(self, lease: Lease, attempt: Attempt) -> None:
         self.lease = self.last_lease = lease
         self.frozen = None
-        self._watcher.got_machine(self, lease.machine)
+        with self._watched():
+            self._watcher.got_machine(self, lease.machine)
         self._move(State.READY)
         self.last_used = anyio.current_time()
         attempt.settled.set()

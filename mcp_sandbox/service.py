@@ -2,7 +2,6 @@
 
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +14,12 @@ import anyio.lowlevel
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.admission import Admission, Limits, Ticket
-from mcp_sandbox.calls import Report, between_runs, read_on, run_in_turn, stop
+from mcp_sandbox.calls import Report, between_runs, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest, LimitReached, NotFound, UnknownTemplate
+from mcp_sandbox.errors import BadRequest, LimitReached, NotFound, NotSent, UnknownTemplate
 from mcp_sandbox.execute import CheckedRun, check
 from mcp_sandbox.files import file_operation, read_all, resolve
+from mcp_sandbox.graves import Graves
 from mcp_sandbox.lifecycle import ALIVE, OVER, End, Lifespan, State, lifespan
 from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings, Provider
 from mcp_sandbox.running import RunBook, RunView
@@ -28,7 +28,6 @@ from mcp_sandbox.sandbox import Sandbox, Watcher
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template, find_templates, load_template
 
-MEMORY_OF_THE_DEAD = 256  # ended sandboxes whose end can still be explained
 MAX_COPIES = 8  # of one fork
 
 
@@ -56,7 +55,7 @@ class SandboxService:
         self.admission = Admission(Limits.of(settings), settings.queue_timeout_s)
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
-        self._dead: OrderedDict[str, Sandbox] = OrderedDict()
+        self._graves = Graves()
         self._pauses = 0
         self._tasks = anyio.create_task_group()
 
@@ -97,11 +96,9 @@ class SandboxService:
         Raises:
             NotFound: the owner never had such a sandbox.
         """
-        box = self._find(owner, sandbox_id)
-        was_alive = box.state not in OVER
-        box.end(End.CLOSED)
-        await box.ended.wait()
-        return was_alive
+        if self._graves.find(owner, sandbox_id) is not None:
+            return False
+        return await self._find(owner, sandbox_id).close()
 
     async def _start(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
         name = template or self.settings.template
@@ -134,9 +131,8 @@ class SandboxService:
             await box.keep()
         finally:
             del self._alive[box.id]
-            self._dead[box.id] = box
-            if len(self._dead) > MEMORY_OF_THE_DEAD:
-                self._dead.popitem(last=False)
+            if box.ending is not None:
+                self._graves.add(box.ending)
 
     @asynccontextmanager
     async def _placed(self, ticket: Ticket, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
@@ -149,8 +145,10 @@ class SandboxService:
                 yield replace(lease, timings=timings)
 
     def _find(self, owner: str, sandbox_id: str) -> Sandbox:
-        box = self._alive.get(sandbox_id) or self._dead.get(sandbox_id)
-        if box is None or box.owner != owner or box.failed:
+        if (grave := self._graves.find(owner, sandbox_id)) is not None:
+            raise grave.error()
+        box = self._alive.get(sandbox_id)
+        if box is None or box.owner != owner:
             raise NotFound(sandbox_id)
         return box
 
@@ -277,12 +275,16 @@ class SandboxService:
     async def read_output(
         self, owner: str, sandbox_id: str, run_id: str, *, offset: int, wait_s: float, report: Report | None = None
     ) -> RunView:
-        """What a run has written from `offset` on, and its result if it is over.
+        """What a run has written from `offset` on, and its result if it is over, or why there is none.
 
         Raises:
             NotFound, RunNotFound, MachineLost: as their names say.
         """
+        if (grave := self._graves.find(owner, sandbox_id)) is not None:
+            return lost_view(grave, run_id, self.settings, offset)
         box = self._find(owner, sandbox_id)
+        if box.ending is not None:
+            return lost_view(box.ending, run_id, self.settings, offset)
         box.touch()
         return await read_on(box, run_id, self.settings, offset, wait_s, report)
 
@@ -299,16 +301,29 @@ class SandboxService:
     async def _run(
         self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
     ) -> RunResult | RunView:
+        self._check_runs(request.owner)  # before a machine is taken
         if request.sandbox_id is not None:
-            box = self._find(request.owner, request.sandbox_id)
-        else:
-            box = await self._start(request.owner, request.template, lifespan(self.settings, None, None), one_off=True)
+            return await self._run_in(self._find(request.owner, request.sandbox_id), checked, until, report)
         try:
-            self._check_runs(request.owner)
-            return await run_in_turn(box, checked, self.settings, until, report)
+            return await self._run_once(request, checked, until, report)
+        except NotSent:  # its machine was dead already, as one that had been kept ready may be
+            return await self._run_once(request, checked, until, report)
+
+    async def _run_once(
+        self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
+    ) -> RunResult | RunView:
+        box = await self._start(request.owner, request.template, lifespan(self.settings, None, None), one_off=True)
+        try:
+            return await self._run_in(box, checked, until, report)
         finally:
             if box.one_off:
                 box.end(End.CLOSED)  # its keeper cleans up, the caller need not wait
+
+    async def _run_in(
+        self, box: Sandbox, checked: CheckedRun, until: float, report: Report | None
+    ) -> RunResult | RunView:
+        self._check_runs(box.owner)
+        return await run_in_turn(box, checked, self.settings, until, report)
 
     def _check_runs(self, owner: str) -> None:
         limit = self.settings.max_owner_runs

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -326,6 +326,27 @@ async def test_a_sandbox_that_cannot_be_frozen_goes_on(service: SandboxService, 
             await call
     assert states(service) == [State.READY]
     assert await service.read_all(ME, box, "f") == b"mine"
+
+
+async def test_a_pause_whose_call_is_cancelled_while_the_state_is_written_changes_nothing():
+    class Quick(FakeProvider):
+        @asynccontextmanager
+        async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
+            with anyio.CancelScope(shield=True):
+                stack = AsyncExitStack()
+                frozen = await stack.enter_async_context(super().freeze(lease))
+                scope.cancel()
+            async with stack:
+                yield frozen
+
+    provider = Quick()
+    async with served(provider) as service:
+        box = await with_file(service)
+        with anyio.CancelScope() as scope:
+            await service.pause(ME, box)
+        assert scope.cancelled_caught
+        assert states(service) == [State.READY]
+        assert await service.read_all(ME, box, "f") == b"mine"
 
 
 async def test_a_resume_that_fails_leaves_it_paused(service: SandboxService, provider: FakeProvider):
