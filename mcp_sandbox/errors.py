@@ -15,6 +15,7 @@ SandboxError
 ├── TemplateNotBuilt   the template has no snapshot for this host yet
 ├── UnknownTemplate    there is no template of that name
 ├── HostNotReady       this host cannot run machines as configured
+├── DiskFull           there is no room on the host's disk
 ├── TooWeak            the driver that was named isolates less than the settings demand
 ├── LimitReached       one of the limits in the settings says no
 ├── BadRequest         an argument is wrong
@@ -68,7 +69,7 @@ class Busy(SandboxError):
     """A sandbox runs one thing at a time."""
 
     def __init__(self, sandbox_id: str, run_id: str | None = None, elapsed_s: float = 0.0) -> None:
-        advice = "Try again, or use another sandbox."
+        advice = "It is being forked, paused or resumed; try again in a second."
         if run_id is not None:
             names = f'(sandbox_id="{sandbox_id}", run_id="{run_id}")'
             advice = (
@@ -153,6 +154,16 @@ class HostNotReady(SandboxError):
     def __init__(self, reason: str, fix: str | None = None) -> None:
         advice = f" To fix it: {fix}." if fix else ""
         super().__init__(f"This host cannot start sandboxes: {reason}.{advice} `mcp-sandbox doctor` tells more.")
+
+
+class DiskFull(SandboxError):
+    """There is no room on the host's disk, or in its memory where that stands in for one."""
+
+    def __init__(self, done: str) -> None:
+        super().__init__(
+            f"The sandbox could not be {done}: the server's disk is full. Resume or close a paused sandbox "
+            "(list_sandboxes names them), or ask the operator to make room."
+        )
 
 
 class TooWeak(SandboxError):

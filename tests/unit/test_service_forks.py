@@ -159,6 +159,28 @@ async def test_with_a_run_on_forks_and_pauses_are_refused_with_what_to_do(
     assert (await service.pause(ME, box)).state is State.PAUSED
 
 
+async def test_a_run_in_a_sandbox_that_is_being_forked_is_told_so(provider: FakeProvider):
+    async with served(provider) as service:
+        box = await with_file(service)
+        freezing, go_on = anyio.Event(), anyio.Event()
+        freeze = provider.freeze
+
+        @asynccontextmanager
+        async def slow(lease: Lease) -> AsyncIterator[Frozen]:
+            freezing.set()
+            await go_on.wait()
+            async with freeze(lease) as frozen:
+                yield frozen
+
+        provider.freeze = slow  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.fork, ME, box, 1)
+            await freezing.wait()
+            with pytest.raises(Busy, match="being forked, paused or resumed; try again in a second"):
+                await service.run_for_client(RunRequest(ME, "1", box), background=True)
+            go_on.set()
+
+
 async def test_a_driver_without_snapshots_says_which_have_them(service: SandboxService, provider: FakeProvider):
     provider.freeze_error = CannotFreeze("bubblewrap")
     box = await with_file(service)
