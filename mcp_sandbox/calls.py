@@ -126,6 +126,18 @@ def lost_view(ending: Ending, run_id: str, settings: Settings, offset: int) -> R
     )
 
 
+def check_free(box: Sandbox) -> None:
+    """See that the machine could be had for oneself, now or in a moment.
+
+    Raises:
+        Busy: a run is on.
+        SandboxError: the sandbox is paused or over.
+    """
+    box.usable()
+    if box.runs.current is not None and not box.runs.current.stopping:
+        raise _busy(box)
+
+
 @asynccontextmanager
 async def between_runs(box: Sandbox) -> AsyncIterator[None]:
     """No run is on and none begins while the block lasts.

@@ -164,7 +164,7 @@ class Sandbox:
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[Lease]:
-        lease = self._usable()
+        lease = self.usable()
         with anyio.CancelScope() as scope:
             self._uses.add(scope)
             try:
@@ -202,7 +202,12 @@ class Sandbox:
         """Seconds until it ends if nothing more happens."""
         return max(0.0, self.ends_at()[0] - anyio.current_time())
 
-    def _usable(self) -> Lease:
+    def usable(self) -> Lease:
+        """The machine of a sandbox that can be used now.
+
+        Raises:
+            SandboxError: the sandbox is paused or over.
+        """
         if self.state not in USABLE or self.lease is None:
             raise self.error()
         return self.lease
@@ -215,7 +220,7 @@ class Sandbox:
         Raises:
             SandboxError: the sandbox is over.
         """
-        self._usable()
+        self.usable()
         assert self._tasks is not None, "a sandbox that can be used has its keeper"
         self._move(State.RUNNING)
         self.runs.current = run
@@ -268,7 +273,7 @@ class Sandbox:
         async with self.use_alone() as lease, AsyncExitStack() as stack:
             frozen = await stack.enter_async_context(freeze(lease))
             await anyio.lowlevel.checkpoint_if_cancelled()  # freezing does not stop half-way
-            self._usable()
+            self.usable()
             self.frozen, self.lease, self._freezer = frozen, None, stack.pop_all()
             self._move(State.PAUSED)
             self._changed.set()

@@ -2,9 +2,11 @@
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +16,7 @@ import anyio.lowlevel
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.admission import Admission, Limits, Ticket
-from mcp_sandbox.calls import Report, between_runs, lost_view, read_on, run_in_turn, stop
+from mcp_sandbox.calls import Report, between_runs, check_free, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest, LimitReached, NotFound, NotSent, UnknownTemplate
 from mcp_sandbox.execute import CheckedRun, check
@@ -56,7 +58,7 @@ class SandboxService:
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
         self._graves = Graves()
-        self._pauses = 0
+        self._pauses: Counter[str] = Counter()  # frozen states of each owner
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
@@ -180,11 +182,12 @@ class SandboxService:
         if not 1 <= count <= MAX_COPIES:
             raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
         box = self._find(owner, sandbox_id)
+        check_free(box)  # before anything is said about places
         copies: list[Sandbox] = []
         with _all_or_none(copies):
             async with AsyncExitStack() as stack:
                 tickets = [Ticket(owner, box.ticket.memory_mb) for _ in range(count)]
-                places = [await self._reserved(stack, ticket) for ticket in tickets]
+                places = await stack.enter_async_context(self.admission.places(*tickets))
                 async with between_runs(box), box.use_alone() as lease:
                     frozen = await stack.enter_async_context(self._provider.freeze(lease))
                 for ticket, place in zip(tickets, places, strict=True):
@@ -202,7 +205,7 @@ class SandboxService:
         box = self._find(owner, sandbox_id)
         async with between_runs(box):
             if box.frozen is None:
-                await box.pause(self._paused)
+                await box.pause(partial(self._paused, owner))
         return self._info(box)
 
     async def resume(self, owner: str, sandbox_id: str) -> SandboxInfo:
@@ -220,30 +223,28 @@ class SandboxService:
         box.touch()
         return self._info(box)
 
-    async def _reserved(self, stack: AsyncExitStack, ticket: Ticket) -> AsyncExitStack:
-        """A place that ends with `stack`, unless somebody takes it over."""
-        place = await stack.enter_async_context(AsyncExitStack())
-        await place.enter_async_context(self.admission.place(ticket))
-        return place
-
     @asynccontextmanager
     async def _copy(self, place: AsyncExitStack, frozen: Frozen) -> AsyncIterator[Lease]:
         async with place.pop_all(), self._provider.thaw(frozen, copy=True) as lease:
             yield lease
 
     @asynccontextmanager
-    async def _paused(self, lease: Lease) -> AsyncIterator[Frozen]:
+    async def _paused(self, owner: str, lease: Lease) -> AsyncIterator[Frozen]:
         """A frozen state that is counted: it takes no memory, but the disk is not endless."""
-        if self._pauses >= self.settings.max_paused:
-            raise LimitReached(
-                "max_paused", self.settings.max_paused, "Resume or close a paused sandbox (list_sandboxes names them)."
-            )
-        self._pauses += 1
+        limits = self.settings
+        for setting, limit, used in (
+            ("max_owner_paused", limits.max_owner_paused, self._pauses[owner]),
+            ("max_paused", limits.max_paused, self._pauses.total()),
+        ):
+            if limit is not None and used >= limit:
+                advice = "Resume or close a paused sandbox (list_sandboxes names them)."
+                raise LimitReached(setting, limit, advice if self._pauses[owner] else "Try again later.")
+        self._pauses[owner] += 1
         try:
             async with self._provider.freeze(lease) as frozen:
                 yield frozen
         finally:
-            self._pauses -= 1
+            self._pauses[owner] -= 1
 
     # -- runs ----------------------------------------------------------------------------------------------
 

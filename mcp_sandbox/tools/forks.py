@@ -19,6 +19,8 @@ class Copies(BaseModel):
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add this family's tools."""
+    own = settings.max_owner_paused
+    most_paused = settings.max_paused if own is None else min(own, settings.max_paused)
 
     @mcp.tool(
         title="Fork sandbox",
@@ -44,7 +46,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         description=(
             "Put a sandbox aside until resume_sandbox: it takes no CPU and no memory and leaves its place to others; "
             "code and files in it cannot be used. While paused it is not idle, but it still ends at the age that "
-            f"create_sandbox gave it. At most {settings.max_paused} paused at once. Refused while a run is on."
+            f"create_sandbox gave it. At most {most_paused} paused at once. Refused while a run is on."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=True),
     )

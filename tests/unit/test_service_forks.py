@@ -94,6 +94,55 @@ async def test_there_are_all_copies_or_none(provider: FakeProvider):
         assert len(await service.fork(ME, box, 2)) == 2
 
 
+async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(provider: FakeProvider):
+    async with served(provider, max_sandboxes=1) as service:
+        box = await with_file(service)
+        await service.run_for_client(RunRequest(ME, "forever", box), background=True)
+        with pytest.raises(Busy, match="run-1"):
+            await service.fork(ME, box, 1)
+        await service.stop_run(ME, box, "run-1")
+        await service.pause(ME, box)
+        await service.create(ME)
+        with pytest.raises(Paused):
+            await service.fork(ME, box, 1)
+
+
+async def test_two_owners_who_fork_at_the_limit_do_not_hold_places_against_each_other(provider: FakeProvider):
+    async with served(provider, max_sandboxes=5, queue_timeout_s=5) as service:
+        boxes = {owner: (await service.create(owner)).id for owner in ("me", "you")}
+        passing = (await service.create("them")).id
+        made: list[int] = []
+
+        async def fork(owner: str) -> None:
+            copies = await service.fork(owner, boxes[owner], 3)
+            made.append(len(copies))
+            for copy in copies:
+                await service.close(owner, copy.id)
+
+        async with anyio.create_task_group() as tasks:
+            for owner in boxes:
+                tasks.start_soon(fork, owner)
+            await anyio.wait_all_tasks_blocked()
+            assert (len(service.admission.holders), service.admission.waiting) == (3, 6)
+            await service.close("them", passing)
+        assert made == [3, 3]
+
+
+async def test_one_owner_cannot_take_all_pauses(provider: FakeProvider):
+    async with served(provider, max_paused=2, max_owner_paused=1) as service:
+        first, second = await with_file(service), await with_file(service)
+        await service.pause(ME, first)
+        with pytest.raises(LimitReached, match=r"max_owner_paused = 1 .*Resume or close"):
+            await service.pause(ME, second)
+        for owner in ("you", "them"):
+            other = (await service.create(owner)).id
+            if owner == "you":
+                await service.pause(owner, other)
+                continue
+            with pytest.raises(LimitReached, match=r"max_paused = 2 .*Try again later"):
+                await service.pause(owner, other)
+
+
 class FailsAtTheThird(FakeProvider):
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
