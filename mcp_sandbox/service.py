@@ -2,11 +2,9 @@
 
 import math
 import secrets
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -16,36 +14,22 @@ import anyio.lowlevel
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.admission import Admission, Limits, Ticket
-from mcp_sandbox.calls import Report, between_runs, check_free, lost_view, read_on, run_in_turn, stop
+from mcp_sandbox.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest, LimitReached, NotFound, NotSent, UnknownTemplate
+from mcp_sandbox.errors import LimitReached, NotFound, NotSent, UnknownTemplate
 from mcp_sandbox.execute import CheckedRun, check
 from mcp_sandbox.files import file_operation, read_all, resolve
+from mcp_sandbox.forks import Forks, all_or_none, all_ready
 from mcp_sandbox.graves import Graves
-from mcp_sandbox.lifecycle import ALIVE, OVER, End, Lifespan, State, lifespan
-from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings, Provider
+from mcp_sandbox.info import SandboxInfo, info_of
+from mcp_sandbox.keeper import KeptSandbox
+from mcp_sandbox.lifecycle import ALIVE, End, Lifespan, lifespan
+from mcp_sandbox.provider import Lease, Provider
 from mcp_sandbox.running import RunBook, RunView
 from mcp_sandbox.runs import RunRequest, RunResult
 from mcp_sandbox.sandbox import Sandbox, Watcher
 from templates.errors import UnknownTemplate as NoSuchTemplate
-from templates.model import Template, find_templates, load_template
-
-MAX_COPIES = 8  # of one fork
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxInfo:
-    """What an owner may know about a sandbox."""
-
-    id: str
-    template: Template
-    state: State
-    run_id: str | None  # the run that is on
-    age_s: float
-    expires_in_s: float  # if it is not used
-    ends_in_s: float  # in any case
-    facts: HostFacts
-    timings: LeaseTimings
+from templates.model import find_templates, load_template
 
 
 class SandboxService:
@@ -58,7 +42,7 @@ class SandboxService:
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
         self._graves = Graves()
-        self._pauses: Counter[str] = Counter()  # frozen states of each owner
+        self._forks = Forks(provider, self.admission, settings)
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
@@ -82,11 +66,11 @@ class SandboxService:
         Raises:
             BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, HostNotReady, SandboxError: there is none.
         """
-        return self._info(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
+        return info_of(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
 
     def sandboxes(self, owner: str) -> list[SandboxInfo]:
         """The owner's sandboxes, oldest first."""
-        return [self._info(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
+        return [info_of(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
 
     def alive(self) -> list[Sandbox]:
         """All sandboxes, whoever owns them, oldest first: for operators, not for callers."""
@@ -106,8 +90,8 @@ class SandboxService:
         name = template or self.settings.template
         ticket = Ticket(owner, _memory_mb(name), passing=one_off)
         box = self._open(name, span, ticket, self._placed(ticket, self._provider.acquire(name)), one_off=one_off)
-        with _all_or_none([box]):
-            await _all_ready([box])
+        with all_or_none([box]):
+            await all_ready([box])
         return box
 
     def _open(
@@ -121,14 +105,14 @@ class SandboxService:
     ) -> Sandbox:
         """A sandbox on its way to a machine."""
         runs = RunBook(self.settings.kept_runs, self.settings.kept_run_bytes)
-        box = Sandbox(
+        box = KeptSandbox(
             f"sb-{secrets.token_hex(8)}", template, span, ticket, runs, source, one_off=one_off, watcher=self._watcher
         )
         self._alive[box.id] = box
         self._tasks.start_soon(self._keep, box, name=f"keeper of {box.id}")
         return box
 
-    async def _keep(self, box: Sandbox) -> None:
+    async def _keep(self, box: KeptSandbox) -> None:
         try:
             await box.keep()
         finally:
@@ -154,23 +138,6 @@ class SandboxService:
             raise NotFound(sandbox_id)
         return box
 
-    def _info(self, box: Sandbox) -> SandboxInfo:
-        lease = box.last_lease
-        if lease is None:
-            raise box.error()
-        now = anyio.current_time()
-        return SandboxInfo(
-            id=box.id,
-            template=lease.template,
-            state=box.state,
-            run_id=None if box.runs.current is None else box.runs.current.id,
-            age_s=now - box.created,
-            expires_in_s=box.expires_in_s(),
-            ends_in_s=max(0.0, box.created + box.lifespan.ttl_s - now),
-            facts=lease.facts,
-            timings=lease.timings,
-        )
-
     # -- forks and pauses ----------------------------------------------------------------------------------
 
     async def fork(self, owner: str, sandbox_id: str, count: int) -> list[SandboxInfo]:
@@ -179,22 +146,7 @@ class SandboxService:
         Raises:
             BadRequest, NotFound, Busy, Paused, CannotFreeze, LimitReached, SandboxError: there are none.
         """
-        if not 1 <= count <= MAX_COPIES:
-            raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
-        box = self._find(owner, sandbox_id)
-        check_free(box)  # before anything is said about places
-        copies: list[Sandbox] = []
-        with _all_or_none(copies):
-            async with AsyncExitStack() as stack:
-                tickets = [Ticket(owner, box.ticket.memory_mb) for _ in range(count)]
-                places = await stack.enter_async_context(self.admission.places(*tickets))
-                async with between_runs(box), box.use_alone() as lease:
-                    frozen = await stack.enter_async_context(self._provider.freeze(lease))
-                for ticket, place in zip(tickets, places, strict=True):
-                    copies.append(self._open(box.template, box.lifespan, ticket, self._copy(place, frozen)))
-                await _all_ready(copies)
-            await _all_ready(copies)  # removing the state took a while
-            return [self._info(copy) for copy in copies]
+        return [info_of(copy) for copy in await self._forks.fork(self._find(owner, sandbox_id), count, self._open)]
 
     async def pause(self, owner: str, sandbox_id: str) -> SandboxInfo:
         """Freeze a sandbox and give its machine's memory back to the host. Only its time to live goes on.
@@ -203,10 +155,8 @@ class SandboxService:
             NotFound, Busy, CannotFreeze, LimitReached, SandboxError: it is as it was, or over.
         """
         box = self._find(owner, sandbox_id)
-        async with between_runs(box):
-            if box.frozen is None:
-                await box.pause(partial(self._paused, owner))
-        return self._info(box)
+        await self._forks.pause(box)
+        return info_of(box)
 
     async def resume(self, owner: str, sandbox_id: str) -> SandboxInfo:
         """Let a paused sandbox go on, when there is a place for its machine.
@@ -215,36 +165,8 @@ class SandboxService:
             NotFound, MachineLost, LimitReached, SandboxError: it is paused as before, or over.
         """
         box = self._find(owner, sandbox_id)
-        if box.frozen is not None:
-            async with between_runs(box):
-                if box.frozen is not None:  # nobody else was quicker
-                    thawed = self._provider.thaw(box.frozen, copy=False)
-                    await box.resume(self._placed(box.ticket, thawed))
-        box.touch()
-        return self._info(box)
-
-    @asynccontextmanager
-    async def _copy(self, place: AsyncExitStack, frozen: Frozen) -> AsyncIterator[Lease]:
-        async with place.pop_all(), self._provider.thaw(frozen, copy=True) as lease:
-            yield lease
-
-    @asynccontextmanager
-    async def _paused(self, owner: str, lease: Lease) -> AsyncIterator[Frozen]:
-        """A frozen state that is counted: it takes no memory, but the disk is not endless."""
-        limits = self.settings
-        for setting, limit, used in (
-            ("max_owner_paused", limits.max_owner_paused, self._pauses[owner]),
-            ("max_paused", limits.max_paused, self._pauses.total()),
-        ):
-            if limit is not None and used >= limit:
-                advice = "Resume or close a paused sandbox (list_sandboxes names them)."
-                raise LimitReached(setting, limit, advice if self._pauses[owner] else "Try again later.")
-        self._pauses[owner] += 1
-        try:
-            async with self._provider.freeze(lease) as frozen:
-                yield frozen
-        finally:
-            self._pauses[owner] -= 1
+        await self._forks.resume(box, self._placed)
+        return info_of(box)
 
     # -- runs ----------------------------------------------------------------------------------------------
 
@@ -366,36 +288,6 @@ class SandboxService:
     async def artifacts(self, owner: str, sandbox_id: str) -> Listing:
         """The files that runs have left for the owner."""
         return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
-
-
-@contextmanager
-def _all_or_none(boxes: list[Sandbox]) -> Iterator[None]:
-    """End all of them if the block fails or is cancelled: the caller would never know their ids."""
-    try:
-        yield
-    except BaseException:
-        for box in boxes:
-            box.end(End.CLOSED, "it was not made in the end")
-        raise
-
-
-async def _all_ready(boxes: list[Sandbox]) -> None:
-    """Wait until all of them can be used, and somebody still wants them.
-
-    Raises:
-        SandboxError: one of them cannot be used; nothing is left of any.
-    """
-    for box in boxes:
-        await box.settled.wait()
-    await anyio.lowlevel.checkpoint_if_cancelled()  # both may have happened in the same moment
-    failed = next((box for box in boxes if box.state in OVER), None)
-    if failed is None:
-        return
-    for box in boxes:
-        box.end(End.CLOSED, "another copy failed")
-    for box in boxes:
-        await box.ended.wait()
-    raise failed.error()
 
 
 def _memory_mb(template: str) -> int:
