@@ -482,6 +482,20 @@ async def test_a_background_run_is_followed_with_the_calls_its_results_name(clie
     assert [block.mime_type for block in last.content if isinstance(block, ImageContent)] == ["image/png"]
 
 
+async def test_the_output_of_a_run_whose_machine_was_lost_comes_with_why(client: Client, provider: FakeProvider):
+    provider.plans["train"] = [Output("stdout", "epoch 9\n"), anyio.Event()]
+    text = text_of(await client.call_tool("run_code", {"code": "train", "background": True}))
+    await anyio.wait_all_tasks_blocked()
+    provider.agent.machine.ended.set()
+    result = await client.call_tool("read_output", calls_in(text)["read_output"])
+    assert not result.is_error
+    text = text_of(result)
+    assert text.startswith("epoch 9\n")
+    assert re.search(r"run-1 was lost after .* lost its machine .*out of memory.*create_sandbox", text)
+    assert "still running" not in text
+    assert calls_in(text) == {}
+
+
 async def test_a_run_can_be_stopped_with_the_call_its_result_names(client: Client):
     text = text_of(await client.call_tool("run_code", {"code": "forever", "background": True}))
     stop = calls_in(text)["stop_run"]
