@@ -4,8 +4,8 @@
 """
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -53,76 +53,91 @@ class Full:
     ever: bool  # the ticket would not even fit into an empty house
 
 
+Party = tuple[Ticket, ...]  # tickets of one owner that are served together or not at all
+
+
 class FairQueue:
     """Tickets that hold a place, and lines of those that wait, one line an owner."""
 
     def __init__(self, limits: Limits) -> None:
         self.holders: list[Ticket] = []
         self._limits = limits
-        self._lines: OrderedDict[str, deque[Ticket]] = OrderedDict()  # the first owner is the next to be served
+        self._lines: OrderedDict[str, deque[Party]] = OrderedDict()  # the first owner is the next to be served
 
-    def join(self, ticket: Ticket) -> None:
-        """Stand in line."""
-        self._lines.setdefault(ticket.owner, deque()).append(ticket)
+    @property
+    def waiting(self) -> int:
+        """How many tickets stand in line."""
+        return sum(len(party) for line in self._lines.values() for party in line)
+
+    def join(self, *party: Ticket) -> None:
+        """Stand in line, for as many places at once as there are tickets."""
+        self._lines.setdefault(party[0].owner, deque()).append(party)
 
     def leave(self, ticket: Ticket) -> None:
-        """Give back a place, or give up waiting for one."""
+        """Give back a place, or give up waiting for one, with all of the party."""
         if ticket in self.holders:
             self.holders.remove(ticket)
-        else:
-            self._take_out(ticket)
+            return
+        for party in self._lines.get(ticket.owner, ()):
+            if ticket in party:
+                self._take_out(party)
+                return
 
     def admit(self) -> list[Ticket]:
         """The tickets whose turn has come; they hold their places from now on."""
-        admitted = []
-        while ticket := self._next():
-            self._take_out(ticket)
-            if ticket.owner in self._lines:
-                self._lines.move_to_end(ticket.owner)
-            self.holders.append(ticket)
-            admitted.append(ticket)
+        admitted: list[Ticket] = []
+        while party := self._next():
+            owner = party[0].owner
+            self._take_out(party)
+            if owner in self._lines:
+                self._lines.move_to_end(owner)
+            self.holders += party
+            admitted += party
         return admitted
 
-    def blocker(self, ticket: Ticket) -> Full | None:
-        """The limit that keeps the ticket out, its owner's before those over all."""
-        owned = [holder for holder in self.holders if holder.owner == ticket.owner]
+    def blocker(self, *party: Ticket) -> Full | None:
+        """The limit that keeps the party out, its owner's before those over all."""
+        owned = [holder for holder in self.holders if holder.owner == party[0].owner]
+        count, memory_mb = len(party), _memory(party)
         limits = self._limits
         return (
-            _over("max_owner_sandboxes", limits.owner_sandboxes, len(owned), 1, owned=True)
-            or _over("max_owner_memory_mb", limits.owner_memory_mb, _memory(owned), ticket.memory_mb, owned=True)
-            or _over("max_sandboxes", limits.sandboxes, len(self.holders), 1, owned=False)
-            or _over("max_memory_mb", limits.memory_mb, _memory(self.holders), ticket.memory_mb, owned=False)
+            _over("max_owner_sandboxes", limits.owner_sandboxes, len(owned), count, owned=True)
+            or _over("max_owner_memory_mb", limits.owner_memory_mb, _memory(owned), memory_mb, owned=True)
+            or _over("max_sandboxes", limits.sandboxes, len(self.holders), count, owned=False)
+            or _over("max_memory_mb", limits.memory_mb, _memory(self.holders), memory_mb, owned=False)
         )
 
     def first_blocker(self) -> Full | None:
         """The limit everybody in line waits for, if there is one."""
-        return next((full for line in self._lines.values() if (full := self.blocker(line[0]))), None)
+        return next((full for line in self._lines.values() if (full := self.blocker(*line[0]))), None)
 
-    def hopeless(self, ticket: Ticket) -> bool:
+    def hopeless(self, *party: Ticket) -> bool:
         """Whether waiting cannot help: only the owner can make room, who waits for this very answer."""
-        full = self.blocker(ticket)
+        full = self.blocker(*party)
         if full is None:
             return False
-        in_the_way = [holder for holder in self.holders if holder.owner == ticket.owner or not full.owned]
-        return full.ever or all(holder.owner == ticket.owner and not holder.passing for holder in in_the_way)
+        owner = party[0].owner
+        in_the_way = [holder for holder in self.holders if holder.owner == owner or not full.owned]
+        return full.ever or all(holder.owner == owner and not holder.passing for holder in in_the_way)
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> Party | None:
         for line in self._lines.values():
-            full = self.blocker(line[0])
+            full = self.blocker(*line[0])
             if full is None:
                 return line[0]
             if not full.owned:
                 return None  # nobody smaller passes by, or a large one would wait for ever
         return None
 
-    def _take_out(self, ticket: Ticket) -> None:
-        line = self._lines[ticket.owner]
-        line.remove(ticket)
+    def _take_out(self, party: Party) -> None:
+        owner = party[0].owner
+        line = self._lines[owner]
+        line.remove(party)
         if not line:
-            del self._lines[ticket.owner]
+            del self._lines[owner]
 
 
-def _memory(tickets: list[Ticket]) -> int:
+def _memory(tickets: Iterable[Ticket]) -> int:
     return sum(ticket.memory_mb for ticket in tickets)
 
 
@@ -140,10 +155,10 @@ class Admission:
     """The queue with people in it."""
 
     def __init__(self, limits: Limits, timeout_s: float, on_refusal: Callable[[str], None] = _ignore) -> None:
-        self._on_refusal = on_refusal  # told the setting
+        self.on_refusal = on_refusal  # told the setting
         self._queue = FairQueue(limits)
         self._timeout_s = timeout_s
-        self._turns: dict[Ticket, anyio.Event] = {}
+        self._turns: dict[Ticket, anyio.Event] = {}  # of those who wait
 
     @property
     def holders(self) -> list[Ticket]:
@@ -153,7 +168,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """How many stand in line."""
-        return len(self._turns) - len(self._queue.holders)
+        return self._queue.waiting
 
     @asynccontextmanager
     async def place(self, ticket: Ticket) -> AsyncIterator[None]:
@@ -162,36 +177,53 @@ class Admission:
         Raises:
             LimitReached: there was none in time, or waiting could not have helped.
         """
-        turn = self._turns[ticket] = anyio.Event()
-        self._queue.join(ticket)
-        try:
+        async with self.places(ticket):
+            yield
+
+    @asynccontextmanager
+    async def places(self, *party: Ticket) -> AsyncIterator[list[AsyncExitStack]]:
+        """A place for each ticket, all of them or none. Whoever takes one over (`pop_all`) keeps it after the block.
+
+        Raises:
+            LimitReached: there was no room for all in time, or waiting could not have helped.
+        """
+        turn = anyio.Event()
+        self._turns.update(dict.fromkeys(party, turn))
+        self._queue.join(*party)
+        async with AsyncExitStack() as stack:
+            held = [await stack.enter_async_context(AsyncExitStack()) for _ in party]
+            for place, ticket in zip(held, party, strict=True):
+                place.callback(self._leave, ticket)
             self._admit()
             if not turn.is_set():
-                await self._wait(ticket, turn)
-            yield
-        finally:
-            del self._turns[ticket]
-            self._queue.leave(ticket)
-            self._admit()
+                await self._wait(party, turn)
+            yield held
+
+    def _leave(self, ticket: Ticket) -> None:
+        self._turns.pop(ticket, None)
+        self._queue.leave(ticket)
+        self._admit()
 
     def _admit(self) -> None:
         for ticket in self._queue.admit():
-            self._turns[ticket].set()
+            self._turns.pop(ticket).set()
 
-    async def _wait(self, ticket: Ticket, turn: anyio.Event) -> None:
-        if not self._queue.hopeless(ticket):
+    async def _wait(self, party: Party, turn: anyio.Event) -> None:
+        if not self._queue.hopeless(*party):
             with anyio.move_on_after(self._timeout_s):
                 await turn.wait()
         if not turn.is_set():
-            raise self._refusal(ticket)
+            raise self._refusal(party)
 
-    def _refusal(self, ticket: Ticket) -> LimitReached:
-        full = self._queue.blocker(ticket) or self._queue.first_blocker()
+    def _refusal(self, party: Party) -> LimitReached:
+        full = self._queue.blocker(*party) or self._queue.first_blocker()
         assert full is not None, "somebody waits only for a limit"
-        self._on_refusal(full.setting)
-        if full.ever:
-            advice = f"A sandbox of this template takes {ticket.memory_mb} MB: name a smaller template."
-        elif self._queue.hopeless(ticket):
+        self.on_refusal(full.setting)
+        if full.ever and len(party) > 1:
+            advice = f"There is never room for {len(party)} more at once: ask for fewer."
+        elif full.ever:
+            advice = f"A sandbox of this template takes {party[0].memory_mb} MB: name a smaller template."
+        elif self._queue.hopeless(*party):
             advice = "Close a sandbox with close_sandbox (list_sandboxes names them), then try again."
         else:
             advice = f"No place came free within {self._timeout_s:g} s. Try again later, or close a sandbox of yours."

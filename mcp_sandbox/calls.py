@@ -10,6 +10,7 @@ import anyio
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import Busy
 from mcp_sandbox.execute import CheckedRun, begin
+from mcp_sandbox.lifecycle import Ending
 from mcp_sandbox.running import LiveRun, RunView
 from mcp_sandbox.runs import RunResult
 from mcp_sandbox.sandbox import Sandbox
@@ -89,6 +90,8 @@ def outcome(box: Sandbox, live: LiveRun) -> RunResult:
 
 def view(box: Sandbox, live: LiveRun, settings: Settings, offset: int) -> RunView:
     """Where a run stands, and its output from `offset` on."""
+    if live.result is None and box.ending is not None:
+        return lost_view(box.ending, live.id, settings, offset)
     result = outcome(box, live) if live.done.is_set() else None
     longest = max(live.fold.stdout.total, live.fold.stderr.total)
     return RunView(
@@ -100,6 +103,39 @@ def view(box: Sandbox, live: LiveRun, settings: Settings, offset: int) -> RunVie
         live_full=result is None and longest >= settings.live_output_bytes,
         result=result,
     )
+
+
+def lost_view(ending: Ending, run_id: str, settings: Settings, offset: int) -> RunView:
+    """What a run had written when its machine was lost.
+
+    Raises:
+        SandboxError: the sandbox ended in another way, or with another run.
+    """
+    run = ending.lost_run
+    if run is None or run.id != run_id:
+        raise ending.error()
+    return RunView(
+        sandbox_id=ending.sandbox_id,
+        run_id=run.id,
+        page=run.log.page(offset, settings.read_text_bytes),
+        elapsed_s=run.elapsed_s,
+        left_s=0.0,
+        live_full=False,
+        result=None,
+        loss=replace(ending, lost_run=None).error(),  # whoever reads this need not be told how to
+    )
+
+
+def check_free(box: Sandbox) -> None:
+    """See that the machine could be had for oneself, now or in a moment.
+
+    Raises:
+        Busy: a run is on.
+        SandboxError: the sandbox is paused or over.
+    """
+    box.usable()
+    if box.runs.current is not None and not box.runs.current.stopping:
+        raise _busy(box)
 
 
 @asynccontextmanager

@@ -52,6 +52,7 @@ class Settings(BaseSettings):
     max_owner_memory_mb: int | None = Field(None, ge=128, description="Memory the sandboxes of one owner may have.")
     max_owner_runs: int | None = Field(None, ge=1, description="Runs one owner may have on at once.")
     queue_timeout_s: float = Field(20, ge=0, description="Seconds a new sandbox waits for a place within the limits.")
+    max_owner_paused: int | None = Field(None, ge=0, description="Paused sandboxes one owner may have at once.")
     max_paused: int = Field(8, ge=0, le=1000, description="Paused sandboxes at once; their state lies on disk.")
     max_restores: int = Field(4, ge=1, le=64, description="Machines being restored at once.")
     pool_min: int = Field(1, ge=0, le=64, description="Machines of each template kept ready.")

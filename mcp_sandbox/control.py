@@ -138,7 +138,7 @@ async def _answer(panel: Panel, stream: SocketStream) -> dict[str, object]:
     except SandboxError as error:
         return {"ok": False, "error": str(error)}
     except (ValidationError, anyio.DelimiterNotFound, anyio.IncompleteRead):
-        return {"ok": False, "error": "this is not a request; see mcp_sandbox/control.py"}
+        return {"ok": False, "error": 'this is not a request: send one line such as {"do": "list"}'}
     except (TimeoutError, anyio.BrokenResourceError):
         raise
     except Exception as error:  # an operator's request must not end the server

@@ -10,9 +10,12 @@ SandboxError
 ├── CannotFreeze       machines of this driver cannot be forked or paused
 ├── StateLost          the frozen state of a machine cannot be read any more
 ├── MachineLost        its machine ended while it was in use; state and files are gone
+├── RunLost            the machine of a one-off run ended before there was a result
+│   └── NotSent        and before it was given any code
 ├── TemplateNotBuilt   the template has no snapshot for this host yet
 ├── UnknownTemplate    there is no template of that name
 ├── HostNotReady       this host cannot run machines as configured
+├── DiskFull           there is no room on the host's disk
 ├── TooWeak            the driver that was named isolates less than the settings demand
 ├── LimitReached       one of the limits in the settings says no
 ├── BadRequest         an argument is wrong
@@ -35,10 +38,10 @@ class NotFound(SandboxError):
 
 
 class Closed(NotFound):
-    """The sandbox was closed by its owner."""
+    """The sandbox was closed: by its owner, if nothing else is said."""
 
-    def __init__(self, sandbox_id: str) -> None:
-        super().__init__(sandbox_id, "was closed; its variables and files are gone")
+    def __init__(self, sandbox_id: str, why: str = "") -> None:
+        super().__init__(sandbox_id, f"was closed{f' ({why})' if why else ''}; its variables and files are gone")
 
 
 class Expired(NotFound):
@@ -66,7 +69,7 @@ class Busy(SandboxError):
     """A sandbox runs one thing at a time."""
 
     def __init__(self, sandbox_id: str, run_id: str | None = None, elapsed_s: float = 0.0) -> None:
-        advice = "Try again, or use another sandbox."
+        advice = "It is being forked, paused or resumed; try again in a second."
         if run_id is not None:
             names = f'(sandbox_id="{sandbox_id}", run_id="{run_id}")'
             advice = (
@@ -100,10 +103,32 @@ class StateLost(SandboxError):
 class MachineLost(SandboxError):
     """The machine under a sandbox ended by itself, or stopped making sense."""
 
-    def __init__(self, sandbox_id: str, reason: str) -> None:
+    def __init__(self, sandbox_id: str, reason: str, run_id: str | None = None) -> None:
         super().__init__(
             f"Sandbox {sandbox_id!r} lost its machine ({reason}). Its variables and files are gone. {NEXT_CREATE}"
+            + _last_words(sandbox_id, run_id)
         )
+
+
+class RunLost(SandboxError):
+    """The machine of a one-off run ended by itself. Nobody had anything else in it."""
+
+    def __init__(self, sandbox_id: str, reason: str, run_id: str | None = None) -> None:
+        super().__init__(
+            f"The run has no result: its machine ended ({reason}). Run the code again; if it ends like this once more, "
+            f"it may need more memory than there is.{_last_words(sandbox_id, run_id)}"
+        )
+
+
+class NotSent(RunLost):
+    """It ended before it was given any code, so running the code again repeats nothing."""
+
+
+def _last_words(sandbox_id: str, run_id: str | None) -> str:
+    if run_id is None:
+        return ""
+    call = f'read_output(sandbox_id="{sandbox_id}", run_id="{run_id}")'
+    return f" What {run_id} had written can be read for a while: {call}."
 
 
 class TemplateNotBuilt(SandboxError):
@@ -129,6 +154,16 @@ class HostNotReady(SandboxError):
     def __init__(self, reason: str, fix: str | None = None) -> None:
         advice = f" To fix it: {fix}." if fix else ""
         super().__init__(f"This host cannot start sandboxes: {reason}.{advice} `mcp-sandbox doctor` tells more.")
+
+
+class DiskFull(SandboxError):
+    """There is no room on the host's disk, or in its memory where that stands in for one."""
+
+    def __init__(self, done: str) -> None:
+        super().__init__(
+            f"The sandbox could not be {done}: the server's disk is full. Resume or close a paused sandbox "
+            "(list_sandboxes names them), or ask the operator to make room."
+        )
 
 
 class TooWeak(SandboxError):

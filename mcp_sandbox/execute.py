@@ -87,6 +87,7 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
     async with box.use() as lease:
         with _refusals():
             async with lease.agent.run(code) as run:
+                live.sent = True
                 cut_short = await _drive(live, run)
         ran_at = anyio.current_time()
         pictures = await _pictures(lease, fold.artifacts.values(), settings)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest
+from mcp_sandbox.errors import BadRequest, Closed, Expired, MachineLost, NotSent, RunLost, SandboxError
+from mcp_sandbox.running import LostRun
 
 
 class State(StrEnum):
@@ -51,6 +52,31 @@ class End(StrEnum):
     EXPIRED = "expired"
     LOST = "lost"
     FAILED = "failed"  # it never started
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a sandbox ended: all that is remembered of it."""
+
+    sandbox_id: str
+    owner: str
+    end: End
+    reason: str = ""
+    one_off: bool = False
+    unused: bool = False  # it was never given any code
+    lost_run: LostRun | None = None  # the run that was on when the machine was lost
+
+    def error(self) -> SandboxError:
+        """What to tell somebody who wants to use it."""
+        match self.end:
+            case End.EXPIRED:
+                return Expired(self.sandbox_id, self.reason)
+            case End.LOST:
+                kind = MachineLost if not self.one_off else NotSent if self.unused else RunLost
+                run_id = self.lost_run.id if self.lost_run is not None and len(self.lost_run.log) else None
+                return kind(self.sandbox_id, self.reason, run_id)
+            case _:
+                return Closed(self.sandbox_id, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

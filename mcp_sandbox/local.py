@@ -1,5 +1,7 @@
 """Machines of this host: started from their template the moment somebody asks."""
 
+import errno
+import logging
 import os
 import secrets
 import shutil
@@ -15,7 +17,15 @@ import anyio.to_thread
 from guest.client import AgentClient
 from guest.client.messages import Identity
 from guest.errors import AgentGone, GuestError
-from mcp_sandbox.errors import CannotFreeze, HostNotReady, SandboxError, StateLost, TemplateNotBuilt, UnknownTemplate
+from mcp_sandbox.errors import (
+    CannotFreeze,
+    DiskFull,
+    HostNotReady,
+    SandboxError,
+    StateLost,
+    TemplateNotBuilt,
+    UnknownTemplate,
+)
 from mcp_sandbox.processes import of_pid
 from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings
 from mcp_sandbox.unique import new_identity, open_unique, same_again
@@ -24,8 +34,12 @@ from templates.errors import TemplateError
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template, find_templates, load_template
 from vmm.driver import Driver, Machine, SnapshotDriver
-from vmm.errors import DriverUnavailable, LaunchFailed, SnapshotFailed, VmmError
+from vmm.errors import DriverUnavailable, LaunchFailed, SnapshotFailed, ToolFailed, VmmError
 from vmm.types import MachineSpec, Snapshot
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +246,23 @@ def _mapped(done: str = "started") -> Iterator[None]:
     except DriverUnavailable as error:
         raise HostNotReady(str(error), error.fix) from error
     except (VmmError, GuestError, TemplateError, OSError) as error:
+        causes = list(_causes(error))
+        for tool in (cause for cause in causes if isinstance(cause, ToolFailed)):
+            logger.warning("a sandbox could not be %s: %s", done, tool)  # the caller has no use for a command line
+        if any(map(_disk_full, causes)):
+            raise DiskFull(done) from error
+        why = error.gist if isinstance(error, ToolFailed) else error
         raise SandboxError(
-            f"The sandbox could not be {done}: {error}. Try again; if it stays so, `mcp-sandbox doctor` tells more."
+            f"The sandbox could not be {done}: {why}. Try again; if it stays so, `mcp-sandbox doctor` tells more."
         ) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _disk_full(error: BaseException) -> bool:
+    """Whether room on the disk was what was missing; programs we call only have words for it."""
+    return getattr(error, "errno", None) in DISK_FULL or os.strerror(errno.ENOSPC) in str(error)

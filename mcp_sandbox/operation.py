@@ -13,7 +13,6 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.control import serve_control
 from mcp_sandbox.database import MachineState
 from mcp_sandbox.errors import NotFound
-from mcp_sandbox.lifecycle import OVER, End
 from mcp_sandbox.metrics import Measured, Metrics
 from mcp_sandbox.provider import Provider
 from mcp_sandbox.recovery import recover
@@ -99,10 +98,7 @@ class ServicePanel:
         box = next((box for box in self.service.alive() if box.id == sandbox_id), None)
         if box is None:
             raise NotFound(sandbox_id)
-        was_alive = box.state not in OVER
-        box.end(End.CLOSED, "an operator closed it")
-        await box.ended.wait()
-        return was_alive
+        return await box.close("an operator closed it")
 
     def stats(self) -> Mapping[str, object]:
         """What `doctor` shows of a running server."""

@@ -23,6 +23,7 @@ class LiveRun:
         self.ended_at: float | None = None
         self.background = False  # no call waits for its end
         self.stopping = False
+        self.sent = False  # the machine has the code, and may have run some of it
         self.result: RunResult | None = None
         self.failure: SandboxError | None = None
         self.done = anyio.Event()
@@ -70,6 +71,15 @@ class LiveRun:
 
 
 @dataclass(frozen=True, slots=True)
+class LostRun:
+    """What is left of a run whose machine ended under it."""
+
+    id: str
+    log: OutputLog
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """Where a run stands, and a piece of its output."""
 
@@ -79,7 +89,8 @@ class RunView:
     elapsed_s: float
     left_s: float  # until its deadline
     live_full: bool  # a stream is longer than what is sent while the run is on
-    result: RunResult | None  # None: it is still running
+    result: RunResult | None  # None: it is still running, or lost
+    loss: SandboxError | None = None  # there will be no result: why
 
 
 class RunBook:

@@ -1,19 +1,19 @@
-"""One sandbox: who owns it, which state it is in, and the task that keeps its machine, or its frozen state."""
+"""One sandbox: who owns it, which state it is in, and how it is used. `keeper` has the task that holds its machine."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
-from mcp_sandbox import logs
 from mcp_sandbox.admission import Ticket
-from mcp_sandbox.errors import Closed, Expired, MachineLost, Paused, SandboxError, StateLost, first_of
-from mcp_sandbox.lifecycle import ALIVE, OVER, USABLE, End, Lifespan, State, moved
+from mcp_sandbox.errors import Paused, SandboxError
+from mcp_sandbox.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
 from mcp_sandbox.provider import Frozen, Lease
-from mcp_sandbox.running import LiveRun, RunBook
+from mcp_sandbox.running import LiveRun, LostRun, RunBook
 from vmm.driver import Machine
 
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
@@ -84,8 +84,7 @@ class Sandbox:
         self._attempt = Attempt(source)  # the newest one
         self._wanted: Attempt | None = self._attempt  # what the keeper is to try next
         self.settled = self._attempt.settled  # it is ready, or never will be
-        self._end: End | None = None
-        self._reason = ""
+        self.ending: Ending | None = None  # once it is over
         self._failure: SandboxError | None = None
         self._untold_loss: LiveRun | None = None  # a run that cost the variables, and nobody knows yet
         self._over = anyio.Event()
@@ -104,31 +103,34 @@ class Sandbox:
             return
         self._attempt.give_up()
         self._move(State.LOST if end is End.LOST else State.CLOSING)
-        self._end, self._reason = end, reason
+        run = self.runs.current if end is End.LOST else None
+        self.ending = Ending(
+            self.id,
+            self.owner,
+            end,
+            reason,
+            one_off=self.one_off,
+            unused=run is None or not run.sent,
+            lost_run=None if run is None else LostRun(run.id, run.log, run.elapsed_s),
+        )
         self.ticket.passing = True
         self._over.set()
         self._changed.set()
         for use in self._uses:
             use.cancel()
 
+    async def close(self, reason: str = "") -> bool:
+        """End it and wait until nothing of it is left; False if it was ending already."""
+        was_alive = self.state not in OVER
+        self.end(End.CLOSED, reason)
+        await self.ended.wait()
+        return was_alive
+
     def error(self) -> SandboxError:
         """What to tell somebody who wants to use a sandbox that is paused or over."""
-        if self.state is State.PAUSED:
+        if self.ending is None:
             return Paused(self.id)
-        match self._end:
-            case End.FAILED if self._failure is not None:
-                return self._failure
-            case End.EXPIRED:
-                return Expired(self.id, self._reason)
-            case End.LOST:
-                return MachineLost(self.id, self._reason)
-            case _:
-                return Closed(self.id)
-
-    @property
-    def failed(self) -> bool:
-        """It never started, so nobody ever had it."""
-        return self._end is End.FAILED
+        return self._failure or self.ending.error()
 
     def keep_on(self) -> None:
         """It was made for one run, and that takes longer: now it is a sandbox like any other."""
@@ -165,7 +167,7 @@ class Sandbox:
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[Lease]:
-        lease = self._usable()
+        lease = self.usable()
         with anyio.CancelScope() as scope:
             self._uses.add(scope)
             try:
@@ -203,7 +205,12 @@ class Sandbox:
         """Seconds until it ends if nothing more happens."""
         return max(0.0, self.ends_at()[0] - anyio.current_time())
 
-    def _usable(self) -> Lease:
+    def usable(self) -> Lease:
+        """The machine of a sandbox that can be used now.
+
+        Raises:
+            SandboxError: the sandbox is paused or over.
+        """
         if self.state not in USABLE or self.lease is None:
             raise self.error()
         return self.lease
@@ -216,7 +223,7 @@ class Sandbox:
         Raises:
             SandboxError: the sandbox is over.
         """
-        self._usable()
+        self.usable()
         assert self._tasks is not None, "a sandbox that can be used has its keeper"
         self._move(State.RUNNING)
         self.runs.current = run
@@ -227,7 +234,6 @@ class Sandbox:
             await work()
         finally:
             self.runs.current = None
-            self._watcher.ran(self, run.outcome)
             if self.state is State.RUNNING:
                 self._move(State.READY)
             if run.result is not None and run.result.state == "lost":
@@ -235,6 +241,16 @@ class Sandbox:
             if run.background or (run.result is not None and run.result.left_out):
                 self.runs.keep(run)
             run.finish()
+            with self._watched():
+                self._watcher.ran(self, run.outcome)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Whoever only watches does no harm."""
+        try:
+            yield
+        except Exception as error:
+            logger.warning("a watcher of sandbox %s failed", self.id, exc_info=error, extra={"sandbox": self.id})
 
     def loss_told(self, run: LiveRun) -> None:
         """Somebody has the result of `run`, and with it the news if it cost the variables."""
@@ -251,7 +267,7 @@ class Sandbox:
     async def pause(self, freeze: Callable[[Lease], AbstractAsyncContextManager[Frozen]]) -> None:
         """Freeze the machine and let it go. Who calls this has the turn.
 
-        Cancelled before the state is frozen, it changes nothing; after that the machine goes in any case.
+        Cancelled before the state is written, it changes nothing; after that the machine goes in any case.
 
         Raises:
             SandboxError: it could not be frozen and goes on, or it ended in the middle.
@@ -259,7 +275,8 @@ class Sandbox:
         attempt = self._attempt
         async with self.use_alone() as lease, AsyncExitStack() as stack:
             frozen = await stack.enter_async_context(freeze(lease))
-            self._usable()
+            await anyio.lowlevel.checkpoint_if_cancelled()  # freezing does not stop half-way
+            self.usable()
             self.frozen, self.lease, self._freezer = frozen, None, stack.pop_all()
             self._move(State.PAUSED)
             self._changed.set()
@@ -280,95 +297,3 @@ class Sandbox:
             raise
         if self.state not in USABLE:
             raise attempt.failure or self.error()
-
-    # -- the keeper ----------------------------------------------------------------------------------------
-
-    async def keep(self) -> None:
-        """Hold a machine, or its frozen state, until the sandbox is over. Runs in a task of its own, never raises."""
-        try:
-            with logs.about(self.id):
-                while attempt := await self._next_attempt():
-                    await self._have_machine(attempt)
-        except Exception as error:
-            self._fail(error)
-        finally:
-            self.end(End.CLOSED, "the server stopped")
-            with anyio.CancelScope(shield=True):
-                await self._freezer.aclose()
-            if self.state is State.CLOSING:
-                self._move(State.CLOSED)
-            self.lease = self.last_lease = self.frozen = None
-            self._attempt.settled.set()
-            self.ended.set()
-
-    async def _next_attempt(self) -> Attempt | None:
-        """What to get a machine from, as soon as one is wanted; None if the sandbox is over."""
-        await self._until(lambda: self._wanted is not None or self.state in OVER)
-        attempt, self._wanted = self._wanted, None
-        return None if self.state in OVER else attempt
-
-    async def _have_machine(self, attempt: Attempt) -> None:
-        """Get a machine and hold it until it is let go."""
-        try:
-            with attempt.scope:
-                async with attempt.source as lease, anyio.create_task_group() as self._tasks:
-                    if not attempt.scope.cancel_called:  # else it came at the very moment nobody wanted it any more
-                        self._tasks.start_soon(self._watch, lease.machine)
-                        self._settle(lease, attempt)
-                        await self._freezer.aclose()
-                        await self._until(lambda: self.state not in USABLE)
-                    self._tasks.cancel_scope.cancel()
-        except Exception as error:
-            if self.state is not State.PAUSED:
-                raise
-            self._stay_paused(attempt, error)
-        finally:
-            self._tasks = None
-            attempt.settled.set()
-            attempt.ended.set()
-
-    def _settle(self, lease: Lease, attempt: Attempt) -> None:
-        self.lease = self.last_lease = lease
-        self.frozen = None
-        self._watcher.got_machine(self, lease.machine, anyio.current_time() - attempt.asked_at)
-        self._move(State.READY)
-        self.last_used = anyio.current_time()
-        attempt.settled.set()
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for a change, and see to it that the sandbox ends when its time is up."""
-        while not done():
-            self._changed = anyio.Event()
-            deadline, why = self.ends_at()
-            if deadline <= anyio.current_time():
-                self.end(End.EXPIRED, why)
-                continue
-            with anyio.CancelScope(deadline=deadline):
-                await self._changed.wait()
-
-    async def _watch(self, machine: Machine) -> None:
-        self.end(End.LOST, f"the machine ended with {await machine.wait()}")
-
-    def _stay_paused(self, attempt: Attempt, error: Exception) -> None:
-        """There is no machine for a resume; or the one that was let go has not ended well, which matters to nobody."""
-        attempt.failure = self._told(error)
-        if isinstance(attempt.failure, StateLost):
-            self.end(End.LOST, str(attempt.failure))
-            attempt.failure = None
-
-    def _fail(self, error: Exception) -> None:
-        told = self._told(error)
-        if self.state is State.CREATING:
-            self._failure = told
-            self.end(End.FAILED)
-        else:
-            self.end(End.LOST, str(first_of(error)))
-
-    def _told(self, error: Exception) -> SandboxError:
-        """The error in words for the owner. One that is not ours is a fault of this program: the log has all of it."""
-        first = first_of(error)
-        if first is not error or not isinstance(first, SandboxError):
-            logger.warning("sandbox %s ended with an error", self.id, exc_info=error, extra={"sandbox": self.id})
-        if isinstance(first, SandboxError):
-            return first
-        return SandboxError(f"The sandbox could not be started ({first}). Try again; `mcp-sandbox doctor` tells more.")

@@ -22,7 +22,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.files import mime_of
 from mcp_sandbox.lifetime import parent_gone, run_until_told
 from mcp_sandbox.service import SandboxService
-from mcp_sandbox.stdio import LineReader, TextWriter, claimed_stdio
+from mcp_sandbox.stdio import LineReader, TextWriter, claimed_stdio, refusal
 from mcp_sandbox.tools import code, files, forks, sandboxes
 from mcp_sandbox.tools.common import lifetime_of
 
@@ -83,10 +83,17 @@ def instructions(settings: Settings, isolation: str) -> str:
     )
 
 
-async def serve_stdio(opening: AbstractAsyncContextManager[SandboxServer], *, parent: int) -> None:
+async def serve_stdio(
+    opening: AbstractAsyncContextManager[SandboxServer], *, parent: int, max_message_bytes: int
+) -> None:
     """Serve one client on stdin and stdout until it, a signal or the end of process `parent` says stop."""
     with claimed_stdio() as (wire_in, wire_out):
-        reader = LineReader(wire_in)
+        writer = TextWriter(wire_out)
+
+        async def refuse(start: bytes, end: bytes) -> None:
+            await writer.write(refusal(start, end, max_message_bytes))
+
+        reader = LineReader(wire_in, max_message_bytes, refuse)
 
         async def client_left() -> str:
             await reader.ended.wait()
@@ -95,7 +102,7 @@ async def serve_stdio(opening: AbstractAsyncContextManager[SandboxServer], *, pa
 
         async def serve() -> None:
             # The SDK asks of its files only what these two have.
-            streams = cast("anyio.AsyncFile[str]", reader), cast("anyio.AsyncFile[str]", TextWriter(wire_out))
+            streams = cast("anyio.AsyncFile[str]", reader), cast("anyio.AsyncFile[str]", writer)
             async with opening as server, stdio_server(*streams) as (incoming, outgoing):
                 lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself only offers threads
                 await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
@@ -123,4 +130,12 @@ def run_stdio(settings: Settings) -> None:
     logs.configure(settings.log_level, settings.log_format)
     if settings.tracing:
         tracing.enable()
-    anyio.run(partial(serve_stdio, open_server(settings), parent=os.getppid()))
+    serve = partial(
+        serve_stdio, open_server(settings), parent=os.getppid(), max_message_bytes=max_message_bytes(settings)
+    )
+    anyio.run(serve)
+
+
+def max_message_bytes(settings: Settings) -> int:
+    """How long a message may be: JSON and base64 make content longer than it is."""
+    return 2 * (settings.max_write_bytes + settings.max_code_bytes)

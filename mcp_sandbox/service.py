@@ -2,48 +2,34 @@
 
 import math
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import anyio
+import anyio.lowlevel
 
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.admission import Admission, Limits, Ticket
-from mcp_sandbox.calls import Report, between_runs, read_on, run_in_turn, stop
+from mcp_sandbox.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest, LimitReached, NotFound, UnknownTemplate
+from mcp_sandbox.errors import LimitReached, NotFound, NotSent, UnknownTemplate
 from mcp_sandbox.execute import CheckedRun, check
 from mcp_sandbox.files import file_operation, read_all, resolve
-from mcp_sandbox.lifecycle import ALIVE, OVER, End, Lifespan, State, lifespan
-from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings, Provider
+from mcp_sandbox.forks import Forks, all_or_none, all_ready
+from mcp_sandbox.graves import Graves
+from mcp_sandbox.info import SandboxInfo, info_of
+from mcp_sandbox.keeper import KeptSandbox
+from mcp_sandbox.lifecycle import ALIVE, End, Lifespan, lifespan
+from mcp_sandbox.provider import Lease, Provider
 from mcp_sandbox.running import RunBook, RunView
 from mcp_sandbox.runs import RunRequest, RunResult
 from mcp_sandbox.sandbox import Sandbox, Watcher
 from templates.errors import UnknownTemplate as NoSuchTemplate
-from templates.model import Template, find_templates, load_template
-
-MEMORY_OF_THE_DEAD = 256  # ended sandboxes whose end can still be explained
-MAX_COPIES = 8  # of one fork
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxInfo:
-    """What an owner may know about a sandbox."""
-
-    id: str
-    template: Template
-    state: State
-    run_id: str | None  # the run that is on
-    age_s: float
-    expires_in_s: float  # if it is not used
-    ends_in_s: float  # in any case
-    facts: HostFacts
-    timings: LeaseTimings
+from templates.model import find_templates, load_template
 
 
 class SandboxService:
@@ -55,8 +41,8 @@ class SandboxService:
         self.admission = Admission(Limits.of(settings), settings.queue_timeout_s, self._watcher.refused)
         self._provider = provider
         self._alive: dict[str, Sandbox] = {}
-        self._dead: OrderedDict[str, Sandbox] = OrderedDict()
-        self._pauses = 0
+        self._graves = Graves()
+        self._forks = Forks(provider, self.admission, settings)
         self._tasks = anyio.create_task_group()
 
     async def __aenter__(self) -> Self:
@@ -80,11 +66,11 @@ class SandboxService:
         Raises:
             BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, HostNotReady, SandboxError: there is none.
         """
-        return self._info(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
+        return info_of(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
 
     def sandboxes(self, owner: str) -> list[SandboxInfo]:
         """The owner's sandboxes, oldest first."""
-        return [self._info(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
+        return [info_of(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
 
     def alive(self) -> list[Sandbox]:
         """All sandboxes, whoever owns them, oldest first: for operators, not for callers."""
@@ -96,17 +82,16 @@ class SandboxService:
         Raises:
             NotFound: the owner never had such a sandbox.
         """
-        box = self._find(owner, sandbox_id)
-        was_alive = box.state not in OVER
-        box.end(End.CLOSED)
-        await box.ended.wait()
-        return was_alive
+        if self._graves.find(owner, sandbox_id) is not None:
+            return False
+        return await self._find(owner, sandbox_id).close()
 
     async def _start(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
         name = template or self.settings.template
         ticket = Ticket(owner, _memory_mb(name), passing=one_off)
         box = self._open(name, span, ticket, self._placed(ticket, self._provider.acquire(name)), one_off=one_off)
-        await _all_ready([box])
+        with all_or_none([box]):
+            await all_ready([box])
         return box
 
     def _open(
@@ -120,21 +105,20 @@ class SandboxService:
     ) -> Sandbox:
         """A sandbox on its way to a machine."""
         runs = RunBook(self.settings.kept_runs, self.settings.kept_run_bytes)
-        box = Sandbox(
+        box = KeptSandbox(
             f"sb-{secrets.token_hex(8)}", template, span, ticket, runs, source, one_off=one_off, watcher=self._watcher
         )
         self._alive[box.id] = box
         self._tasks.start_soon(self._keep, box, name=f"keeper of {box.id}")
         return box
 
-    async def _keep(self, box: Sandbox) -> None:
+    async def _keep(self, box: KeptSandbox) -> None:
         try:
             await box.keep()
         finally:
             del self._alive[box.id]
-            self._dead[box.id] = box
-            if len(self._dead) > MEMORY_OF_THE_DEAD:
-                self._dead.popitem(last=False)
+            if box.ending is not None:
+                self._graves.add(box.ending)
 
     @asynccontextmanager
     async def _placed(self, ticket: Ticket, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
@@ -147,27 +131,12 @@ class SandboxService:
                 yield replace(lease, timings=timings)
 
     def _find(self, owner: str, sandbox_id: str) -> Sandbox:
-        box = self._alive.get(sandbox_id) or self._dead.get(sandbox_id)
-        if box is None or box.owner != owner or box.failed:
+        if (grave := self._graves.find(owner, sandbox_id)) is not None:
+            raise grave.error()
+        box = self._alive.get(sandbox_id)
+        if box is None or box.owner != owner:
             raise NotFound(sandbox_id)
         return box
-
-    def _info(self, box: Sandbox) -> SandboxInfo:
-        lease = box.last_lease
-        if lease is None:
-            raise box.error()
-        now = anyio.current_time()
-        return SandboxInfo(
-            id=box.id,
-            template=lease.template,
-            state=box.state,
-            run_id=None if box.runs.current is None else box.runs.current.id,
-            age_s=now - box.created,
-            expires_in_s=box.expires_in_s(),
-            ends_in_s=max(0.0, box.created + box.lifespan.ttl_s - now),
-            facts=lease.facts,
-            timings=lease.timings,
-        )
 
     # -- forks and pauses ----------------------------------------------------------------------------------
 
@@ -177,20 +146,7 @@ class SandboxService:
         Raises:
             BadRequest, NotFound, Busy, Paused, CannotFreeze, LimitReached, SandboxError: there are none.
         """
-        if not 1 <= count <= MAX_COPIES:
-            raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
-        box = self._find(owner, sandbox_id)
-        async with AsyncExitStack() as stack:
-            tickets = [Ticket(owner, box.ticket.memory_mb) for _ in range(count)]
-            places = [await self._reserved(stack, ticket) for ticket in tickets]
-            async with between_runs(box), box.use_alone() as lease:
-                frozen = await stack.enter_async_context(self._provider.freeze(lease))
-            copies = [
-                self._open(box.template, box.lifespan, ticket, self._copy(place, frozen))
-                for ticket, place in zip(tickets, places, strict=True)
-            ]
-            await _all_ready(copies)
-        return [self._info(copy) for copy in copies]
+        return [info_of(copy) for copy in await self._forks.fork(self._find(owner, sandbox_id), count, self._open)]
 
     async def pause(self, owner: str, sandbox_id: str) -> SandboxInfo:
         """Freeze a sandbox and give its machine's memory back to the host. Only its time to live goes on.
@@ -199,10 +155,8 @@ class SandboxService:
             NotFound, Busy, CannotFreeze, LimitReached, SandboxError: it is as it was, or over.
         """
         box = self._find(owner, sandbox_id)
-        async with between_runs(box):
-            if box.frozen is None:
-                await box.pause(self._paused)
-        return self._info(box)
+        await self._forks.pause(box)
+        return info_of(box)
 
     async def resume(self, owner: str, sandbox_id: str) -> SandboxInfo:
         """Let a paused sandbox go on, when there is a place for its machine.
@@ -211,39 +165,8 @@ class SandboxService:
             NotFound, MachineLost, LimitReached, SandboxError: it is paused as before, or over.
         """
         box = self._find(owner, sandbox_id)
-        if box.frozen is not None:
-            async with between_runs(box):
-                if box.frozen is not None:  # nobody else was quicker
-                    thawed = self._provider.thaw(box.frozen, copy=False)
-                    await box.resume(self._placed(box.ticket, thawed))
-        box.touch()
-        return self._info(box)
-
-    async def _reserved(self, stack: AsyncExitStack, ticket: Ticket) -> AsyncExitStack:
-        """A place that ends with `stack`, unless somebody takes it over."""
-        place = await stack.enter_async_context(AsyncExitStack())
-        await place.enter_async_context(self.admission.place(ticket))
-        return place
-
-    @asynccontextmanager
-    async def _copy(self, place: AsyncExitStack, frozen: Frozen) -> AsyncIterator[Lease]:
-        async with place.pop_all(), self._provider.thaw(frozen, copy=True) as lease:
-            yield lease
-
-    @asynccontextmanager
-    async def _paused(self, lease: Lease) -> AsyncIterator[Frozen]:
-        """A frozen state that is counted: it takes no memory, but the disk is not endless."""
-        if self._pauses >= self.settings.max_paused:
-            self._watcher.refused("max_paused")
-            raise LimitReached(
-                "max_paused", self.settings.max_paused, "Resume or close a paused sandbox (list_sandboxes names them)."
-            )
-        self._pauses += 1
-        try:
-            async with self._provider.freeze(lease) as frozen:
-                yield frozen
-        finally:
-            self._pauses -= 1
+        await self._forks.resume(box, self._placed)
+        return info_of(box)
 
     # -- runs ----------------------------------------------------------------------------------------------
 
@@ -275,12 +198,16 @@ class SandboxService:
     async def read_output(
         self, owner: str, sandbox_id: str, run_id: str, *, offset: int, wait_s: float, report: Report | None = None
     ) -> RunView:
-        """What a run has written from `offset` on, and its result if it is over.
+        """What a run has written from `offset` on, and its result if it is over, or why there is none.
 
         Raises:
             NotFound, RunNotFound, MachineLost: as their names say.
         """
+        if (grave := self._graves.find(owner, sandbox_id)) is not None:
+            return lost_view(grave, run_id, self.settings, offset)
         box = self._find(owner, sandbox_id)
+        if box.ending is not None:
+            return lost_view(box.ending, run_id, self.settings, offset)
         box.touch()
         return await read_on(box, run_id, self.settings, offset, wait_s, report)
 
@@ -297,16 +224,29 @@ class SandboxService:
     async def _run(
         self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
     ) -> RunResult | RunView:
+        self._check_runs(request.owner)  # before a machine is taken
         if request.sandbox_id is not None:
-            box = self._find(request.owner, request.sandbox_id)
-        else:
-            box = await self._start(request.owner, request.template, lifespan(self.settings, None, None), one_off=True)
+            return await self._run_in(self._find(request.owner, request.sandbox_id), checked, until, report)
         try:
-            self._check_runs(request.owner)
-            return await run_in_turn(box, checked, self.settings, until, report)
+            return await self._run_once(request, checked, until, report)
+        except NotSent:  # its machine was dead already, as one that had been kept ready may be
+            return await self._run_once(request, checked, until, report)
+
+    async def _run_once(
+        self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
+    ) -> RunResult | RunView:
+        box = await self._start(request.owner, request.template, lifespan(self.settings, None, None), one_off=True)
+        try:
+            return await self._run_in(box, checked, until, report)
         finally:
             if box.one_off:
                 box.end(End.CLOSED)  # its keeper cleans up, the caller need not wait
+
+    async def _run_in(
+        self, box: Sandbox, checked: CheckedRun, until: float, report: Report | None
+    ) -> RunResult | RunView:
+        self._check_runs(box.owner)
+        return await run_in_turn(box, checked, self.settings, until, report)
 
     def _check_runs(self, owner: str) -> None:
         limit = self.settings.max_owner_runs
@@ -349,25 +289,6 @@ class SandboxService:
     async def artifacts(self, owner: str, sandbox_id: str) -> Listing:
         """The files that runs have left for the owner."""
         return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
-
-
-async def _all_ready(boxes: list[Sandbox]) -> None:
-    """Wait until all of them can be used. If one cannot, or nobody waits any more, all of them end."""
-    try:
-        for box in boxes:
-            await box.settled.wait()
-    except BaseException:  # the caller was cancelled, and would never know the ids
-        for box in boxes:
-            box.end(End.CLOSED, "its creation was cancelled")
-        raise
-    failed = next((box for box in boxes if box.state in OVER), None)
-    if failed is None:
-        return
-    for box in boxes:
-        box.end(End.CLOSED, "another copy failed")
-    for box in boxes:
-        await box.ended.wait()
-    raise failed.error()
 
 
 def _memory_mb(template: str) -> int:

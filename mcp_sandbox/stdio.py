@@ -4,37 +4,57 @@ The SDK reads stdin in a worker thread; nothing can take a thread out of a block
 stop would wait for its client. Here the event loop waits instead, and reads and writes only what does not block.
 """
 
+import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import anyio
 
 READ_BYTES = 1 << 16
+END_BYTES = 256  # of a line that is too long, kept at either end
+INVALID_REQUEST = -32600  # JSON-RPC's number for it
+
+_ID = rb'"id"\s*:\s*(\d+|"[\w-]*")\s*'
+_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
+_FIRST_ID = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb",\s*)?" + _ID + rb",")
+_LAST_ID = re.compile(rb"[}\]\"\w]\s*,\s*(?:" + _VERSION + rb",\s*)?" + _ID + rb"(?:,\s*" + _VERSION + rb")?\}\s*$")
 PIPE_WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that polls as writable takes without blocking
 
 
 class LineReader:
-    """Lines of text from a file descriptor."""
+    """Lines of text from a file descriptor. Of one that is too long only its ends are kept, to refuse it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, max_bytes: int, refuse: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         self._fd = fd
+        self._max_bytes = max_bytes
+        self._refuse = refuse
         self.ended = anyio.Event()
 
     async def __aiter__(self) -> AsyncIterator[str]:
         pending = bytearray()
+        start = b""  # of a line that is too long already
         while True:
             searched = len(pending)
             await _ready(anyio.wait_readable, self._fd)
             chunk = os.read(self._fd, READ_BYTES)
             pending += chunk
             while (end := pending.find(b"\n", searched)) >= 0:
-                yield pending[: end + 1].decode(errors="replace")
+                line = pending[: end + 1]
                 del pending[: end + 1]
                 searched = 0
+                if start or len(line) > self._max_bytes:
+                    await self._refuse(start or bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
+                    start = b""
+                else:
+                    yield line.decode(errors="replace")
+            if len(pending) > self._max_bytes:
+                start = start or bytes(pending[:END_BYTES])
+                del pending[:-END_BYTES]
             if not chunk:
                 break
-        if pending.strip():
+        if pending.strip() and not start:
             yield pending.decode(errors="replace")
         self.ended.set()
 
@@ -44,6 +64,7 @@ class TextWriter:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._turn = anyio.Lock()
 
     async def write(self, text: str) -> None:
         """Write all of `text`.
@@ -53,14 +74,29 @@ class TextWriter:
         """
         rest = memoryview(text.encode())
         try:
-            while rest:
-                await _ready(anyio.wait_writable, self._fd)
-                rest = rest[os.write(self._fd, rest[:PIPE_WRITE_BYTES]) :]
+            async with self._turn:
+                while rest:
+                    await _ready(anyio.wait_writable, self._fd)
+                    rest = rest[os.write(self._fd, rest[:PIPE_WRITE_BYTES]) :]
         except BrokenPipeError:
             raise anyio.ClosedResourceError from None
 
     async def flush(self) -> None:
         """Nothing is buffered."""
+
+
+def refusal(start: bytes, end: bytes, max_bytes: int) -> str:
+    """The answer to a message that was too long to be read, as a line of JSON-RPC.
+
+    Its id is found if it is the first or the last member but for the version, where clients put it.
+    """
+    found = _FIRST_ID.match(start) or _LAST_ID.search(end)
+    message = (
+        f"The message is longer than {max_bytes:,} bytes and was not read. Send large files in pieces, "
+        "or have code in the sandbox make them."
+    )
+    error = {"code": INVALID_REQUEST, "message": message}
+    return json.dumps({"jsonrpc": "2.0", "id": json.loads(found[1]) if found else None, "error": error}) + "\n"
 
 
 async def _ready(wait: Callable[[int], Awaitable[None]], fd: int) -> None:

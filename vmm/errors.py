@@ -53,3 +53,9 @@ class ToolFailed(VmmError):
     def __init__(self, argv: Sequence[str], exit_: Exit) -> None:
         super().__init__(f"`{shlex.join(argv)}` ended with {exit_}")
         self.exit = exit_
+
+    @property
+    def gist(self) -> str:
+        """The last line it printed, which most often says what went wrong; the command is for logs."""
+        lines = self.exit.detail.split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), str(self.exit))

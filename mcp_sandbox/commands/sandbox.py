@@ -87,7 +87,7 @@ def show(settings: Settings, *, as_json: bool) -> int:
             words = (row["id"], row["owner"], row["template"], row["state"], f"{row['age_s']:.0f} s", ends)
             table.add_row(*map(escape, words), str(row["server"]))
         out.print(table)
-    err.print(f"{len(view.sandboxes)} sandboxes, {view.servers} servers answered.")
+    err.print(f"Sandboxes: {len(view.sandboxes)}. Servers that answered: {view.servers}.")
     if any(row["state"] == "left over" for row in view.others):
         err.print("What killed servers have left is removed when the next server starts.")
     return 0

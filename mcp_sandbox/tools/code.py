@@ -80,7 +80,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         ] = False,
     ) -> CallToolResult:
         request = RunRequest(owner_of(ctx), code, sandbox_id, template, timeout_s)
-        report = reporter(ctx, settings.run_timeout_s if timeout_s is None else timeout_s)
+        report = reporter(ctx)
         with told_to_the_model():
             outcome = await service_of(ctx).run_for_client(request, background=background, report=report)
         return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))
@@ -113,10 +113,9 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
             ),
         ] = min(WAIT_S, settings.foreground_s),
     ) -> CallToolResult:
-        report = reporter(ctx, wait_s)
         with told_to_the_model():
             view = await service_of(ctx).read_output(
-                owner_of(ctx), sandbox_id, run_id, offset=offset, wait_s=wait_s, report=report
+                owner_of(ctx), sandbox_id, run_id, offset=offset, wait_s=wait_s, report=reporter(ctx)
             )
         return CallToolResult(content=view_blocks(view))
 

@@ -8,6 +8,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
 
 from guest.client.messages import Listing
 from guest.places import OUTPUTS, WORKSPACE
@@ -75,14 +76,13 @@ class WrittenView(BaseModel):
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add this family's tools."""
-    _register_workspace(mcp, settings)
-    _register_artifacts(mcp, settings)
+    limit = Field(ge=1, le=settings.read_text_bytes, description="Most bytes of text to return.")
+    _register_workspace(mcp, settings, limit)
+    _register_artifacts(mcp, settings, limit)
     _register_resource(mcp)
 
 
-def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    limit_field = Field(ge=1, le=settings.read_text_bytes, description="Most bytes to return.")
-
+def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
     @mcp.tool(
         title="Write file",
         description=(
@@ -123,9 +123,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings) -> N
         limit: Annotated[int, limit_field] = settings.read_text_bytes,
     ) -> CallToolResult:
         with told_to_the_model():
-            where = resolve(path)
-            blocks = await read_blocks(service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, "read_file")
-        return CallToolResult(content=blocks)
+            return await _shown(ctx, sandbox_id, resolve(path), offset, limit, "read_file")
 
     @mcp.tool(
         title="List files",
@@ -145,9 +143,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings) -> N
         return FileList(path=where, entries=views, truncated=listing.truncated)
 
 
-def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    limit_field = Field(ge=1, le=settings.read_text_bytes, description="Most bytes of text to return.")
-
+def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
     @mcp.tool(
         title="List artifacts",
         description=f"List the artifacts of a sandbox: every file that runs have put in {OUTPUTS}. They end with it.",
@@ -178,10 +174,7 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings) -> N
             where = resolve(path, OUTPUTS)
             if not where.startswith(OUTPUTS + "/"):
                 raise BadRequest(f"{where} is not an artifact: artifacts are in {OUTPUTS}. Use read_file.")
-            blocks = await read_blocks(
-                service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, "read_artifact"
-            )
-        return CallToolResult(content=blocks)
+            return await _shown(ctx, sandbox_id, where, offset, limit, "read_artifact")
 
 
 def _register_resource(mcp: MCPServer[SandboxService]) -> None:
@@ -200,6 +193,11 @@ def _register_resource(mcp: MCPServer[SandboxService]) -> None:
             raise ResourceError(str(error)) from error
         text = decoded(data, at_end=True)
         return data if text is None else text
+
+
+async def _shown(ctx: ToolContext, sandbox_id: str, where: str, offset: int, limit: int, tool: str) -> CallToolResult:
+    blocks = await read_blocks(service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, tool)
+    return CallToolResult(content=blocks)
 
 
 def _bytes_of(content: str, encoding: Literal["text", "base64"]) -> bytes:

@@ -6,7 +6,8 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import BaseModel, Field
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.service import MAX_COPIES, SandboxService
+from mcp_sandbox.forks import MAX_COPIES
+from mcp_sandbox.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, told_to_the_model
 from mcp_sandbox.tools.sandboxes import SandboxView, view
 
@@ -19,6 +20,8 @@ class Copies(BaseModel):
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add this family's tools."""
+    own = settings.max_owner_paused
+    most_paused = settings.max_paused if own is None else min(own, settings.max_paused)
 
     @mcp.tool(
         title="Fork sandbox",
@@ -44,7 +47,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         description=(
             "Put a sandbox aside until resume_sandbox: it takes no CPU and no memory and leaves its place to others; "
             "code and files in it cannot be used. While paused it is not idle, but it still ends at the age that "
-            f"create_sandbox gave it. At most {settings.max_paused} paused at once. Refused while a run is on."
+            f"create_sandbox gave it. At most {most_paused} paused at once. Refused while a run is on."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=True),
     )

@@ -82,7 +82,9 @@ def _blocks(result: RunResult, *output: str) -> list[ContentBlock]:
 
 def _standing(view: RunView) -> str:
     page = view.page
-    if view.result is None:
+    if view.loss is not None:
+        words = [f"{view.run_id} was lost after {view.elapsed_s:.0f} s: {view.loss}"]
+    elif view.result is None:
         words = [f"{view.run_id} is still running, {view.elapsed_s:.0f} s so far, stopped in {view.left_s:.0f} s"]
     else:
         words = [f"{view.run_id} is over: {_outcome(view.result)}"]
@@ -90,8 +92,9 @@ def _standing(view: RunView) -> str:
     words.append(f"output bytes {page.start:,} to {page.end:,} of {page.size:,}")
     if view.live_full:
         words.append("it writes more than is sent while it runs: the end comes with its result")
-    words.append(f"to read on: {_read_output(view.sandbox_id, view.run_id, page.end)}")
-    if view.result is None:
+    if view.loss is None or page.end < page.size:
+        words.append(f"to read on: {_read_output(view.sandbox_id, view.run_id, page.end)}")
+    if view.result is None and view.loss is None:
         words.append(f"to end it: stop_run(sandbox_id={quoted(view.sandbox_id)}, run_id={quoted(view.run_id)})")
     return f"[{' · '.join(words)}]"
 

@@ -11,7 +11,7 @@ import anyio
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.provider import Lease
-from mcp_sandbox.server import create_server, serve_stdio
+from mcp_sandbox.server import create_server, max_message_bytes, serve_stdio
 from mcp_sandbox.service import SandboxService
 from tests.unit.fakes import FACTS, FakeProvider
 
@@ -39,7 +39,9 @@ def main() -> None:
     settings = Settings(log_level="INFO")
     server = create_server(settings, str(FACTS), lambda: SandboxService(FileProvider(directory), settings))
     (directory / "server.pid").write_text(str(os.getpid()))
-    anyio.run(partial(serve_stdio, nullcontext(server), parent=os.getppid()))
+    anyio.run(
+        partial(serve_stdio, nullcontext(server), parent=os.getppid(), max_message_bytes=max_message_bytes(settings))
+    )
 
 
 if __name__ == "__main__":

@@ -62,6 +62,20 @@ def test_a_large_one_is_not_starved_by_small_ones():
     assert queue.admit() == [large]
 
 
+def test_a_party_is_served_together_or_waits_without_holding_anything():
+    queue = FairQueue(Limits(sandboxes=3))
+    (single,) = joined(queue, "a")
+    queue.admit()
+    parties = [[Ticket(owner, 100) for _ in range(3)] for owner in "bc"]
+    for party in parties:
+        queue.join(*party)
+    assert (queue.admit(), queue.waiting) == ([], 6)
+    queue.leave(single)
+    assert queue.admit() == parties[0]
+    queue.leave(parties[1][0])  # one gives up, all do
+    assert (queue.waiting, queue.holders) == (0, parties[0])
+
+
 @pytest.mark.parametrize(
     ("limits", "setting"),
     [
@@ -165,6 +179,18 @@ async def test_nobody_waits_longer_than_the_settings_say_and_the_limit_is_named(
             async with admission.place(Ticket("b", 100)):
                 pytest.fail("there was no place")
         assert (len(admission.holders), admission.waiting) == (1, 0)
+
+
+async def test_a_place_that_was_taken_over_outlasts_its_party():
+    admission = Admission(Limits(sandboxes=2), timeout_s=1)
+    async with admission.places(Ticket("a", 100), Ticket("a", 100)) as (first, _):
+        taken = first.pop_all()
+    assert (len(admission.holders), admission.waiting) == (1, 0)
+    with pytest.raises(LimitReached, match="never room for 3 more"):
+        async with admission.places(*(Ticket("b", 100) for _ in range(3))):
+            pytest.fail("there was no place")
+    await taken.aclose()
+    assert (admission.holders, admission.waiting) == ([], 0)
 
 
 async def test_who_alone_can_make_room_is_told_at_once():

@@ -98,10 +98,12 @@ async def test_a_creation_cancelled_anywhere_leaves_nothing(bench: Bench):
     boxes: list[str] = []
 
     async def create() -> None:
-        boxes.append((await bench.service.create(ME)).id)
+        box = await bench.service.create(ME)
+        await anyio.lowlevel.checkpoint_if_cancelled()  # then nobody gets the answer
+        boxes.append(box.id)
 
     async def check() -> None:
-        for box in boxes:  # it was done before the cancellation came
+        for box in boxes:
             await bench.service.close(ME, box)
         await bench.nothing_left()
 
@@ -222,11 +224,13 @@ async def test_a_fork_cancelled_anywhere_leaves_no_copy_and_a_good_original(benc
         counted = 0
 
         async def fork() -> None:
-            copies.extend(copy.id for copy in await bench.service.fork(ME, box, 2))
+            made = await bench.service.fork(ME, box, 2)
+            await anyio.lowlevel.checkpoint_if_cancelled()  # then nobody gets the answer
+            copies.extend(copy.id for copy in made)
 
         async def check() -> None:
             nonlocal counted
-            for copy in copies:  # it was done before the cancellation came
+            for copy in copies:
                 assert await bench.count(copy) == str(counted + 1)
                 await bench.service.close(ME, copy)
             await bench.only(box)

@@ -84,6 +84,14 @@ async def test_closing_twice_is_no_error_and_use_after_close_says_what_to_do(ser
         await service.run(RunRequest(ME, "1", box))
 
 
+async def test_who_closed_a_sandbox_is_told_if_it_was_not_its_owner(service: SandboxService):
+    box = (await service.create(ME)).id
+    await service.alive()[0].close("an operator closed it")
+    with pytest.raises(Closed, match=r"was closed \(an operator closed it\); .*create_sandbox"):
+        await service.run(RunRequest(ME, "1", box))
+    assert await service.close(ME, box) is False
+
+
 async def test_somebody_elses_sandbox_looks_exactly_like_one_that_never_was(service: SandboxService):
     box = (await service.create(ME)).id
     with pytest.raises(NotFound) as other:

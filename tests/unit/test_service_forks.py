@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -94,6 +94,55 @@ async def test_there_are_all_copies_or_none(provider: FakeProvider):
         assert len(await service.fork(ME, box, 2)) == 2
 
 
+async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(provider: FakeProvider):
+    async with served(provider, max_sandboxes=1) as service:
+        box = await with_file(service)
+        await service.run_for_client(RunRequest(ME, "forever", box), background=True)
+        with pytest.raises(Busy, match="run-1"):
+            await service.fork(ME, box, 1)
+        await service.stop_run(ME, box, "run-1")
+        await service.pause(ME, box)
+        await service.create(ME)
+        with pytest.raises(Paused):
+            await service.fork(ME, box, 1)
+
+
+async def test_two_owners_who_fork_at_the_limit_do_not_hold_places_against_each_other(provider: FakeProvider):
+    async with served(provider, max_sandboxes=5, queue_timeout_s=5) as service:
+        boxes = {owner: (await service.create(owner)).id for owner in ("me", "you")}
+        passing = (await service.create("them")).id
+        made: list[int] = []
+
+        async def fork(owner: str) -> None:
+            copies = await service.fork(owner, boxes[owner], 3)
+            made.append(len(copies))
+            for copy in copies:
+                await service.close(owner, copy.id)
+
+        async with anyio.create_task_group() as tasks:
+            for owner in boxes:
+                tasks.start_soon(fork, owner)
+            await anyio.wait_all_tasks_blocked()
+            assert (len(service.admission.holders), service.admission.waiting) == (3, 6)
+            await service.close("them", passing)
+        assert made == [3, 3]
+
+
+async def test_one_owner_cannot_take_all_pauses(provider: FakeProvider):
+    async with served(provider, max_paused=2, max_owner_paused=1) as service:
+        first, second = await with_file(service), await with_file(service)
+        await service.pause(ME, first)
+        with pytest.raises(LimitReached, match=r"max_owner_paused = 1 .*Resume or close"):
+            await service.pause(ME, second)
+        for owner in ("you", "them"):
+            other = (await service.create(owner)).id
+            if owner == "you":
+                await service.pause(owner, other)
+                continue
+            with pytest.raises(LimitReached, match=r"max_paused = 2 .*Try again later"):
+                await service.pause(owner, other)
+
+
 class FailsAtTheThird(FakeProvider):
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
@@ -112,6 +161,25 @@ async def test_if_one_copy_fails_none_is_left():
         assert ([info.id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
         assert len(service.admission.holders) == 1
         assert await service.read_all(ME, box, "f") == b"mine"
+
+
+class LosesACopyAtTheEnd(FakeProvider):
+    @asynccontextmanager
+    async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
+        async with super().freeze(lease) as frozen:
+            yield frozen
+            if self.copies:
+                self.agent.machine.ended.set()
+                await anyio.wait_all_tasks_blocked()
+
+
+async def test_if_a_copy_dies_while_the_state_is_removed_none_is_left():
+    provider = LosesACopyAtTheEnd()
+    async with served(provider) as service:
+        box = await with_file(service)
+        with pytest.raises(MachineLost, match="out of memory"):
+            await service.fork(ME, box, 3)
+        assert ([info.id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
 
 
 async def test_another_owners_sandbox_cannot_be_forked_paused_or_resumed(service: SandboxService):
@@ -138,6 +206,28 @@ async def test_with_a_run_on_forks_and_pauses_are_refused_with_what_to_do(
                 await call
         await service.stop_run(ME, box, "run-1")
     assert (await service.pause(ME, box)).state is State.PAUSED
+
+
+async def test_a_run_in_a_sandbox_that_is_being_forked_is_told_so(provider: FakeProvider):
+    async with served(provider) as service:
+        box = await with_file(service)
+        freezing, go_on = anyio.Event(), anyio.Event()
+        freeze = provider.freeze
+
+        @asynccontextmanager
+        async def slow(lease: Lease) -> AsyncIterator[Frozen]:
+            freezing.set()
+            await go_on.wait()
+            async with freeze(lease) as frozen:
+                yield frozen
+
+        provider.freeze = slow  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service.fork, ME, box, 1)
+            await freezing.wait()
+            with pytest.raises(Busy, match="being forked, paused or resumed; try again in a second"):
+                await service.run_for_client(RunRequest(ME, "1", box), background=True)
+            go_on.set()
 
 
 async def test_a_driver_without_snapshots_says_which_have_them(service: SandboxService, provider: FakeProvider):
@@ -307,6 +397,27 @@ async def test_a_sandbox_that_cannot_be_frozen_goes_on(service: SandboxService, 
             await call
     assert states(service) == [State.READY]
     assert await service.read_all(ME, box, "f") == b"mine"
+
+
+async def test_a_pause_whose_call_is_cancelled_while_the_state_is_written_changes_nothing():
+    class Quick(FakeProvider):
+        @asynccontextmanager
+        async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
+            with anyio.CancelScope(shield=True):
+                stack = AsyncExitStack()
+                frozen = await stack.enter_async_context(super().freeze(lease))
+                scope.cancel()
+            async with stack:
+                yield frozen
+
+    provider = Quick()
+    async with served(provider) as service:
+        box = await with_file(service)
+        with anyio.CancelScope() as scope:
+            await service.pause(ME, box)
+        assert scope.cancelled_caught
+        assert states(service) == [State.READY]
+        assert await service.read_all(ME, box, "f") == b"mine"
 
 
 async def test_a_resume_that_fails_leaves_it_paused(service: SandboxService, provider: FakeProvider):

@@ -1,5 +1,6 @@
 """Leases from snapshots of this host: who gets one, and in which condition."""
 
+import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,15 +14,23 @@ import pytest
 from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed
 from guest.errors import AgentTimeout
-from mcp_sandbox.errors import CannotFreeze, HostNotReady, SandboxError, StateLost, TemplateNotBuilt, UnknownTemplate
+from mcp_sandbox.errors import (
+    CannotFreeze,
+    DiskFull,
+    HostNotReady,
+    SandboxError,
+    StateLost,
+    TemplateNotBuilt,
+    UnknownTemplate,
+)
 from mcp_sandbox.local import LocalProvider
 from mcp_sandbox.processes import of_pid
 from mcp_sandbox.recovery import OWNED
 from templates.build import Builder, BuiltTemplate
 from templates.model import load_template
 from tests.unit.fakes import TEMPLATE, FakeMachine
-from vmm.errors import SnapshotFailed
-from vmm.types import Accel, Capabilities, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
+from vmm.errors import SnapshotFailed, ToolFailed
+from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
 
 if TYPE_CHECKING:
     from vmm.driver import Machine, SnapshotDriver
@@ -310,6 +319,37 @@ async def test_a_driver_without_snapshots_freezes_nothing(bench: Bench):
         bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False)
         with pytest.raises(CannotFreeze, match="driver stub"):
             await bench.provider.freeze(lease).__aenter__()
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        ToolFailed(["setpriv", "--secret"], Exit(code=1, detail="runsc: write: No space left on device\nbye")),
+        SnapshotFailed("gVisor left nothing"),
+    ],
+)
+async def test_a_full_disk_is_told_as_one_and_not_as_a_command_line(bench: Bench, error: Exception):
+    if isinstance(error, SnapshotFailed):
+        error.__cause__ = FULL
+    async with bench.provider.acquire(TEMPLATE) as lease:
+        bench.driver.error = error
+        with pytest.raises(DiskFull, match=r"disk is full.*paused sandbox.*operator") as told:
+            await bench.provider.freeze(lease).__aenter__()
+    assert "setpriv" not in str(told.value)
+
+
+async def test_of_a_command_that_failed_the_caller_gets_the_last_line_and_the_log_all(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    async with bench.provider.acquire(TEMPLATE) as lease:
+        bench.driver.error = ToolFailed(["setpriv", "--reuid=7"], Exit(code=1, detail="one\nno such machine\n"))
+        with pytest.raises(SandboxError, match=r"could not be frozen: no such machine\. Try again"):
+            await bench.provider.freeze(lease).__aenter__()
+    assert "setpriv --reuid=7" in caplog.text
 
 
 async def test_what_goes_wrong_with_a_frozen_state_is_told_apart(bench: Bench):

@@ -1,15 +1,25 @@
 """Runs that outlive the call which started them, and calls that read, wait and stop."""
 
+import gc
+import re
+import weakref
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
 from guest.client.messages import Event, Output
+from guest.errors import AgentGone
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import Busy, Closed, LimitReached, MachineLost, NotFound, RunNotFound
-from mcp_sandbox.running import RunView
+from mcp_sandbox.errors import Busy, Closed, LimitReached, MachineLost, NotFound, RunLost, RunNotFound
+from mcp_sandbox.graves import MAX_ENDINGS, MAX_LOST_RUNS, Graves
+from mcp_sandbox.lifecycle import End, Ending
+from mcp_sandbox.output import OutputLog
+from mcp_sandbox.provider import Lease
+from mcp_sandbox.running import LostRun, RunView
 from mcp_sandbox.runs import RunRequest, RunResult
+from mcp_sandbox.sandbox import Watcher
 from mcp_sandbox.service import SandboxService
 from tests.unit.fakes import FakeProvider, finished
 
@@ -209,6 +219,7 @@ async def test_runs_of_one_owner_are_limited_and_the_limit_is_named(service: San
         await started(service, None)
     with pytest.raises(LimitReached, match=r"max_owner_runs = 2 .*stop_run"):
         await service.run(RunRequest(ME, "1"))
+    assert len(provider.agents) == 2  # no machine was taken for it
     assert (await service.run(RunRequest("somebody", "1"))).status == "ok"
     await anyio.wait_all_tasks_blocked()
     assert provider.alive == 2
@@ -224,23 +235,141 @@ async def test_runs_of_somebody_elses_sandbox_do_not_exist(service: SandboxServi
 
 
 async def test_a_reader_is_told_when_the_sandbox_ends_under_the_run(service: SandboxService, provider: FakeProvider):
-    for ending, expected in (("close", Closed), ("die", MachineLost)):
-        box = (await service.create(ME)).id
-        view = await started(service, box)
+    box = (await service.create(ME)).id
+    view = await started(service, box)
 
-        async def wait(view: RunView = view, expected: type[Exception] = expected) -> None:
-            with pytest.raises(expected):
-                await read(service, view, wait_s=3600)
+    async def wait() -> None:
+        with pytest.raises(Closed):
+            await read(service, view, wait_s=3600)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await anyio.wait_all_tasks_blocked()
-            if ending == "close":
-                await service.close(ME, box)
-            else:
-                provider.agent.machine.ended.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        await service.close(ME, box)
+    assert provider.alive == 0
+
+
+async def test_what_a_run_wrote_before_its_machine_was_lost_can_be_read(
+    service: SandboxService, provider: FakeProvider
+):
+    Talk(provider, "last words")
+    view = await started(service, None, "talk")
+    views: list[RunView] = []
+
+    async def wait() -> None:
+        views.append(await read(service, view, wait_s=3600))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        provider.agent.machine.ended.set()
     await anyio.wait_all_tasks_blocked()
     assert provider.alive == 0
+    views.append(await read(service, view))
+    for seen in views:
+        assert (seen.page.text, seen.result) == ("last words\n", None)
+        assert isinstance(seen.loss, MachineLost)
+    call = f'read_output(sandbox_id="{view.sandbox_id}", run_id="run-1")'
+    with pytest.raises(MachineLost, match=re.escape(call)):
+        await service.run(RunRequest(ME, "1", view.sandbox_id))
+    with pytest.raises(NotFound):
+        await service.read_output("somebody", view.sandbox_id, "run-1", offset=0, wait_s=0)
+
+
+async def test_a_call_that_waits_when_the_machine_is_lost_learns_how_to_read_what_was_written(
+    service: SandboxService, provider: FakeProvider
+):
+    provider.plans["die late"] = [Output("stdout", "so far\n"), anyio.Event()]
+    errors: list[str] = []
+
+    async def run() -> None:
+        with pytest.raises(RunLost) as error:
+            await service.run(RunRequest(ME, "die late"))
+        errors.append(str(error.value))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await anyio.wait_all_tasks_blocked()
+        provider.agent.machine.ended.set()
+    (error,) = errors
+    assert "create_sandbox" not in error
+    assert "variables" not in error
+    named = re.search(r'read_output\(sandbox_id="(.*)", run_id="(.*)"\)', error)
+    assert named is not None
+    view = await service.read_output(ME, named[1], named[2], offset=0, wait_s=0)
+    assert view.page.text == "so far\n"
+
+
+async def test_a_one_off_run_whose_machine_was_dead_already_gets_another_one():
+    class FirstIsDead(FakeProvider):
+        @asynccontextmanager
+        async def _machine(self, template: str) -> AsyncIterator[Lease]:
+            async with super()._machine(template) as lease:
+                if len(self.agents) <= self.dead:
+                    self.agent.run = self._gone  # type: ignore[assignment]
+                yield lease
+
+        @asynccontextmanager
+        async def _gone(self, _request: object) -> AsyncIterator[None]:
+            self.agents[-1].machine.ended.set()
+            raise AgentGone("the machine's agent closed the stream")
+            yield
+
+        dead = 1
+
+    provider = FirstIsDead()
+    with anyio.fail_after(20):
+        async with SandboxService(provider, Settings()) as service:
+            assert (await service.run(RunRequest(ME, "1"))).status == "ok"
+            assert len(provider.agents) == 2
+            provider.dead = 99
+            with pytest.raises(RunLost, match="Run the code again"):
+                await service.run(RunRequest(ME, "1"))
+            assert len(provider.agents) == 4
+
+
+async def test_a_one_off_run_that_was_begun_is_never_repeated(service: SandboxService, provider: FakeProvider):
+    with pytest.raises(RunLost):
+        await service.run(RunRequest(ME, "die"))
+    assert len(provider.agents) == 1
+
+
+async def test_nothing_is_kept_of_what_ran_in_a_sandbox_that_is_closed(service: SandboxService, provider: FakeProvider):
+    box = (await service.create(ME)).id
+    await read(service, await started(service, box, "1"))
+    log = weakref.ref(service._alive[box].runs.find(box, "run-1").log)
+    await service.close(ME, box)
+    provider.agents.clear()
+    gc.collect()
+    assert log() is None
+
+
+def test_of_lost_runs_the_newest_few_are_kept_and_all_endings_are_explained():
+    graves = Graves()
+    for number in range(MAX_ENDINGS + 1):
+        graves.add(Ending(f"sb-{number}", ME, End.LOST, "gone", lost_run=LostRun("run-1", OutputLog(10), 1.0)))
+    found = [graves.find(ME, f"sb-{number}") for number in range(MAX_ENDINGS + 1)]
+    endings = [ending for ending in found if ending is not None]
+    assert (found[0], len(endings)) == (None, MAX_ENDINGS)
+    assert [ending.sandbox_id for ending in endings if ending.lost_run] == [
+        f"sb-{number}" for number in range(MAX_ENDINGS + 1 - MAX_LOST_RUNS, MAX_ENDINGS + 1)
+    ]
+
+
+async def test_a_watcher_that_fails_harms_nobody(provider: FakeProvider, caplog: pytest.LogCaptureFixture):
+    class Broken(Watcher):
+        def got_machine(self, box: object, machine: object, waited_s: float) -> None:
+            raise RuntimeError("no disk")
+
+        def ran(self, box: object, outcome: str) -> None:
+            raise RuntimeError("no disk")
+
+    with anyio.fail_after(20):
+        async with SandboxService(provider, Settings(), Broken()) as service:
+            box = (await service.create(ME)).id
+            for _ in range(2):
+                assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
+    assert "a watcher of sandbox" in caplog.text
 
 
 async def test_progress_tells_the_newest_line(

@@ -17,6 +17,7 @@ from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 from guest.client.messages import Artifact, CodeError, Display, Event, FileChunk, Output, OutputTotals
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TemplateNotBuilt
+from mcp_sandbox.running import LiveRun
 from mcp_sandbox.server import SandboxServer, create_server
 from mcp_sandbox.service import SandboxService
 from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
@@ -481,6 +482,20 @@ async def test_a_background_run_is_followed_with_the_calls_its_results_name(clie
     assert [block.mime_type for block in last.content if isinstance(block, ImageContent)] == ["image/png"]
 
 
+async def test_the_output_of_a_run_whose_machine_was_lost_comes_with_why(client: Client, provider: FakeProvider):
+    provider.plans["train"] = [Output("stdout", "epoch 9\n"), anyio.Event()]
+    text = text_of(await client.call_tool("run_code", {"code": "train", "background": True}))
+    await anyio.wait_all_tasks_blocked()
+    provider.agent.machine.ended.set()
+    result = await client.call_tool("read_output", calls_in(text)["read_output"])
+    assert not result.is_error
+    text = text_of(result)
+    assert text.startswith("epoch 9\n")
+    assert re.search(r"run-1 was lost after .* lost its machine .*out of memory.*create_sandbox", text)
+    assert "still running" not in text
+    assert calls_in(text) == {}
+
+
 async def test_a_run_can_be_stopped_with_the_call_its_result_names(client: Client):
     text = text_of(await client.call_tool("run_code", {"code": "forever", "background": True}))
     stop = calls_in(text)["stop_run"]
@@ -511,12 +526,32 @@ async def test_the_client_is_told_the_newest_line_while_it_waits(
     told: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        assert total == 30
         told.append(message)
         gates[len(told) - 1].set()
 
     await client.call_tool("run_code", {"code": "train"}, progress_callback=hear)
     assert told == ["epoch 1", "epoch 2"]
+
+
+async def test_progress_always_increases_however_old_the_run_is(
+    client: Client, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mcp_sandbox.calls.PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr("mcp_sandbox.calls.SILENCE_S", 0)
+    monkeypatch.setattr(LiveRun, "elapsed_s", property(lambda run: 100 + anyio.current_time() - run.began_at))
+    gate = anyio.Event()
+    provider.plans["train"] = [gate, finished()]
+    text = text_of(await client.call_tool("run_code", {"code": "train", "background": True}))
+    told: list[float] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        assert total is None
+        told.append(progress)
+        if len(told) == 2:
+            gate.set()
+
+    await client.call_tool("read_output", calls_in(text)["read_output"], progress_callback=hear)
+    assert 100 < told[0] < told[1]
 
 
 async def test_output_within_what_is_sent_live_is_read_on_from_the_run(client: Client, provider: FakeProvider):

@@ -73,7 +73,8 @@ class GvisorMachine(TalkingMachine):
             with anyio.fail_after(timeout_s):
                 await run_tool(argv, bare=True, pass_fds=(program, *pass_fds))
         except (ToolFailed, TimeoutError) as error:
-            raise MachineLost(f"gVisor did not do {order[0]!r} for machine {self.id}: {error}") from error
+            why = error.gist if isinstance(error, ToolFailed) else f"it took longer than {timeout_s:g} s"
+            raise MachineLost(f"gVisor did not do {order[0]!r} for machine {self.id}: {why}") from error
 
 
 class GvisorDriver:
