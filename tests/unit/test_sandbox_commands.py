@@ -50,7 +50,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     async with open_registry(tmp_path) as registry:  # without recovery: it would remove what a test leaves
         operation = Operation(settings, registry, Metrics(registry.own))
         provider = operation.acquiring(operation.restoring(FakeProvider()))
-        async with SandboxService(provider, settings) as service, operation.controlled(service):
+        async with SandboxService(provider, settings, operation) as service, operation.controlled(service):
             yield Server(tmp_path, operation, service)
 
 
