@@ -9,13 +9,13 @@ from typing import Self
 
 import anyio
 
-from mcp_sandbox.choice import Choice, choose
 from mcp_sandbox.config import AUTO, Settings
-from mcp_sandbox.local import LocalProvider
-from mcp_sandbox.operation import Pools, open_operation
-from mcp_sandbox.pool import Pool, pool_limits
-from mcp_sandbox.provider import HostFacts, Provider
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.choice import Choice, choose
+from mcp_sandbox.machines.local import LocalProvider
+from mcp_sandbox.machines.pool import Pool, pool_limits
+from mcp_sandbox.machines.provider import HostFacts, Provider
+from mcp_sandbox.operating.operation import Pools, open_operation
+from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, Progress
 from templates.kernel import OwnKernel
 from templates.model import find_templates

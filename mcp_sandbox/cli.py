@@ -77,7 +77,7 @@ def main(
 
 def _serve_stdio(settings: "Settings") -> None:
     from mcp_sandbox.commands.common import guarded
-    from mcp_sandbox.server import run_stdio
+    from mcp_sandbox.serving.server import run_stdio
 
     def serve() -> int:
         run_stdio(settings)

@@ -23,8 +23,8 @@ from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.lifetime import run_command
 from mcp_sandbox.processes import ProcessId, children_of, is_alive, own_child
+from mcp_sandbox.serving.lifetime import run_command
 
 TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
 CHART = Path("demo-output") / "chart.png"

@@ -12,7 +12,6 @@ from pathlib import Path
 import anyio.to_thread
 
 from mcp_sandbox.app import Drivers
-from mcp_sandbox.choice import ISOLATION, Choice, choose
 from mcp_sandbox.commands.doctor_report import (
     ChoiceReport,
     DriverReport,
@@ -26,9 +25,10 @@ from mcp_sandbox.commands.doctor_report import (
 from mcp_sandbox.commands.sandbox import ask_all
 from mcp_sandbox.commands.setup import DRIVER_NEEDS, INSTALL, make_plan
 from mcp_sandbox.config import AUTO, Settings
-from mcp_sandbox.control import Request
 from mcp_sandbox.errors import TooWeak
-from mcp_sandbox.provider import CPUS
+from mcp_sandbox.machines.choice import ISOLATION, Choice, choose
+from mcp_sandbox.machines.provider import CPUS
+from mcp_sandbox.operating.control import Request
 from templates.build import Builder
 from templates.errors import TemplateError
 from templates.model import Template, find_templates

@@ -10,8 +10,8 @@ from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.commands.doctor import MB, examine, one_line
 from mcp_sandbox.commands.doctor_report import ChoiceReport, DriverReport, Report, ServerReport, TemplateReport
 from mcp_sandbox.config import Settings
-from mcp_sandbox.lifetime import run_command
-from mcp_sandbox.provider import CPUS, LEVELS
+from mcp_sandbox.machines.provider import CPUS, LEVELS
+from mcp_sandbox.serving.lifetime import run_command
 from vmm.types import Isolation
 
 GB = 1000 * MB

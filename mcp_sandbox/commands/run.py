@@ -10,9 +10,9 @@ from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileProblem
-from mcp_sandbox.lifetime import run_command
-from mcp_sandbox.runs import Captured, RunRequest, RunResult, readable
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.runs.results import Captured, RunRequest, RunResult, readable
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.lifetime import run_command
 
 OWNER = "command line"
 EXIT_TIMEOUT = 124  # as timeout(1) says it

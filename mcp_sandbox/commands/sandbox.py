@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from mcp_sandbox import database
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
-from mcp_sandbox.control import ControlError, Request, ServerGone, ask, live_servers
-from mcp_sandbox.metrics import merged
+from mcp_sandbox.operating import database
+from mcp_sandbox.operating.control import ControlError, Request, ServerGone, ask, live_servers
+from mcp_sandbox.operating.metrics import merged
+from mcp_sandbox.operating.registry import Fate, fate_of, this_server
 from mcp_sandbox.processes import ProcessId
-from mcp_sandbox.registry import Fate, fate_of, this_server
 
 LOOK_S = 5.0  # a server answers at once; one that hangs must not keep the others from being shown
 

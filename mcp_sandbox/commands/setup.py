@@ -15,11 +15,11 @@ from rich.status import Status
 from rich.table import Column, Table
 
 from mcp_sandbox.app import Drivers
-from mcp_sandbox.choice import Choice, choose
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
-from mcp_sandbox.lifetime import run_command
+from mcp_sandbox.machines.choice import Choice, choose
+from mcp_sandbox.serving.lifetime import run_command
 from templates.build import Progress
 from templates.tools import LoggedTools, StepFailed, tail
 from vmm.process import find_tool

@@ -8,7 +8,7 @@ from mcp_sandbox.app import make_builder, open_host
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
-from mcp_sandbox.lifetime import run_command
+from mcp_sandbox.serving.lifetime import run_command
 from templates.build import Builder, Progress
 from templates.model import Template, find_templates, load_template
 from templates.store import Entry

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs import RunRequest, RunResult
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     RunId,
     SandboxId,

@@ -9,10 +9,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from mcp_sandbox.calls import Report
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.runs.calls import Report
+from mcp_sandbox.sandboxes.service import SandboxService
 
 LOCAL_OWNER = "local"  # on stdio there is one client, and all sandboxes of the process are its own
 

@@ -14,8 +14,8 @@ from guest.client.messages import Listing
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest, FileProblem, NotFound, SandboxError
-from mcp_sandbox.files import mime_of, resolve
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.sandboxes.files import mime_of, resolve
+from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, told_to_the_model
 from mcp_sandbox.tools.reading import decoded, read_blocks
 from mcp_sandbox.tools.results import uri_of

@@ -6,8 +6,8 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import BaseModel, Field
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.forks import MAX_COPIES
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.sandboxes.forks import MAX_COPIES
+from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, told_to_the_model
 from mcp_sandbox.tools.sandboxes import SandboxView, view
 

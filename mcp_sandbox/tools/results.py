@@ -9,9 +9,9 @@ from urllib.parse import quote
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from guest.client.messages import Display
-from mcp_sandbox.files import mime_of
-from mcp_sandbox.running import RunView
-from mcp_sandbox.runs import Captured, Picture, RunResult, readable
+from mcp_sandbox.runs.results import Captured, Picture, RunResult, readable
+from mcp_sandbox.runs.running import RunView
+from mcp_sandbox.sandboxes.files import mime_of
 
 MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
 MAX_VALUES_CHARS = 10_000  # of all shown values of a run, about 2,500 tokens

@@ -7,8 +7,8 @@ from pydantic import BaseModel, Field
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.info import SandboxInfo
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.sandboxes.info import SandboxInfo
+from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     SandboxId,
     ToolContext,

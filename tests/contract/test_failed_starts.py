@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.local import start
-from mcp_sandbox.unique import new_identity
+from mcp_sandbox.machines.local import start
+from mcp_sandbox.machines.unique import new_identity
 from tests.functional.machines import Machines
 from vmm.errors import VmmError
 

@@ -9,8 +9,8 @@ import anyio
 import psutil
 import pytest
 
-from mcp_sandbox.runs import RunRequest
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.functional.machines import LOOK_AGAIN_S, Machines
 from vmm.driver import Machine
 

@@ -20,10 +20,10 @@ from guest.client import AgentClient
 from guest.client.messages import Artifact, Display, Finished, RunCode
 from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.config import load_settings
-from mcp_sandbox.local import LocalProvider, start, start_machine
-from mcp_sandbox.provider import HostFacts, Lease
-from mcp_sandbox.runs import Captured, Fold, HeadTail
-from mcp_sandbox.unique import new_identity
+from mcp_sandbox.machines.local import LocalProvider, start, start_machine
+from mcp_sandbox.machines.provider import HostFacts, Lease
+from mcp_sandbox.machines.unique import new_identity
+from mcp_sandbox.runs.results import Captured, Fold, HeadTail
 from templates.build import BuiltTemplate
 from templates.model import load_template
 from vmm.driver import DRIVER_NAMES, Machine

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.provider import Lease
-from mcp_sandbox.server import create_server, max_message_bytes, serve_stdio
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.server import create_server, max_message_bytes, serve_stdio
 from tests.unit.fakes import FACTS, FakeProvider
 
 

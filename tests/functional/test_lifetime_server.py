@@ -22,7 +22,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mcp_sandbox.app import Host
 from mcp_sandbox.config import load_settings
-from mcp_sandbox.provider import HostFacts
+from mcp_sandbox.machines.provider import HostFacts
 from templates.build import BuiltTemplate
 from tests.functional.machines import (
     LOOK_AGAIN_S,

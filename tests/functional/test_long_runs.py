@@ -9,10 +9,10 @@ import anyio.lowlevel
 import pytest
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.provider import Lease, LeaseTimings
-from mcp_sandbox.running import RunView
-from mcp_sandbox.runs import RunRequest
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.provider import Lease, LeaseTimings
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.running import RunView
+from mcp_sandbox.sandboxes.service import SandboxService
 from templates.model import load_template
 from tests.functional.guest_harness import agent_client
 from tests.unit.fakes import FACTS, FakeMachine, FakeProvider

@@ -10,7 +10,7 @@ import pytest
 from guest.client.messages import Artifact, CodeError, Display, Event, Output
 from mcp_sandbox.commands import run
 from mcp_sandbox.config import Settings
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import FakeAgent, FakeProvider, finished
 
 CODE = "x"

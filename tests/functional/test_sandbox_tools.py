@@ -24,8 +24,8 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from mcp_sandbox.machines.provider import HostFacts
 from mcp_sandbox.processes import own_child
-from mcp_sandbox.provider import HostFacts
 from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S
 
 pytestmark = pytest.mark.vm

@@ -25,7 +25,7 @@ from guest.client.messages import (
     Status,
 )
 from guest.errors import AgentGone, GuestError, RequestRefused
-from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings
+from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings
 from templates.model import load_template
 from vmm.types import Accel, Exit, Isolation
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.admission import Admission, FairQueue, Limits, Ticket
 from mcp_sandbox.errors import LimitReached
+from mcp_sandbox.sandboxes.admission import Admission, FairQueue, Limits, Ticket
 
 
 def joined(queue: FairQueue, *owners: str, memory_mb: int = 100) -> list[Ticket]:

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from mcp_sandbox import app, server
+from mcp_sandbox import app
 from mcp_sandbox.app import Drivers, open_host
 from mcp_sandbox.config import Settings
-from mcp_sandbox.provider import HostFacts
+from mcp_sandbox.machines.provider import HostFacts
+from mcp_sandbox.serving import server
 from vmm.driver import DriverConfig
 from vmm.drivers.fake import FakeDriver
 from vmm.types import Accel, Capabilities, Isolation, Probe

@@ -12,10 +12,10 @@ import pytest
 from guest.protocol import MAX_BODY
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import Closed, SandboxError
-from mcp_sandbox.lifecycle import State
-from mcp_sandbox.local import LocalProvider
-from mcp_sandbox.runs import RunRequest
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.local import LocalProvider
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.sandboxes.lifecycle import State
+from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, BuiltTemplate
 from templates.model import load_template
 from tests.unit.fake_guest import FakeGuest

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.choice import ISOLATION, Choice, Question, choose, decide
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TooWeak
+from mcp_sandbox.machines.choice import ISOLATION, Choice, Question, choose, decide
 from vmm.driver import DRIVER_NAMES, DriverConfig, load_driver
 from vmm.errors import DriverUnavailable
 from vmm.types import Accel, Isolation, Probe

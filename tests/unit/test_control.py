@@ -15,15 +15,23 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from mcp_sandbox import control
 from mcp_sandbox.config import Settings
-from mcp_sandbox.control import MAX_CLIENTS, ControlError, Request, ServerGone, ask, live_servers, serve_control
 from mcp_sandbox.errors import NotFound
-from mcp_sandbox.metrics import Metrics
-from mcp_sandbox.operation import ServicePanel
+from mcp_sandbox.operating import control
+from mcp_sandbox.operating.control import (
+    MAX_CLIENTS,
+    ControlError,
+    Request,
+    ServerGone,
+    ask,
+    live_servers,
+    serve_control,
+)
+from mcp_sandbox.operating.metrics import Metrics
+from mcp_sandbox.operating.operation import ServicePanel
+from mcp_sandbox.operating.registry import open_registry
 from mcp_sandbox.processes import ProcessId, of_pid
-from mcp_sandbox.registry import open_registry
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import TEMPLATE, FakeProvider
 
 

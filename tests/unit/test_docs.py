@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from mcp_sandbox.cli import app
 from mcp_sandbox.config import ENV_PREFIX, Settings
-from mcp_sandbox.server import create_server
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.server import create_server
 from templates.model import find_templates
 from tests.unit.fakes import FakeProvider
 

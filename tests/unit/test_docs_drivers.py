@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from mcp_sandbox.choice import ISOLATION
 from mcp_sandbox.cli import app
 from mcp_sandbox.config import Settings
-from mcp_sandbox.metrics import Metrics
+from mcp_sandbox.machines.choice import ISOLATION
+from mcp_sandbox.operating.metrics import Metrics
 from templates.model import load_template
 from tests.unit.test_docs import ROOT, text_of
 from vmm.driver import DRIVER_NAMES
@@ -94,6 +94,13 @@ def test_every_driver_is_in_the_tables_of_levels(document: str):
 def test_the_threat_model_has_a_section_for_every_driver():
     titles = re.findall(r"^## `(\w+)`", text_of("docs/threat-model.md"), re.MULTILINE)
     assert titles == list(DRIVER_NAMES)
+
+
+@pytest.mark.parametrize("folder", ["machines", "runs", "sandboxes", "operating", "serving"])
+def test_every_module_of_the_product_is_in_its_folders_row(folder: str):
+    line = next(line for line in text_of("docs/architecture.md").splitlines() if line.startswith(f"| `{folder}` |"))
+    there = {path.stem for path in (ROOT / "mcp_sandbox" / folder).glob("[a-z]*.py")}
+    assert named_in(line) - {folder} == there
 
 
 @pytest.mark.parametrize("room", ["vmm", "guest", "templates", "mcp_sandbox"])

@@ -1,6 +1,7 @@
 """DESIGN's arrows: which room may import which."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,15 @@ MAY_IMPORT = {
     "templates": {"vmm", "guest"},
     "websearch": {"templates", "vmm", "guest"},
     "mcp_sandbox": {"websearch", "templates", "vmm", "guest"},
+}
+# The folders of mcp_sandbox, lowest first. A sandbox has runs, a run happens in a sandbox: those two know each other.
+FOLDERS = {
+    "machines": set[str](),
+    "runs": {"machines", "sandboxes"},
+    "sandboxes": {"machines", "runs"},
+    "operating": {"machines", "sandboxes"},
+    "tools": {"machines", "runs", "sandboxes"},
+    "serving": {"operating", "sandboxes", "tools"},
 }
 ROOMS = [room for room in MAY_IMPORT if (ROOT / room).is_dir()]
 # What runs inside a machine has nothing but Python's standard library there, and IPython in the Python kernel.
@@ -38,6 +48,22 @@ def test_a_room_imports_only_the_rooms_below_it(room):
         f"{file.relative_to(ROOT)} imports {name}"
         for file in (ROOT / room).rglob("*.py")
         for name in imports(file) & forbidden
+    }
+    assert wrong == set()
+
+
+def folders(file: Path) -> set[str]:
+    """The folders of mcp_sandbox that a file imports from."""
+    text = file.read_text()
+    return set(re.findall(r"^\s*(?:from|import) mcp_sandbox\.(\w+)", text, re.MULTILINE)) & set(FOLDERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_of_the_product_imports_only_what_is_below_it(folder):
+    wrong = {
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in (ROOT / "mcp_sandbox" / folder).rglob("*.py")
+        for name in folders(file) - FOLDERS[folder] - {folder}
     }
     assert wrong == set()
 

@@ -6,7 +6,7 @@ import pytest
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest
-from mcp_sandbox.lifecycle import ALIVE, MOVES, OVER, USABLE, IllegalMove, Lifespan, State, lifespan, moved
+from mcp_sandbox.sandboxes.lifecycle import ALIVE, MOVES, OVER, USABLE, IllegalMove, Lifespan, State, lifespan, moved
 
 
 def test_every_move_is_legal_or_raises():

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mcp_sandbox import tracing
-from mcp_sandbox.database import Machine, MachineState
 from mcp_sandbox.errors import SandboxError, UnknownTemplate
-from mcp_sandbox.metrics import BUCKETS_S, Measured, Metrics, merged
+from mcp_sandbox.operating import tracing
+from mcp_sandbox.operating.database import Machine, MachineState
+from mcp_sandbox.operating.metrics import BUCKETS_S, Measured, Metrics, merged
 from mcp_sandbox.processes import ProcessId, of_pid
 from tests.unit.fakes import TEMPLATE, FakeProvider
 

@@ -9,12 +9,12 @@ import pytest
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import LimitReached
-from mcp_sandbox.metrics import Metrics
-from mcp_sandbox.operation import Operation, ServicePanel
-from mcp_sandbox.registry import open_registry
-from mcp_sandbox.running import RunView
-from mcp_sandbox.runs import RunRequest
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.operating.metrics import Metrics
+from mcp_sandbox.operating.operation import Operation, ServicePanel
+from mcp_sandbox.operating.registry import open_registry
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.running import RunView
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import TEMPLATE, FakeProvider
 from tests.unit.test_metrics import value
 

@@ -4,8 +4,8 @@ import anyio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.output import OutputLog
-from mcp_sandbox.runs import HeadTail
+from mcp_sandbox.runs.output import OutputLog
+from mcp_sandbox.runs.results import HeadTail
 
 
 def test_both_streams_are_one_text_in_the_order_in_which_they_came():

@@ -10,14 +10,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from mcp_sandbox import pool
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
-from mcp_sandbox.pool import CHECK_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
-from mcp_sandbox.pool_plan import PoolLimits
-from mcp_sandbox.pool_shelf import TemplateStats
-from mcp_sandbox.provider import Frozen, Lease, LeaseTimings
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines import pool
+from mcp_sandbox.machines.pool import CHECK_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
+from mcp_sandbox.machines.pool_plan import PoolLimits
+from mcp_sandbox.machines.pool_shelf import TemplateStats
+from mcp_sandbox.machines.provider import Frozen, Lease, LeaseTimings
+from mcp_sandbox.sandboxes.service import SandboxService
 from templates.model import PoolMode, Template, load_template
 from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
 

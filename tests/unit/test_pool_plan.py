@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.pool_plan import BURST_S, Demand, Plan, PoolLimits, ReadyMachine, TemplateState, make_plan
+from mcp_sandbox.machines.pool_plan import BURST_S, Demand, Plan, PoolLimits, ReadyMachine, TemplateState, make_plan
 from templates.model import PoolMode
 
 NOW = 10_000.0

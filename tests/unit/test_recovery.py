@@ -12,13 +12,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox import database
 from mcp_sandbox.config import Settings
-from mcp_sandbox.database import Machine, MachineState, Server
-from mcp_sandbox.operation import open_operation
+from mcp_sandbox.operating import database
+from mcp_sandbox.operating.database import Machine, MachineState, Server
+from mcp_sandbox.operating.operation import open_operation
+from mcp_sandbox.operating.recovery import Cleaned, recover
+from mcp_sandbox.operating.registry import Registry, open_registry
 from mcp_sandbox.processes import ProcessId, is_alive, of_pid
-from mcp_sandbox.recovery import Cleaned, recover
-from mcp_sandbox.registry import Registry, open_registry
 from templates.store import Store
 from vmm.hierarchy import detect
 

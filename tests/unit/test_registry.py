@@ -12,12 +12,12 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from mcp_sandbox import database
-from mcp_sandbox.database import Machine, MachineState
 from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.operating import database
+from mcp_sandbox.operating.database import Machine, MachineState
+from mcp_sandbox.operating.registry import Fate, Registered, Registry, fate_of, open_registry, this_server
 from mcp_sandbox.processes import ProcessId, of_pid
-from mcp_sandbox.provider import Lease
-from mcp_sandbox.registry import Fate, Registered, Registry, fate_of, open_registry, this_server
 from tests.unit.fakes import TEMPLATE, FakeProvider
 
 
@@ -202,7 +202,7 @@ def locked(home: Path) -> Iterator[None]:
 async def test_a_locked_registry_delays_a_start_once_and_shortly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("mcp_sandbox.registry.INTEND_S", 0.01)
+    monkeypatch.setattr("mcp_sandbox.operating.registry.INTEND_S", 0.01)
     monkeypatch.setattr(database, "BUSY_S", 0.5)
     async with open_registry(tmp_path) as registry:
         source = Registered(FakeProvider(), registry)
@@ -220,7 +220,7 @@ async def test_a_locked_registry_delays_a_start_once_and_shortly(
 async def test_a_row_that_is_late_is_written_and_taken_off_in_that_order(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mcp_sandbox.registry.INTEND_S", 0.0)
+    monkeypatch.setattr("mcp_sandbox.operating.registry.INTEND_S", 0.0)
     blocked = threading.Event()
     registry._do(lambda: blocked.wait(10))
     async with Registered(FakeProvider(), registry).acquire(TEMPLATE):

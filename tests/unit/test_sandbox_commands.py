@@ -10,15 +10,15 @@ import anyio.to_thread
 import pytest
 from typer.testing import CliRunner, Result
 
-from mcp_sandbox import database
 from mcp_sandbox.cli import app
 from mcp_sandbox.config import Settings
-from mcp_sandbox.database import Machine, MachineState
-from mcp_sandbox.metrics import Metrics
-from mcp_sandbox.operation import Operation
+from mcp_sandbox.operating import database
+from mcp_sandbox.operating.database import Machine, MachineState
+from mcp_sandbox.operating.metrics import Metrics
+from mcp_sandbox.operating.operation import Operation
+from mcp_sandbox.operating.registry import open_registry
 from mcp_sandbox.processes import ProcessId
-from mcp_sandbox.registry import open_registry
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import TEMPLATE, FakeProvider
 
 

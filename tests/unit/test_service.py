@@ -20,11 +20,11 @@ from mcp_sandbox.errors import (
     TemplateNotBuilt,
     UnknownTemplate,
 )
-from mcp_sandbox.lifecycle import End, State
-from mcp_sandbox.provider import Lease
-from mcp_sandbox.runs import RunRequest
-from mcp_sandbox.sandbox import Sandbox, Watcher
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.sandboxes.lifecycle import End, State
+from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import PNG, TEMPLATE, FakeAgent, FakeProvider, FakeRun, finished
 from vmm.driver import Machine
 
@@ -481,7 +481,7 @@ async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: 
 
 @pytest.fixture
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("files", "execute"):
+    for module in ("sandboxes.files", "runs.execute"):
         monkeypatch.setattr(f"mcp_sandbox.{module}.FILE_TIMEOUT_S", 0.02)
 
 

@@ -19,7 +19,7 @@ from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import is_settled
 from mcp_sandbox.commands.bench.subject import QUICK, Plan, Subject
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.provider import HostFacts
+from mcp_sandbox.machines.provider import HostFacts
 from vmm.driver import DRIVER_NAMES
 from vmm.types import Accel, Isolation, Usage
 

@@ -22,10 +22,10 @@ from mcp_sandbox.errors import (
     SandboxError,
     StateLost,
 )
-from mcp_sandbox.lifecycle import State
-from mcp_sandbox.provider import Frozen, Lease
-from mcp_sandbox.runs import RunRequest
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.provider import Frozen, Lease
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.sandboxes.lifecycle import State
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import FakeProvider
 from vmm.driver import DRIVER_NAMES
 

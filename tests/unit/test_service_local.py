@@ -23,9 +23,9 @@ from mcp_sandbox.errors import (
     TemplateNotBuilt,
     UnknownTemplate,
 )
-from mcp_sandbox.local import LocalProvider
+from mcp_sandbox.machines.local import LocalProvider
+from mcp_sandbox.operating.recovery import OWNED
 from mcp_sandbox.processes import of_pid
-from mcp_sandbox.recovery import OWNED
 from templates.build import Builder, BuiltTemplate
 from templates.model import load_template
 from tests.unit.fakes import TEMPLATE, FakeMachine

@@ -13,14 +13,14 @@ from guest.client.messages import Event, Output
 from guest.errors import AgentGone
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import Busy, Closed, LimitReached, MachineLost, NotFound, RunLost, RunNotFound
-from mcp_sandbox.graves import MAX_ENDINGS, MAX_LOST_RUNS, Graves
-from mcp_sandbox.lifecycle import End, Ending
-from mcp_sandbox.output import OutputLog
-from mcp_sandbox.provider import Lease
-from mcp_sandbox.running import LostRun, RunView
-from mcp_sandbox.runs import RunRequest, RunResult
-from mcp_sandbox.sandbox import Watcher
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.runs.output import OutputLog
+from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.runs.running import LostRun, RunView
+from mcp_sandbox.sandboxes.graves import MAX_ENDINGS, MAX_LOST_RUNS, Graves
+from mcp_sandbox.sandboxes.lifecycle import End, Ending
+from mcp_sandbox.sandboxes.sandbox import Watcher
+from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import FakeProvider, finished
 
 ME = "me"
@@ -375,7 +375,7 @@ async def test_a_watcher_that_fails_harms_nobody(provider: FakeProvider, caplog:
 async def test_progress_tells_the_newest_line(
     service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mcp_sandbox.calls.PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr("mcp_sandbox.runs.calls.PROGRESS_EVERY_S", 0)
     talk = Talk(provider, "one", "two", "three")
     told: list[str] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from mcp_sandbox.stdio import END_BYTES, LineReader, refusal
+from mcp_sandbox.serving.stdio import END_BYTES, LineReader, refusal
 
 MAX = 1000
 

@@ -14,7 +14,7 @@ from mcp_sandbox.commands.bench.subject import FULL, QUICK, Plan, Subject
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
-from mcp_sandbox.lifetime import run_command
+from mcp_sandbox.serving.lifetime import run_command
 from templates.model import Template, load_template
 from vmm.driver import DRIVER_NAMES
 from vmm.errors import VmmError

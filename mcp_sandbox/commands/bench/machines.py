@@ -10,8 +10,8 @@ from anyio.abc import TaskStatus
 from guest.client import AgentClient
 from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.subject import MB, Subject, run_code
-from mcp_sandbox.local import start_machine
-from mcp_sandbox.unique import new_identity, open_unique
+from mcp_sandbox.machines.local import start_machine
+from mcp_sandbox.machines.unique import new_identity, open_unique
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Accel
 

@@ -9,7 +9,7 @@ from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import NO_OP, BenchServer, open_server, sandbox_of
 from mcp_sandbox.commands.bench.subject import Subject
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.local import LocalProvider
+from mcp_sandbox.machines.local import LocalProvider
 
 READY = 4  # machines in the pool that a burst comes upon
 BURST = 20

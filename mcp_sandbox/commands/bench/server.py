@@ -16,8 +16,8 @@ from mcp_types import CallToolResult, TextContent
 from mcp_sandbox.commands.bench.subject import FIRST_CODE
 from mcp_sandbox.commands.common import SERVER, environment
 from mcp_sandbox.config import Settings
-from mcp_sandbox.control import Request, ask
 from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.operating.control import Request, ask
 from mcp_sandbox.processes import ProcessId, own_child
 
 NO_OP = "list_sandboxes"  # a tool that touches no machine

@@ -9,9 +9,9 @@ from guest.client.messages import Display, Finished, RunCode
 from mcp_sandbox.app import Host
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.local import start
-from mcp_sandbox.provider import HostFacts
-from mcp_sandbox.unique import new_identity
+from mcp_sandbox.machines.local import start
+from mcp_sandbox.machines.provider import HostFacts
+from mcp_sandbox.machines.unique import new_identity
 from templates.build import Builder, BuiltTemplate
 from vmm.driver import Driver, Machine
 

@@ -9,11 +9,11 @@ import anyio.abc
 import anyio.lowlevel
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
-from mcp_sandbox.admission import Ticket
 from mcp_sandbox.errors import Paused, SandboxError
-from mcp_sandbox.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
-from mcp_sandbox.provider import Frozen, Lease
-from mcp_sandbox.running import LiveRun, LostRun, RunBook
+from mcp_sandbox.machines.provider import Frozen, Lease
+from mcp_sandbox.runs.running import LiveRun, LostRun, RunBook
+from mcp_sandbox.sandboxes.admission import Ticket
+from mcp_sandbox.sandboxes.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
 from vmm.driver import Machine
 
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended

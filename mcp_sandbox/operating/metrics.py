@@ -12,10 +12,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from mcp_sandbox.database import Machine, MachineState
-from mcp_sandbox.lifecycle import State
-from mcp_sandbox.provider import Frozen, Lease, Provider
-from mcp_sandbox.tracing import span
+from mcp_sandbox.machines.provider import Frozen, Lease, Provider
+from mcp_sandbox.operating.database import Machine, MachineState
+from mcp_sandbox.operating.tracing import span
+from mcp_sandbox.sandboxes.lifecycle import State
 from vmm.errors import VmmError
 from vmm.usage import usage
 

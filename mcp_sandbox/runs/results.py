@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from guest.client.messages import Artifact, CodeError, Display, Event, Finished, Output, State, Status
-from mcp_sandbox.output import OutputLog
+from mcp_sandbox.runs.output import OutputLog
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
 MAX_ARTIFACTS = 1000

@@ -7,9 +7,9 @@ import anyio
 
 from mcp_sandbox import logs
 from mcp_sandbox.errors import SandboxError, StateLost, first_of
-from mcp_sandbox.lifecycle import OVER, USABLE, End, State
-from mcp_sandbox.provider import Lease
-from mcp_sandbox.sandbox import Attempt, Sandbox
+from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.sandboxes.lifecycle import OVER, USABLE, End, State
+from mcp_sandbox.sandboxes.sandbox import Attempt, Sandbox
 from vmm.driver import Machine
 
 logger = logging.getLogger(__name__)

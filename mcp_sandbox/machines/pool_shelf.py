@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import anyio
 
 from mcp_sandbox.errors import SandboxError, first_of
-from mcp_sandbox.pool_plan import Demand, ReadyMachine, TemplateState
-from mcp_sandbox.provider import Lease, LeaseTimings
-from mcp_sandbox.unique import MAX_CLOCK_SKEW_S
+from mcp_sandbox.machines.pool_plan import Demand, ReadyMachine, TemplateState
+from mcp_sandbox.machines.provider import Lease, LeaseTimings
+from mcp_sandbox.machines.unique import MAX_CLOCK_SKEW_S
 from templates.model import Template
 
 AT_ONCE = LeaseTimings(queue_s=0.0, restore_s=0.0)  # what somebody who gets a ready machine has waited for it

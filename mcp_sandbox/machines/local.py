@@ -26,9 +26,9 @@ from mcp_sandbox.errors import (
     TemplateNotBuilt,
     UnknownTemplate,
 )
+from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings
+from mcp_sandbox.machines.unique import new_identity, open_unique, same_again
 from mcp_sandbox.processes import of_pid
-from mcp_sandbox.provider import Frozen, HostFacts, Lease, LeaseTimings
-from mcp_sandbox.unique import new_identity, open_unique, same_again
 from templates.build import Builder, BuiltTemplate
 from templates.errors import TemplateError
 from templates.errors import UnknownTemplate as NoSuchTemplate

@@ -11,12 +11,12 @@ from guest.client.runs import Run
 from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import NEXT_CREATE, BadRequest, FileProblem, SandboxError
-from mcp_sandbox.files import FILE_TIMEOUT_S, file_operation, image_mime, read_all
-from mcp_sandbox.output import OutputLog
-from mcp_sandbox.provider import Lease
-from mcp_sandbox.running import LiveRun
-from mcp_sandbox.runs import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
-from mcp_sandbox.sandbox import Sandbox
+from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.runs.output import OutputLog
+from mcp_sandbox.runs.results import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
+from mcp_sandbox.runs.running import LiveRun
+from mcp_sandbox.sandboxes.files import FILE_TIMEOUT_S, file_operation, image_mime, read_all
+from mcp_sandbox.sandboxes.sandbox import Sandbox
 
 INTERRUPT_GRACE_S = 2.0  # what an interrupted run gets to end by itself before its kernel is killed
 LOG_SLACK_BYTES = 64 * 1024  # for notes in the log, and characters that were not UTF-8 and take three bytes now

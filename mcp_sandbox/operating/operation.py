@@ -10,15 +10,15 @@ import anyio
 import anyio.to_thread
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.control import serve_control
-from mcp_sandbox.database import MachineState
 from mcp_sandbox.errors import NotFound
-from mcp_sandbox.metrics import Measured, Metrics
-from mcp_sandbox.provider import Provider
-from mcp_sandbox.recovery import recover
-from mcp_sandbox.registry import Registered, Registry, open_registry
-from mcp_sandbox.sandbox import Sandbox, Watcher
-from mcp_sandbox.service import SandboxService
+from mcp_sandbox.machines.provider import Provider
+from mcp_sandbox.operating.control import serve_control
+from mcp_sandbox.operating.database import MachineState
+from mcp_sandbox.operating.metrics import Measured, Metrics
+from mcp_sandbox.operating.recovery import recover
+from mcp_sandbox.operating.registry import Registered, Registry, open_registry
+from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
+from mcp_sandbox.sandboxes.service import SandboxService
 from templates.store import Store
 from vmm.driver import Machine
 from vmm.hierarchy import detect

@@ -11,11 +11,10 @@ from anyio.abc import ByteStream
 from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.files import FILE_TIMEOUT_S
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Isolation
 
-AGENT_TIMEOUT_S = FILE_TIMEOUT_S + 10.0  # who asks gives up sooner and may try again: this is for a wire that is dead
+AGENT_TIMEOUT_S = 40.0  # who asks gives up sooner and may try again: this is for a wire that is dead
 MAX_CLOCK_SKEW_S = 1.0  # certificates, caches and logs start to go wrong beyond
 CLOCK_TRIES = 3  # after the first one, which is slow: the guest runs its code for the first time
 ENTROPY_BYTES = 64  # twice what the kernel's generator holds

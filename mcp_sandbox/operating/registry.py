@@ -23,10 +23,10 @@ from typing import Protocol, TypeVar, runtime_checkable
 import anyio
 import anyio.to_thread
 
-from mcp_sandbox import database
-from mcp_sandbox.database import Machine, MachineState, Server
+from mcp_sandbox.machines.provider import Frozen, Lease, Provider
+from mcp_sandbox.operating import database
+from mcp_sandbox.operating.database import Machine, MachineState, Server
 from mcp_sandbox.processes import is_alive, of_pid, tree_of
-from mcp_sandbox.provider import Frozen, Lease, Provider
 
 INTEND_S = 0.5  # the longest a start waits for its row: without one it is found by its group and its server's death
 WARN_EVERY_S = 60.0  # a full disk or a lock makes almost every write fail

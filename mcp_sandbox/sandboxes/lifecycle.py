@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest, Closed, Expired, MachineLost, NotSent, RunLost, SandboxError
-from mcp_sandbox.running import LostRun
+from mcp_sandbox.runs.running import LostRun
 
 
 class State(StrEnum):

@@ -9,11 +9,11 @@ import anyio
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import Busy
-from mcp_sandbox.execute import CheckedRun, begin
-from mcp_sandbox.lifecycle import Ending
-from mcp_sandbox.running import LiveRun, RunView
-from mcp_sandbox.runs import RunResult
-from mcp_sandbox.sandbox import Sandbox
+from mcp_sandbox.runs.execute import CheckedRun, begin
+from mcp_sandbox.runs.results import RunResult
+from mcp_sandbox.runs.running import LiveRun, RunView
+from mcp_sandbox.sandboxes.lifecycle import Ending
+from mcp_sandbox.sandboxes.sandbox import Sandbox
 
 PROGRESS_EVERY_S = 1.0  # at most; a model reads the newest line, not all of them
 SILENCE_S = 10.0  # after which a run without output is reported, too: some clients only want to see a sign of life

@@ -20,9 +20,9 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from mcp_sandbox.database import Machine, Server
+from mcp_sandbox.operating.database import Machine, Server
+from mcp_sandbox.operating.registry import Fate, Registry, fate_of
 from mcp_sandbox.processes import ProcessId, is_alive, of_pid
-from mcp_sandbox.registry import Fate, Registry, fate_of
 from templates.store import Store
 from vmm import limits
 from vmm.hierarchy import FOLDER, Hierarchy

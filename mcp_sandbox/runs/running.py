@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import anyio
 
 from mcp_sandbox.errors import RunNotFound, SandboxError
-from mcp_sandbox.output import OutputLog, Page
-from mcp_sandbox.runs import Fold, RunResult
+from mcp_sandbox.runs.output import OutputLog, Page
+from mcp_sandbox.runs.results import Fold, RunResult
 
 PREFIX = "run-"  # of a run's id; its number counts the runs of its sandbox
 

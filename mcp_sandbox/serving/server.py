@@ -16,13 +16,14 @@ from mcp_types import InputRequiredResult
 from pydantic import AnyUrl
 
 from guest.places import OUTPUTS, WORKSPACE
-from mcp_sandbox import logs, tracing
+from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings
-from mcp_sandbox.files import mime_of
-from mcp_sandbox.lifetime import parent_gone, run_until_told
-from mcp_sandbox.service import SandboxService
-from mcp_sandbox.stdio import LineReader, TextWriter, claimed_stdio, refusal
+from mcp_sandbox.operating import tracing
+from mcp_sandbox.sandboxes.files import mime_of
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
+from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
 from mcp_sandbox.tools import code, files, forks, sandboxes
 from mcp_sandbox.tools.common import lifetime_of
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import anyio
 
-from mcp_sandbox.lifecycle import State
-from mcp_sandbox.provider import HostFacts, LeaseTimings
-from mcp_sandbox.sandbox import Sandbox
+from mcp_sandbox.machines.provider import HostFacts, LeaseTimings
+from mcp_sandbox.sandboxes.lifecycle import State
+from mcp_sandbox.sandboxes.sandbox import Sandbox
 from templates.model import Template
 
 

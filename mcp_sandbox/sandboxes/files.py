@@ -11,10 +11,12 @@ from guest.client import AgentClient
 from guest.errors import RequestRefused
 from guest.places import WORKSPACE
 from mcp_sandbox.errors import BadRequest, FileProblem
+from mcp_sandbox.machines.unique import AGENT_TIMEOUT_S
 
 MAX_PATH_BYTES = 4095  # PATH_MAX without its final NUL
 CHUNK_BYTES = 1 << 20  # the most one frame of the guest protocol carries
-FILE_TIMEOUT_S = 30.0  # all of one operation; 16 MB take a second or two, but a guest may be busy or mean to be slow
+# All of one operation. 16 MB take a second or two, but a guest may be busy or mean to be slow.
+FILE_TIMEOUT_S = AGENT_TIMEOUT_S - 10.0
 
 SNIFF_BYTES = 16  # enough to know a picture
 _PICTURES = (  # what models can look at, by how its bytes begin

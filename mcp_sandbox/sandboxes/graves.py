@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import replace
 
-from mcp_sandbox.lifecycle import End, Ending
+from mcp_sandbox.sandboxes.lifecycle import End, Ending
 
 MAX_ENDINGS = 256  # ended sandboxes whose end can still be explained
 MAX_LOST_RUNS = 16  # of them, those whose last run can still be read: a log takes up to a megabyte

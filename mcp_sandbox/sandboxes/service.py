@@ -13,21 +13,21 @@ import anyio.lowlevel
 
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
-from mcp_sandbox.admission import Admission, Limits, Ticket
-from mcp_sandbox.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import LimitReached, NotFound, NotSent, UnknownTemplate
-from mcp_sandbox.execute import CheckedRun, check
-from mcp_sandbox.files import file_operation, read_all, resolve
-from mcp_sandbox.forks import Forks, all_or_none, all_ready
-from mcp_sandbox.graves import Graves
-from mcp_sandbox.info import SandboxInfo, info_of
-from mcp_sandbox.keeper import KeptSandbox
-from mcp_sandbox.lifecycle import ALIVE, End, Lifespan, lifespan
-from mcp_sandbox.provider import Lease, Provider
-from mcp_sandbox.running import RunBook, RunView
-from mcp_sandbox.runs import RunRequest, RunResult
-from mcp_sandbox.sandbox import Sandbox, Watcher
+from mcp_sandbox.machines.provider import Lease, Provider
+from mcp_sandbox.runs.calls import Report, lost_view, read_on, run_in_turn, stop
+from mcp_sandbox.runs.execute import CheckedRun, check
+from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.runs.running import RunBook, RunView
+from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
+from mcp_sandbox.sandboxes.files import file_operation, read_all, resolve
+from mcp_sandbox.sandboxes.forks import Forks, all_or_none, all_ready
+from mcp_sandbox.sandboxes.graves import Graves
+from mcp_sandbox.sandboxes.info import SandboxInfo, info_of
+from mcp_sandbox.sandboxes.keeper import KeptSandbox
+from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, Lifespan, lifespan
+from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import find_templates, load_template
 

@@ -17,9 +17,9 @@ import anyio.lowlevel
 from guest.errors import GuestError
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import first_of
-from mcp_sandbox.pool_plan import Plan, PoolLimits, make_plan
-from mcp_sandbox.pool_shelf import PooledMachine, PoolStats, Shelf
-from mcp_sandbox.provider import Frozen, Lease, Provider
+from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
+from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
+from mcp_sandbox.machines.provider import Frozen, Lease, Provider
 from templates.model import Template
 
 CHECK_EVERY_S = 15.0  # a machine that waits is asked so often whether it still answers

@@ -1,0 +1,1 @@
+"""What operators and crashes need: records, clean-up, numbers, a socket."""

@@ -1,0 +1,1 @@
+"""One run of code, and the calls around it."""

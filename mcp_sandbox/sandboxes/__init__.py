@@ -1,0 +1,1 @@
+"""What owners have: sandboxes, their lives and their files."""
