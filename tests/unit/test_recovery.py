@@ -90,6 +90,7 @@ async def test_the_machines_of_a_server_that_lives_are_not_touched(tmp_path: Pat
         (tmp_path / "run").mkdir()
         socket = tmp_path / "run" / f"{os.getpid()}-{other.server.process.started}-control"
         socket.touch()
+        await other.everything()  # all that it was told is written
         before = await registry.everything()
         assert str(await clean(registry, tmp_path)) == "nothing"
         assert await registry.everything() == before

@@ -31,22 +31,20 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
     if binary is None:
         return Probe(usable=False, reason=f"{command.SYSTEM} is not installed", fix=INSTALL)
     version = await _version(binary)
-    trouble = await _start_trouble(binary)
-    if trouble is not None:
-        return Probe(False, trouble.reason, trouble.fix, None, version)
     missing = not_in_force(hierarchy)
-    if config.accel is Accel.TCG:
-        return Probe(True, "emulation (TCG), as asked for", None, Accel.TCG, version, missing)
-    kvm = await kvm_boots(config, binary, version)
+    kvm = Verdict(False, "as asked for") if config.accel is Accel.TCG else await kvm_boots(config, binary, version)
     if kvm.usable:
         return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *_kvm_not_in_force()))
     if config.accel is Accel.KVM:
         return Probe(False, kvm.reason, kvm.fix, None, version, missing)
+    trouble = await _start_trouble(binary)
+    if trouble is not None:
+        return Probe(False, trouble.reason, trouble.fix, None, version)
     return Probe(True, f"emulation (TCG): {kvm.reason}", kvm.fix, Accel.TCG, version, missing)
 
 
 async def _start_trouble(binary: str) -> Verdict | None:
-    """Start a machine that is never let go, and ask its monitor to end it; None, or what went wrong."""
+    """Start an emulated machine that is never let go, and ask its monitor to end it; None, or what went wrong."""
     answers = b""
     try:
         with anyio.fail_after(START_S):
