@@ -34,7 +34,9 @@ class OrdinaryUser:
 
     def command(self, argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         """`argv` as this user, with these variables alone."""
-        variables = {"HOME": str(self.home), "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+        # Scratch files too go where they are removed with the user.
+        places = {"HOME": str(self.home), "TMPDIR": str(self.home)}
+        variables = {**places, "PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1", **environment}
         become = (
             *("setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--init-groups", "env", "-i"),
             *(f"{name}={value}" for name, value in variables.items()),
