@@ -1,17 +1,3 @@
-"""The ladder of fixtures up to a real machine."""
+"""The same ladder of fixtures up to a real machine."""
 
-from tests.functional.bubblewrap_harness import bubblewrap, inside
-from tests.functional.machines import anyio_backend, built, clone, host, in_force, loaded, machines, shared
-
-__all__ = [
-    "anyio_backend",
-    "bubblewrap",
-    "built",
-    "clone",
-    "host",
-    "in_force",
-    "inside",
-    "loaded",
-    "machines",
-    "shared",
-]
+from tests.functional.conftest import *  # noqa: F403 - all that is named there
