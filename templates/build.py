@@ -19,6 +19,7 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
+from guest.client.messages import WarmUp
 from templates import debian, guest_code, image, kernel, runsc, snapshot, tree
 from templates.current import Boot, Current, Root, boot_agent, boot_kernel, guest_kernel, plan_image, root_of
 from templates.kernel import OwnKernel
@@ -26,6 +27,7 @@ from templates.model import Template
 from templates.steps import MakeTools, Progress, Steps, innermost
 from templates.store import Entry, Store
 from templates.tools import LoggedTools
+from templates.warmup import ImageConfig, warm_up
 from vmm.driver import Driver, SnapshotDriver
 from vmm.types import Capabilities, GuestCode, GuestKernel, MachineSpec, Snapshot
 
@@ -42,6 +44,7 @@ class BuiltTemplate:
     template: Template
     root: Path
     boot: GuestKernel | GuestCode
+    warm_up: WarmUp
     snapshot: Snapshot | None  # None: the driver has none, and each machine is warmed up when it starts
 
     def spec(self, machine_id: str) -> MachineSpec:
@@ -84,7 +87,7 @@ class Builder:
             partial(self._root, template, driver.capabilities),
             partial(self._boot, driver.capabilities),
         )
-        cold = BuiltTemplate(template, root.path, boot.files, None)
+        cold = BuiltTemplate(template, root.path, boot.files, warm_up(template, ImageConfig()), None)
         if not driver.capabilities.snapshot:
             return cold
         assert isinstance(driver, SnapshotDriver)
@@ -92,8 +95,8 @@ class Builder:
         entry = await self._steps.take(
             "snapshot",
             "snapshot",
-            snapshot.snapshot_inputs(template, root.id, boot.id, await driver.fingerprint()),
-            partial(snapshot.make_snapshot, template=template, driver=driver, spec=spec),
+            snapshot.snapshot_inputs(template, cold.warm_up, root.id, boot.id, await driver.fingerprint()),
+            partial(snapshot.make_snapshot, template=template, warm_up=cold.warm_up, driver=driver, spec=spec),
         )
         return replace(cold, snapshot=Snapshot(driver.name, entry.path))
 
@@ -114,11 +117,11 @@ class Builder:
         root, boot = self._current.root(template, driver.capabilities), self._current.boot(driver.capabilities)
         if root is None or boot is None:
             return None
-        cold = BuiltTemplate(template, root.path, boot.files, None)
+        cold = BuiltTemplate(template, root.path, boot.files, warm_up(template, ImageConfig()), None)
         if not driver.capabilities.snapshot:
             return cold
         assert isinstance(driver, SnapshotDriver)
-        inputs = snapshot.snapshot_inputs(template, root.id, boot.id, await driver.fingerprint())
+        inputs = snapshot.snapshot_inputs(template, cold.warm_up, root.id, boot.id, await driver.fingerprint())
         path = self._store.get("snapshot", inputs)
         return replace(cold, snapshot=Snapshot(driver.name, path)) if path else None
 
@@ -160,7 +163,9 @@ class Builder:
         plan = plan_image(template)
         if found := self._steps.ready("image", "image", plan.image):
             return found  # whether or not the base it was made from is still there
-        suite, packages = template.source.debian.suite, template.source.debian.packages
+        source = template.source.debian
+        assert source is not None
+        suite, packages = source.suite, source.packages
         base = await self._steps.take("base", "base", plan.base, partial(debian.make_base, suite=suite))
         tar = base.path / debian.BASE_TAR
         if plan.layer is not None:

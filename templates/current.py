@@ -14,6 +14,7 @@ from templates.runsc import runsc_inputs
 from templates.snapshot import snapshot_inputs
 from templates.store import Entry, Store, key_of
 from templates.tree import TREE, tree_inputs
+from templates.warmup import ImageConfig, warm_up
 from vmm.types import Capabilities, GuestCode, GuestKernel
 
 SHARED_KINDS = ("base", "kernel", "initramfs", "agent", "runsc")  # made for all templates
@@ -67,6 +68,7 @@ class ImagePlan:
 def plan_image(template: Template) -> ImagePlan:
     """What the image of a template is made from."""
     source = template.source.debian
+    assert source is not None
     base = base_inputs(source.suite)
     layer = layer_inputs(key_of(base), source.packages) if source.packages else None
     return ImagePlan(base, layer, image_inputs(template, key_of(layer or base)))
@@ -157,4 +159,8 @@ class Current:
 def _taken_of(snapshot: Entry, template: Template, ids: Collection[str]) -> bool:
     """Whether a snapshot is one of the template as it is, taken of entries with one of these ids."""
     root, boot, fingerprint = (str(snapshot.inputs.get(name)) for name in ("root", "boot", "driver"))
-    return root in ids and boot in ids and snapshot.inputs == snapshot_inputs(template, root, boot, fingerprint)
+    return (
+        root in ids
+        and boot in ids
+        and snapshot.inputs == snapshot_inputs(template, warm_up(template, ImageConfig()), root, boot, fingerprint)
+    )

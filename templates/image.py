@@ -53,6 +53,7 @@ _ACCOUNTS = {
 
 def image_inputs(template: Template, base_key: str) -> dict[str, Any]:
     """What the image of a template depends on."""
+    assert template.source.debian is not None
     return {"recipe": RECIPE, "base": base_key, "wheels": sorted(template.source.debian.wheels)}
 
 
@@ -61,6 +62,7 @@ async def make_image(tools: Tools, staging: Path, template: Template, base_tar: 
     tree = staging / "tree"
     await extract_tree(tools, base_tar, tree)
     prepare_tree(tree)
+    assert template.source.debian is not None
     wheels = await install_wheels(tools, tree, template.source.debian.wheels)
     await compile_python(tools, tree)
     await anyio.to_thread.run_sync(open_to_all, tree)

@@ -4,9 +4,9 @@ import re
 import tomllib
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from templates.errors import InvalidTemplate, UnknownTemplate
 
@@ -14,7 +14,9 @@ BUILT_IN = Path(__file__).parent  # every directory here with a template.toml is
 FILE_NAME = "template.toml"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
+Language = Literal["python", "cpp", "go", "shell"]
 PoolMode = Literal["pooled", "cold", "singleton"]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 # Both go onto the command line of a package manager: a name must never look like an option or a path.
 DebianPackage = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]
@@ -38,9 +40,20 @@ class DebianSource(_Strict):
 
 
 class Source(_Strict):
-    """Where the files of a machine come from."""
+    """Where the files of a machine come from: one of these."""
 
-    debian: DebianSource
+    debian: DebianSource | None = None
+    oci: str | None = Field(
+        default=None, description="name:tag, name@sha256:…, oci:DIR, oci-archive:FILE or docker-archive:FILE"
+    )
+    dockerfile: str | None = Field(default=None, description="a Dockerfile in the template's directory")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}")
+        return self
 
 
 class MachineSize(_Strict):
@@ -57,16 +70,29 @@ class Warmup(_Strict):
     code: str = ""
 
 
+class ServiceCommand(_Strict):
+    """A process that is started before the snapshot and alive in every sandbox."""
+
+    start_cmd: str | None = Field(default=None, min_length=1, description="for a shell; none: the image's ENTRYPOINT")
+    ready_cmd: str = Field(min_length=1, description="a shell command that succeeds as soon as the process serves")
+    env: dict[Variable, str] = {}
+    cwd: str | None = Field(default=None, description="none: the image's WORKDIR, or /workspace")
+    ready_timeout_s: float = Field(default=60, gt=0, le=600)
+
+
 class Template(_Strict):
     """One kind of sandbox."""
 
     name: str
+    folder: Path = Field(description="where its template.toml lies", exclude=True)
     title: str = Field(min_length=1, max_length=100)
     description: str = Field(min_length=1, max_length=2000)
-    language: Literal["python"]
+    language: Language
     source: Source
     machine: MachineSize
+    env: dict[Variable, str] = Field(default={}, description="what code, commands and the service find set")
     warmup: Warmup = Warmup()
+    service: ServiceCommand | None = None
     pool: PoolMode = Field(
         default="pooled", description="machines kept ready; started when asked for; or one that is shared by all"
     )
@@ -103,8 +129,10 @@ def parse_template(path: Path) -> Template:
         raise InvalidTemplate(f"{path}: cannot be read: {error.strerror}") from None
     if "name" in table:
         raise InvalidTemplate(f"{path}: name: remove it; a template is called what its directory is called")
+    if "folder" in table:
+        raise InvalidTemplate(f"{path}: folder: remove it; that is where this file lies")
     try:
-        return Template.model_validate({"name": path.parent.name, **table})
+        return Template.model_validate({"name": path.parent.name, "folder": path.parent, **table})
     except ValidationError as error:
         raise InvalidTemplate("\n".join(_explain(path, error))) from None
 

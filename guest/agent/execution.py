@@ -18,6 +18,7 @@ MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host
 MAX_GRACE_S = 60.0
 MAX_FILES = 8  # named by one display; a value has no more forms that are files
 MAX_NAME = 255  # characters; with all of them escaped a display still fits a header
+MAX_REPORT = 512 * 1024  # bytes
 NO_FORMS = b"{}"  # the body of a display that has only files, or lost its text
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -32,7 +33,10 @@ class Execution:
         self.number = number
         self.grace_s = min(int(header["grace_ms"]) / 1000, MAX_GRACE_S)
         self.max_display_bytes = int(header["max_display_bytes"])
+        self.kind = str(header.get("kind", "code"))
+        self._code_bytes = header.get("code_bytes")  # what follows the code are options, as JSON
         self.begun = False  # a kernel has the code
+        self._reported = False
         self.stopped = False
         self._send = send
         self._user = user
@@ -60,6 +64,13 @@ class Execution:
 
         return Capture(self._head, self._tail, send, open_spill)
 
+    def order(self) -> dict[str, Any]:
+        """What a kernel is told, besides the code."""
+        order: dict[str, Any] = {"op": "run", "run": self.number, "max_display_bytes": self.max_display_bytes}
+        if self._code_bytes is not None:
+            order.update(kind=self.kind, code_bytes=int(self._code_bytes))
+        return order
+
     def feed(self, stream: str, data: bytes) -> None:
         """Output of the code."""
         capture = self._captures.get(stream)
@@ -80,12 +91,20 @@ class Execution:
             self._displays_left -= 1
             self._send({"event": "display", "files": names}, body)
 
+    def report(self, body: bytes) -> None:
+        """What the kernel has measured, as JSON; the first one counts."""
+        if not self._reported and len(body) <= MAX_REPORT:
+            self._reported = True
+            self._send({"event": "report"}, body)
+
     def ended(self, header: dict[str, Any]) -> dict[str, Any]:
         """What the kernel says of the cell's end."""
         status = header.get("status")
         if status == "error":
             error = {"name": _text(header, "name")[:200], "message": _text(header, "message")[:4000]}
             return {"status": "interrupted" if self.stopped else "error", "state": "kept", "error": error}
+        if status == "killed":  # a program that the kernel ran, not the kernel
+            return {"status": "killed", "state": "kept", "signal": _text(header, "signal")[:20]}
         if status == "exited":
             code = header.get("exit_code")
             return {"status": "exited", "state": "kept", "exit_code": code & 0xFF if type(code) is int else 1}

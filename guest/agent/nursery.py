@@ -36,6 +36,7 @@ class Nursery:
         self._loop = loop
         self._user = user
         self._one_kernel = one_kernel
+        self.language = "python"
         self._children = Children(loop)
         self._zygote: socket.socket | None = None
         self._pid = 0  # of the zygote
@@ -75,7 +76,7 @@ class Nursery:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), ZYGOTE_FD), (os.POSIX_SPAWN_DUP2, 2, 1)]
-        arguments = [sys.executable, "-B", "-m", "guest.agent.zygote", json.dumps(self._user)]
+        arguments = [sys.executable, "-B", "-m", "guest.agent.zygote", json.dumps(self._user), self.language]
         self._pid = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=actions)
         self._children.watch(self._pid, self._lose)
         theirs.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from guest.agent.files import Files
 from guest.agent.identity import Identity
+from guest.agent.languages import WARM_CELLS
 from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
 from guest.agent.supervisor import Supervisor
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 AGENT_VERSION = "0.1.0"
 LANGUAGE_VERSION = platform.python_version()
 SOME_NAME = "sandbox-00000000"  # as long as the names of clones: a file that keeps its length is quicker to write
-WARM_CELLS = ("1+1", "print(1)", "1/0", "del _")  # run once before the snapshot, so that their pages are touched
 
 
 class Agent:
@@ -97,7 +97,7 @@ class Agent:
             "version": PROTOCOL_VERSION,
             "nonce": header["nonce"],
             "agent": AGENT_VERSION,
-            "language": "python",
+            "language": self._kernels.language,
             "language_version": LANGUAGE_VERSION,
         }
         self._answer(header["id"], answer)
@@ -119,6 +119,8 @@ class Agent:
 
     def _warm(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]
+        os.environ.update({str(name): str(value) for name, value in header["env"].items()})
+        self._kernels.language = str(header["language"])
 
         def warmed(error: str | None) -> None:
             if error is not None:
@@ -126,7 +128,7 @@ class Agent:
                 return
             self._user.make_places()
             os.sync()  # nothing is left to be written to disk behind the first caller's back
-            self._exercise(list(WARM_CELLS), request)
+            self._exercise(list(WARM_CELLS.get(self._kernels.language, ())), request)
 
         self._kernels.warm(body.decode("utf-8"), warmed)
 

@@ -59,7 +59,6 @@ class Supervisor:
         self._user = user
         self.watch = Watch()
         self._nursery = Nursery(loop, user, one_kernel=one_kernel)
-        self.warm = self._nursery.warm
         self._kernel: Kernel | None = None
         self._run: Execution | None = None
         self._figures = 0
@@ -70,6 +69,19 @@ class Supervisor:
         channel.on_drained = self._resume
 
     # ------------------------------------------------------------ what the agent asks for
+
+    @property
+    def language(self) -> str:
+        """What kernels run."""
+        return self._nursery.language
+
+    @language.setter
+    def language(self, name: str) -> None:
+        self._nursery.language = name
+
+    def warm(self, code: str, done: Callable[[str | None], None]) -> None:
+        """Run warm-up code where kernels come from; `done` gets its traceback, or None."""
+        self._nursery.warm(code, done)
 
     def run(self, header: dict[str, Any], code: bytes, send: Send, *, counted: bool = True) -> None:
         """Start a run. Its events and its end go through `send`. Raises RequestRefused."""
@@ -139,7 +151,7 @@ class Supervisor:
 
     def _begin(self, kernel: Kernel, run: Execution) -> None:
         run.begun = True
-        kernel.link.send({"op": "run", "run": run.number, "max_display_bytes": run.max_display_bytes}, run.code)
+        kernel.link.send(run.order(), run.code)
         for stream, data in kernel.early.items():
             if data:
                 run.feed(stream, data)
@@ -180,12 +192,20 @@ class Supervisor:
             self._kernel_ready(kernel)
         elif self._run is None or header.get("run") != self._run.number:
             return  # from a thread that outlived its run
-        elif event == "display":
-            self._run.display(header, frame.body)
-        elif event == "done":
-            figures = header.get("figures")
-            self._figures = figures if type(figures) is int and 0 <= figures < MAX_FIGURES else self._figures
-            self._finish(self._run.ended(header), frame.body)
+        else:
+            self._hear_of_run(self._run, frame)
+
+    def _hear_of_run(self, run: Execution, frame: Frame) -> None:
+        header, body = frame
+        match header.get("event"):
+            case "display":
+                run.display(header, body)
+            case "report":
+                run.report(body)
+            case "done":
+                figures = header.get("figures")
+                self._figures = figures if type(figures) is int and 0 <= figures < MAX_FIGURES else self._figures
+                self._finish(run.ended(header), body)
 
     def _lose_kernel(self, status: int) -> None:
         """The kernel is gone, by whatever means. Its run ends, and a fresh kernel takes its place.

@@ -1,7 +1,7 @@
 """The process that has everything imported and forks kernels: a new one is there in milliseconds.
 
-The agent starts it with the user's rights as JSON and a socket on descriptor 3. It keeps root's rights, where it has
-any, so the code it lets loose in its children cannot touch it. Messages are JSON, one a packet:
+The agent starts it with the user's rights as JSON, the language, and a socket on descriptor 3. It keeps root's
+rights, where it has any, so the code it lets loose in its children cannot touch it. Messages are JSON, one a packet:
 
     agent → zygote   {"op": "warm", "code"}   {"op": "fork", "figures"} or {"op": "become", "figures"}, each with three
                      descriptors
@@ -19,22 +19,36 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import Any, NoReturn, Protocol, cast
 
 from guest.agent.rights import gain_nothing_by_exec, show_memory
 from guest.agent.user import User
-from guest.kernels import python as kernel
 
 SOCKET_FD = 3
 MAX_PACKET = 192 * 1024  # bytes; below the kernel's default socket buffer
 
 
+class Kernel(Protocol):
+    """What the module of a language has."""
+
+    def prepare(self) -> None:
+        """Import and build everything a kernel needs, once, before any is forked."""
+
+    def warm(self, code: str) -> None:
+        """Run warm-up code; whatever it raises is told to the template's builder."""
+
+    def serve(self, control_fd: int, figures: int) -> None:
+        """Be the live kernel of this process until the agent is gone."""
+
+
 class Zygote:
     """Serves the agent's orders, one after the other."""
 
-    def __init__(self, control: socket.socket, user: User) -> None:
+    def __init__(self, control: socket.socket, user: User, kernel: Kernel) -> None:
         self._control = control
         self._user = user
+        self._kernel = kernel
 
     def serve(self) -> None:
         """Work until the agent is gone, or until this is a kernel."""
@@ -56,7 +70,7 @@ class Zygote:
     def _warm(self, code: str) -> str | None:
         """Run a template's warm-up code; its imports are what every kernel starts with."""
         try:
-            kernel.warm(code)
+            self._kernel.warm(code)
         except BaseException:  # whatever it is, the builder of the template has to see it
             return traceback.format_exc()[-8000:]
         finally:
@@ -107,7 +121,7 @@ class Zygote:
             os.dup2(stderr, 2)
             os.close(stdout)
             os.close(stderr)
-            kernel.serve(control, figures)
+            self._kernel.serve(control, figures)
             status = 0
         except BaseException:  # the process ends here; its stderr reaches the agent
             traceback.print_exc()
@@ -121,8 +135,9 @@ def main() -> None:
     gain_nothing_by_exec()  # of all threads: those that libraries start may become a kernel's
     if user.shares_id:
         show_memory(shown=False)
+    kernel = cast("Kernel", import_module(f"guest.kernels.{sys.argv[2]}"))
     kernel.prepare()
-    Zygote(socket.socket(fileno=SOCKET_FD), user).serve()
+    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel).serve()
 
 
 if __name__ == "__main__":

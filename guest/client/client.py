@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import anyio
 from anyio.abc import ByteStream
 
-from guest.client import parsing
+from guest.client import fields, parsing
 from guest.client.groups import first_error
-from guest.client.messages import FileChunk, FileInfo, GuestUsage, Hello, Identity, Listing, Refreshed, RunCode
+from guest.client.messages import FileChunk, FileInfo, GuestUsage, Hello, Identity, Listing, Refreshed, RunCode, WarmUp
 from guest.client.runs import Run
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
-from guest.protocol import MAX_BODY, PROTOCOL_VERSION, Decoder, Frame, encode
+from guest.protocol import MAX_BODY, PROTOCOL_VERSION, Decoder, Frame, encode, encode_json
 
 READ_BYTES = 256 * 1024
 MAX_OPEN_REQUESTS = 64
@@ -36,7 +36,7 @@ class _Answer:
     def take(self, frame: Frame) -> bool:
         if "ok" not in frame.header:
             raise ProtocolError("the agent sent an event where only an answer is due")
-        if parsing.flag(frame.header, "ok"):
+        if fields.flag(frame.header, "ok"):
             self.frame = frame
         else:
             self.failure = parsing.parse_refusal(frame.header)
@@ -124,14 +124,18 @@ class AgentClient:
             parse=lambda frame: parsing.parse_refreshed(frame.header, (sent + time.time_ns()) // 2),
         )
 
-    async def warm(self, code: str, timeout_s: float) -> None:
-        """Run a template's warm-up code and start the first kernel. Only before a snapshot."""
-        await self._ask("warm", {}, _encoded(code), parse=_nothing, timeout_s=timeout_s)
+    async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
+        """Let a machine get ready for its first caller, and start the first kernel. Only before a snapshot."""
+        args, code = parsing.warm_args(warm_up), _encoded(warm_up.code)
+        await self._ask("warm", args, code, parse=_nothing, timeout_s=timeout_s)
 
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[Run]:
         """Run code. Leaving the block before the run has finished stops it."""
-        code = _encoded(request.code)
+        code, args = _encoded(request.code), parsing.run_args(request)
+        if request.kind != "code" or request.options is not None:
+            args.update(kind=request.kind, code_bytes=len(code))
+            code = _small(code + encode_json(dict(request.options or {})))
 
         async def stop() -> None:
             await self._ask("stop", {"run": number}, parse=_nothing)
@@ -139,7 +143,7 @@ class AgentClient:
         run = Run(request, stop)
         number = self._register(run)
         try:
-            await self._send(number, "run", parsing.run_args(request), code)
+            await self._send(number, "run", args, code)
         except BaseException:  # never sent: there is nothing to stop
             self._open.pop(number, None)
             raise
@@ -336,7 +340,12 @@ def _nothing(_frame: Frame) -> None:
 
 
 def _encoded(code: str) -> bytes:
-    data = code.encode("utf-8", "replace")
+    return _small(code.encode("utf-8", "replace"))
+
+
+def _small(data: bytes) -> bytes:
     if len(data) > MAX_BODY:
-        raise RequestRefused("too_large", f"code of {len(data)} bytes; the limit is {MAX_BODY}: write it to a file")
+        raise RequestRefused(
+            "too_large", f"code and data of {len(data)} bytes; the limit is {MAX_BODY}: write it to a file"
+        )
     return data

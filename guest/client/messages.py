@@ -1,8 +1,13 @@
 """What the host asks of an agent and what it gets back: plain frozen values."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from guest.client.reports import Report
+
+Language = Literal["python", "cpp", "go", "shell"]
+RunKind = Literal["code", "command", "invoke"]
 Stream = Literal["stdout", "stderr"]
 Status = Literal["ok", "error", "interrupted", "killed", "exited"]
 State = Literal["kept", "lost"]
@@ -40,10 +45,33 @@ class Refreshed:
 
 
 @dataclass(frozen=True, slots=True)
+class Service:
+    """A process that is started before the snapshot and alive in every clone."""
+
+    command: tuple[str, ...]
+    ready: tuple[str, ...]  # a command that succeeds once the process serves
+    env: Mapping[str, str]
+    cwd: str
+    ready_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What a machine does before its first caller comes."""
+
+    language: Language = "python"
+    code: str = ""  # run in the language's kernel
+    env: Mapping[str, str] = field(default_factory=dict)  # of everything that runs in the machine
+    service: Service | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunCode:
     """Code to run, and how much of its output to send back."""
 
     code: str
+    kind: RunKind = "code"  # code of the machine's language; a shell command; or code with a handler to call
+    options: Mapping[str, Any] | None = None  # JSON that the kind, or the language, understands
     grace_s: float = 2.0  # between the interrupt and the kill, when the run is stopped
     head_bytes: int = 64 * 1024  # of each stream, sent while the code runs
     tail_bytes: int = 16 * 1024  # of each stream, sent at the end if there was more
@@ -111,7 +139,7 @@ class Finished:
     artifacts_complete: bool = True  # False: there are more files among the outputs than the agent looks at
 
 
-Event = Output | Display | Artifact | Finished
+Event = Output | Display | Artifact | Report | Finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from typing import get_args
 
 import anyio
 
-from guest.client import parsing
-from guest.client.messages import Artifact, Event, Finished, Output, RunCode, Stream
+from guest.client import fields, parsing
+from guest.client.messages import Artifact, Display, Event, Finished, Output, RunCode, Stream
+from guest.client.reports import MAX_REPORT_BYTES, parse_report
 from guest.errors import AgentGone, GuestError, ProtocolError
 from guest.protocol import MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame
 
@@ -56,7 +57,10 @@ class Run:
         self._output_left = 2 * (request.head_bytes + request.tail_bytes) + 2
         self._display_left = request.max_display_bytes
         self._displays_left = MAX_DISPLAYS
-        self._queue_left = self._output_left + self._display_left + MAX_BODY + MAX_HEADER + QUEUE_SLACK_BYTES
+        self._reported = False
+        self._queue_left = (
+            self._output_left + self._display_left + MAX_BODY + MAX_HEADER + MAX_REPORT_BYTES + QUEUE_SLACK_BYTES
+        )
 
     async def stop(self) -> None:
         """Interrupt the code, and kill its process if it still runs after the grace period.
@@ -101,7 +105,7 @@ class Run:
             for stream in get_args(Stream):
                 if rest := self._texts[stream].end():
                     self._put(Output(stream, rest))
-            if parsing.flag(header, "ok"):
+            if fields.flag(header, "ok"):
                 self._put(parsing.parse_finished(header, body))
             else:
                 self.fail(parsing.parse_refusal(header))
@@ -118,13 +122,16 @@ class Run:
             self._put(display)
         elif kind == "artifact":
             self._put(parsing.parse_artifact(header))
+        elif kind == "report" and not self._reported:
+            self._reported = True
+            self._put(parse_report(body))
         else:
             raise ProtocolError(f"the agent sent an unknown event: {str(kind)[:60]!r}")
         return False
 
     def _take_output(self, header: dict[str, object], body: bytes) -> None:
-        stream: Stream = parsing.choice(header, "stream", Stream)
-        gap = parsing.whole(header, "gap") if "gap" in header else 0
+        stream: Stream = fields.choice(header, "stream", Stream)
+        gap = fields.whole(header, "gap") if "gap" in header else 0
         self._output_left -= max(1, len(body))
         if self._output_left < 0:
             raise ProtocolError("the agent sent more output than the run allows")
@@ -162,4 +169,6 @@ def _cost(event: Event) -> int:
         return 0
     if isinstance(event, Artifact):
         return QUEUE_ENTRY_BYTES + len(event.path)
-    return QUEUE_ENTRY_BYTES + sum(map(len, event.files)) + sum(map(len, event.data.values()))
+    if isinstance(event, Display):
+        return QUEUE_ENTRY_BYTES + sum(map(len, event.files)) + sum(map(len, event.data.values()))
+    return MAX_REPORT_BYTES

@@ -197,7 +197,7 @@ async def start(driver: Driver, built: BuiltTemplate, identity: Identity) -> Asy
     Raises:
         SandboxError: it is not unique, or its clock cannot be set right.
     """
-    warmup = built.template.warmup.code if built.snapshot is None else None
+    warmup = built.warm_up if built.snapshot is None else None
     async with AsyncExitStack() as stack:
         machine = await stack.enter_async_context(start_machine(driver, built, identity.hostname))
         stream = await machine.connect()

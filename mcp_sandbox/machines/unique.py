@@ -9,7 +9,7 @@ from dataclasses import replace
 from anyio.abc import ByteStream
 
 from guest.client import AgentClient
-from guest.client.messages import Identity, Refreshed
+from guest.client.messages import Identity, Refreshed, WarmUp
 from mcp_sandbox.errors import SandboxError
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Isolation
@@ -33,11 +33,11 @@ def same_again(identity: Identity) -> Identity:
 
 @asynccontextmanager
 async def open_unique(
-    stream: ByteStream, identity: Identity, isolation: Isolation, warmup: str | None = None
+    stream: ByteStream, identity: Identity, isolation: Isolation, warmup: WarmUp | None = None
 ) -> AsyncIterator[AgentClient]:
     """Greet a clone and give it its own entropy, clock and identity: until then it is the twin of every other clone.
 
-    With `warmup`, a machine that was not warm yet is warmed up with that code first.
+    With `warmup`, a machine that was not warm yet is warmed up so first.
 
     Raises:
         SandboxError: it is not unique, or its clock cannot be set right.

@@ -1,12 +1,13 @@
 """One run in one sandbox: the deadline, the way it is stopped, and the result it leaves."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 
-from guest.client.messages import Artifact, Finished, RunCode
+from guest.client.messages import Artifact, Finished, RunCode, RunKind
 from guest.client.runs import Run
 from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
@@ -31,6 +32,8 @@ class CheckedRun:
     timeout_s: float
     fresh: bool  # its sandbox was made for it
     asked_at: float
+    kind: RunKind = "code"
+    options: Mapping[str, Any] | None = None
 
 
 def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> CheckedRun:
@@ -52,7 +55,8 @@ def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> 
     timeout_s = default_timeout_s if request.timeout_s is None else request.timeout_s
     if not 0 < timeout_s <= settings.max_run_timeout_s:
         raise BadRequest(f"timeout_s must be greater than 0 and at most {settings.max_run_timeout_s:g}.")
-    return CheckedRun(request.code, timeout_s, request.sandbox_id is None, anyio.current_time())
+    fresh = request.sandbox_id is None
+    return CheckedRun(request.code, timeout_s, fresh, anyio.current_time(), request.kind, request.options)
 
 
 def begin(box: Sandbox, request: CheckedRun, settings: Settings) -> LiveRun:
@@ -80,6 +84,8 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
     lost_before = box.take_loss()
     code = RunCode(
         request.code,
+        kind=request.kind,
+        options=request.options,
         grace_s=INTERRUPT_GRACE_S,
         head_bytes=settings.live_output_bytes,
         tail_bytes=settings.output_tail_bytes,
@@ -111,6 +117,7 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
         artifacts=tuple(fold.artifacts.values()),
         pictures=pictures,
         timings=_timings(live, request, lease, ran_at),
+        report=fold.report,
     )
 
 

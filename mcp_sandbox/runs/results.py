@@ -1,8 +1,11 @@
 """What a run is asked for, and what comes of it: events from the machine fold into one result."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from guest.client.messages import Artifact, CodeError, Display, Event, Finished, Output, State, Status
+from guest.client.messages import Artifact, CodeError, Display, Event, Finished, Output, RunKind, State, Status
+from guest.client.reports import CompiledReport, HandlerReport, Report
 from mcp_sandbox.runs.output import OutputLog
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
@@ -19,6 +22,8 @@ class RunRequest:
     sandbox_id: str | None = None
     template: str | None = None
     timeout_s: float | None = None
+    kind: RunKind = "code"
+    options: Mapping[str, Any] | None = None  # JSON for the kind of run, or for the template's language
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class RunResult:
     artifacts: tuple[Artifact, ...]
     pictures: tuple[Picture, ...]  # the artifacts that are small enough to be shown at once
     timings: RunTimings
+    report: Report | None = None  # what the run has measured, where it does
     expires_in_s: float | None = None  # until the sandbox ends if it is not used
 
     @property
@@ -148,6 +154,7 @@ class Fold:
     displays: list[Display] = field(default_factory=list)
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     displays_dropped: int = 0
+    report: Report | None = None
     finished: Finished | None = None
 
     def add(self, event: Event) -> None:
@@ -162,5 +169,7 @@ class Fold:
                 self.displays_dropped += 1
             case Artifact() if len(self.artifacts) < MAX_ARTIFACTS:
                 self.artifacts[event.path] = event
+            case CompiledReport() | HandlerReport():
+                self.report = event
             case Finished():
                 self.finished = event

@@ -11,7 +11,7 @@ from pathlib import Path
 from anyio.abc import SocketStream
 
 from guest.client import AgentClient
-from guest.client.messages import Display, Event, Finished, Output, RunCode
+from guest.client.messages import Display, Event, Finished, Output, RunCode, WarmUp
 
 REPO = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0  # a loaded test machine needs some seconds to import pandas
@@ -122,7 +122,7 @@ async def agent_client(warm_up: str | None = "", *options: str, user: str = SAND
         stream = await SocketStream.from_socket(ours)
         async with AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client:
             if warm_up is not None:
-                await client.warm(warm_up, START_TIMEOUT_S)
+                await client.warm(WarmUp(code=warm_up), START_TIMEOUT_S)
             yield client
 
 

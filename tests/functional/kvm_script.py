@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from guest.client import AgentClient
-from guest.client.messages import Display, Identity, RunCode
+from guest.client.messages import Display, Identity, RunCode, WarmUp
 from vmm.driver import DriverConfig, SnapshotDriver, load_driver
 from vmm.probe import kvm
 from vmm.types import GuestKernel, MachineSpec
@@ -30,7 +30,7 @@ async def main() -> None:
         driver.launch(spec("cold", kernel)) as machine,
         AgentClient.open(await machine.connect(), timeout_s=SLOW_S) as agent,
     ):
-        await agent.warm("warm = True", timeout_s=SLOW_S)
+        await agent.warm(WarmUp(code="warm = True"), timeout_s=SLOW_S)
         snapshot = await driver.snapshot(machine, frozen)
     identity = Identity(hostname="sandbox-kvm", machine_id="1" * 32, entropy=os.urandom(64))
     async with driver.restore(snapshot, spec("clone", kernel)) as machine:

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from guest.client import AgentClient
-from guest.client.messages import Artifact, Identity, Output, RunCode
+from guest.client.messages import Artifact, Identity, Output, RunCode, WarmUp
 from guest.errors import RequestRefused
 from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, run
 
@@ -623,7 +623,7 @@ async def test_kernels_that_die_at_birth_are_not_started_for_ever():
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             with pytest.raises(RequestRefused, match="ended at its start") as caught:
-                await client.warm(STILLBORN, LIMIT_S)
+                await client.warm(WarmUp(code=STILLBORN), LIMIT_S)
             assert caught.value.code == "no_kernel"
             for _ in range(5):
                 with pytest.raises(RequestRefused) as caught:
@@ -658,7 +658,7 @@ async def test_warm_up_code_that_fails_says_how():
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             with pytest.raises(RequestRefused, match="no_such_module"):
-                await client.warm("import no_such_module", LIMIT_S)
+                await client.warm(WarmUp(code="import no_such_module"), LIMIT_S)
 
 
 async def test_warm_up_imports_are_there_and_its_names_are_not():

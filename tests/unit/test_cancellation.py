@@ -9,6 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from guest.client.messages import WarmUp
 from guest.protocol import MAX_BODY
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import Closed, SandboxError
@@ -40,7 +41,7 @@ class Bench:
         self.driver = FakeDriver(self._guest)
         self.run_dir = path / "run"
         (path / STATE).write_text("{}")
-        built = BuiltTemplate(load_template(TEMPLATE), path, GuestKernel(path, path), Snapshot("fake", path))
+        built = BuiltTemplate(load_template(TEMPLATE), path, GuestKernel(path, path), WarmUp(), Snapshot("fake", path))
 
         class StubBuilder:
             async def find(self, *_: object) -> BuiltTemplate:

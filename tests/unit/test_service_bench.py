@@ -70,8 +70,7 @@ class BootingHost:
 
 
 def subject_of(host: BootingHost, plan: Plan) -> Subject:
-    template = SimpleNamespace(warmup=SimpleNamespace(code=""))
-    built = SimpleNamespace(spec=lambda name: name, template=template)
+    built = SimpleNamespace(spec=lambda name: name, warm_up=None)
     return Subject(cast("Host", host), FACTS, cast("BuiltTemplate", built), plan, lambda _: None)
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from guest.client import AgentClient
-from guest.client.messages import Identity, Refreshed
+from guest.client.messages import Identity, Refreshed, WarmUp
 from guest.errors import AgentTimeout
 from mcp_sandbox.errors import (
     CannotFreeze,
@@ -31,6 +31,8 @@ from templates.model import load_template
 from tests.unit.fakes import TEMPLATE, FakeMachine
 from vmm.errors import SnapshotFailed, ToolFailed
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
+
+WARM_UP = WarmUp(code="import numpy")
 
 if TYPE_CHECKING:
     from vmm.driver import Machine, SnapshotDriver
@@ -94,7 +96,7 @@ class StubDriver:
 class StubBuilder:
     def __init__(self, path: Path) -> None:
         self.found: BuiltTemplate | None = BuiltTemplate(
-            load_template(TEMPLATE), path, GuestKernel(path, path), Snapshot("stub", path)
+            load_template(TEMPLATE), path, GuestKernel(path, path), WARM_UP, Snapshot("stub", path)
         )
         self.lookups = 0
 
@@ -108,11 +110,11 @@ class StubAgent:
         self.identity = identity
         self.identities = [identity]
         self.refreshed = Refreshed(skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
-        self.warmed: list[str] = []
+        self.warmed: list[WarmUp] = []
 
-    async def warm(self, code: str, timeout_s: float) -> None:
+    async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
         await anyio.lowlevel.checkpoint()
-        self.warmed.append(code)
+        self.warmed.append(warm_up)
 
     async def usage(self) -> None:
         await anyio.lowlevel.checkpoint()
@@ -220,9 +222,9 @@ async def test_a_machine_of_a_driver_without_snapshots_is_launched_and_warmed_be
     bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
     assert bench.builder.found is not None
     bench.builder.found = replace(bench.builder.found, snapshot=None)
-    async with bench.provider.acquire(TEMPLATE) as lease:
+    async with bench.provider.acquire(TEMPLATE):
         assert bench.driver.started == ["launched"]
-        assert bench.agents[0].warmed == [lease.template.warmup.code]
+        assert bench.agents[0].warmed == [WARM_UP]
         assert bench.agents[0].identity.hostname == bench.driver.specs[0].id
     assert bench.driver.alive == 0
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from guest.client.messages import WarmUp
 from guest.errors import AgentTimeout
 from templates import image
 from templates.build import Builder, Progress
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.anyio
 def template(**changes: Any) -> Template:
     fields = {
         "name": "tiny",
+        "folder": Path("/templates/tiny"),
         "title": "T",
         "description": "D",
         "language": "python",
@@ -151,8 +153,8 @@ class PretendedAgent:
     async def open(cls, stream: Any, *, timeout_s: float) -> AsyncIterator["PretendedAgent"]:
         yield cls()
 
-    async def warm(self, code: str, timeout_s: float) -> None:
-        self.warmed.append(code)
+    async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
+        self.warmed.append(warm_up.code)
         if self.error:
             raise self.error
 

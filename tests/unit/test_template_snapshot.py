@@ -6,6 +6,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 
+from guest.client.messages import WarmUp
 from guest.protocol import PROTOCOL_VERSION, Decoder, encode
 from templates.model import load_template
 from templates.snapshot import make_snapshot
@@ -60,7 +61,7 @@ async def test_a_machine_is_frozen_warm_with_its_stream_open_and_may_end_with_it
     spec = MachineSpec("build-1", tmp_path, GuestCode(tmp_path), memory_mb=128, vcpus=1, disk_mb=64)
     tools = LoggedTools(tmp_path / "log", lambda line: None)
     with anyio.fail_after(10):
-        details = await make_snapshot(tools, tmp_path, template=template, driver=driver, spec=spec)
+        details = await make_snapshot(tools, tmp_path, template=template, warm_up=WarmUp(), driver=driver, spec=spec)
     assert driver.asked == ["hello", "warm"]
     assert details == {"template": template.name, "driver": "fake"}
     assert (tmp_path / "state").is_file()

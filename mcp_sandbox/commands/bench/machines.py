@@ -97,7 +97,7 @@ async def cold_boots(subject: Subject) -> tuple[Figure, Figure]:
                 machine = await stack.enter_async_context(subject.driver.launch(built.spec(f"bench-cold-{number}")))
                 stream = await machine.connect()
                 agent = await stack.enter_async_context(AgentClient.open(stream, timeout_s=WARM_TIMEOUT_S))
-                await agent.warm(built.template.warmup.code, timeout_s=WARM_TIMEOUT_S)
+                await agent.warm(built.warm_up, timeout_s=WARM_TIMEOUT_S)
                 await run_code(agent)
                 took_s = anyio.current_time() - began
             ready += 1
