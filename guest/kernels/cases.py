@@ -74,7 +74,7 @@ def ran_out_of_memory(ended: Ended, memory_bytes: int | None) -> bool:
 def difference(expected: str, written: str) -> str:
     """Where two texts differ, line by line; nothing if only in white space at the ends of lines and of the text."""
     wanted, got = _lines(expected), _lines(written)
-    lines = []
+    lines: list[str] = []
     for number, (want, have) in enumerate(zip_longest(wanted, got), 1):
         if want == have:
             continue

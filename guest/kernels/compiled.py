@@ -4,7 +4,7 @@ It keeps no state but files. A run leaves nothing in the user's directory that t
 """
 
 # pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH103, PTH107, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH103, PTH108, PTH123
 
 import os
 import resource

@@ -7,7 +7,7 @@ from guest.places import BUILD, WORKSPACE
 
 FLAGS = ["-O2", "-std=c++20"]  # what the precompiled headers of the template were made with
 TRACEABLE = ["-g", "-fno-omit-frame-pointer"]  # a sanitizer names lines
-NO_MAIN = re.compile(r"undefined reference to [`'‘]main['’]")
+NO_MAIN = re.compile(r"undefined reference to .main.(?!\S)")
 LINKER = re.compile(r"^(\S*/)?(ld|collect2)(\.\w+)?: ", re.MULTILINE)
 
 
