@@ -7,6 +7,7 @@ It keeps no state but files. A run leaves nothing in the user's directory that t
 # ruff: noqa: PTH103, PTH108, PTH123
 
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -15,16 +16,18 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from guest.kernels.cases import DEFAULT_TIMEOUT_S, cut, ran_out_of_memory, run_cases
+from guest.kernels.orders import split
 from guest.kernels.process import Ended, Program, Runner
 from guest.places import BUILD, WORKSPACE
-from guest.protocol import Decoder, Frame, decode_json, encode, encode_json
+from guest.protocol import Decoder, Frame, encode, encode_json
 
 PROGRAM = f"{BUILD}/program"
 SAID_BYTES = 256 * 1024  # kept of what a compiler says
 SAID_ROOM = 48 * 1024  # of a report, as JSON
 CHECKER_PATIENCE_S = 3.0  # after the program has ended; its findings are not worth more
 STACK_BYTES = 256 * 1024 * 1024  # deep recursion is common in algorithms; only what is used is taken
-NAMELESS_PACKAGE = "# command-line-arguments\n"  # how go begins what it says of a single file
+# How go begins what it says of a single file.
+NAMELESS_PACKAGE = re.compile(r"^# \[?command-line-arguments\]?\n", re.MULTILINE)
 MIB = 1024 * 1024
 
 
@@ -86,8 +89,8 @@ class Kernel:
                     control.sendall(self._obey(frame))
 
     def _obey(self, frame: Frame) -> bytes:
-        header, body = frame
-        code, options = split(header, body)
+        header = frame.header
+        code, options = split(frame)
         self._runner.begin()
         try:
             report, ended = self.run(code, options)
@@ -109,7 +112,7 @@ class Kernel:
         compiled, checker = self._compile(source, options)
         report: dict[str, Any] = {
             "phase": "check" if compiled.check else "run" if compiled.runnable else "compile",
-            "command": cut(shlex.join(compiled.command), SAID_ROOM),
+            "command": cut(self._plain(shlex.join(compiled.command)), SAID_ROOM),
             "compile_ms": compiled.ended.wall_ns // 10**6,
             "diagnostics": cut(self._plain(compiled.diagnostics), SAID_ROOM),
             "note": source.note,
@@ -181,7 +184,7 @@ class Kernel:
         """Messages without the places and names of things that the user does not know."""
         for place in (os.path.relpath(BUILD), BUILD):
             said = said.replace(f"{place}/", "")
-        return said.replace(NAMELESS_PACKAGE, "")
+        return NAMELESS_PACKAGE.sub("", said)
 
 
 OK = {"status": "ok"}
@@ -197,13 +200,6 @@ def out_of_memory(who: str, ended: Ended, memory_bytes: int | None) -> str:
     if memory_bytes is None or (ended.cause != "memory" and ended.peak_bytes <= memory_bytes):
         return f"{who} was killed, most likely because the sandbox ran out of memory"
     return f"{who} used more than {memory_bytes // MIB} MB"
-
-
-def split(header: dict[str, Any], body: bytes) -> tuple[str, dict[str, Any]]:
-    """The code of an order, and the options behind it."""
-    size = header.get("code_bytes", len(body))
-    options = decode_json(body[size:]) if size < len(body) else {}
-    return body[:size].decode("utf-8", "replace"), options
 
 
 def empty(folder: str) -> None:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Literal, NamedTuple
 
+from guest.kernels.orders import as_file
+
 CHUNK_BYTES = 64 * 1024
 WATCH_S = 0.02  # between two looks at a program's memory; what it can take meanwhile, the machine has to spare
 INTERRUPT_GRACE_S = 1.0  # after an interrupt; below what the agent grants the kernel itself
@@ -97,7 +99,7 @@ class Program:
             OSError: it cannot be started.
         """
         self.pipes = () if keep is None else (Pipe(keep), Pipe(keep))
-        source = _as_file(stdin)
+        source = as_file(stdin)
         actions = [(os.POSIX_SPAWN_DUP2, source, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, pipe.theirs, number) for number, pipe in enumerate(self.pipes, 1)]
         self.began = time.monotonic_ns()
@@ -256,14 +258,3 @@ def _has_more(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _as_file(data: bytes) -> int:
-    """A file to read `data` from: nobody has to stand by and write."""
-    if not data:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    fd = os.memfd_create("stdin")
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd

@@ -14,7 +14,7 @@ COMPILED_TEMPLATES = "cpp-algorithm or go-algorithm"
 SANITIZERS = ("address", "undefined", "thread")
 MAX_FLAGS = 50
 MAX_FLAG_CHARS = 200
-MIN_MEMORY_MB = 16  # less than that takes the process that starts programs
+MIN_MEMORY_MB = 32  # a program's peak is never measured lower than that of the process that starts it, 20 MB
 
 
 def check_options(request: RunRequest, template: Template) -> None:

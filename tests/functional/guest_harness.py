@@ -12,7 +12,7 @@ from typing import Any
 from anyio.abc import SocketStream
 
 from guest.client import AgentClient
-from guest.client.messages import Display, Event, Finished, Output, RunCode, WarmUp
+from guest.client.messages import CodeError, Display, Event, Finished, Output, RunCode, WarmUp
 from guest.client.reports import CompiledReport
 
 REPO = Path(__file__).resolve().parents[2]
@@ -146,6 +146,12 @@ class Result:
         self.report = next((event for event in events if isinstance(event, CompiledReport)), None)
         self.displays = [event for event in events if isinstance(event, Display)]
         self.shown = [display.data.get("text/plain", "") for display in self.displays]
+
+    @property
+    def error(self) -> CodeError:
+        """What ended a run that failed."""
+        assert self.finished.error is not None, self.finished
+        return self.finished.error
 
     def _text(self, stream: str) -> str:
         return "".join(event.text for event in self.events if isinstance(event, Output) and event.stream == stream)
