@@ -10,7 +10,7 @@ what did not change is not made again.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,24 @@ import anyio.lowlevel
 
 from guest.client.messages import WarmUp
 from templates import debian, guest_code, image, kernel, runsc, snapshot, tree
-from templates.current import Boot, Current, Root, boot_agent, boot_kernel, guest_kernel, plan_image, root_of
+from templates.catalogue import Catalogue
+from templates.current import (
+    SHARED_KINDS,
+    STARTING_KINDS,
+    Boot,
+    Current,
+    Root,
+    boot_agent,
+    boot_kernel,
+    guest_kernel,
+    plan_image,
+    root_of,
+)
+from templates.holding import held
 from templates.kernel import OwnKernel
 from templates.model import Template
 from templates.steps import MakeTools, Progress, Steps, innermost
-from templates.store import Entry, Store
+from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools
 from templates.warmup import ImageConfig, warm_up
 from vmm.driver import Driver, SnapshotDriver
@@ -46,11 +59,19 @@ class BuiltTemplate:
     boot: GuestKernel | GuestCode
     warm_up: WarmUp
     snapshot: Snapshot | None  # None: the driver has none, and each machine is warmed up when it starts
+    version: str = ""  # machines of another version are made from something else
 
     def spec(self, machine_id: str) -> MachineSpec:
         """What a driver needs to start one machine of this template."""
         size = self.template.machine
         return MachineSpec(machine_id, self.root, self.boot, size.memory_mb, size.vcpus, size.disk_mb)
+
+    def entries(self) -> tuple[Path, ...]:
+        """What of the store its machines stand on: hold it while there are any."""
+        boot = self.boot
+        files = [boot.archive] if isinstance(boot, GuestCode) else [boot.vmlinuz, boot.initramfs]
+        entries = [file.parent for file in (self.root, *files)]
+        return (*entries, self.snapshot.path) if self.snapshot else tuple(entries)
 
     def is_there(self) -> bool:
         """Whether nobody has removed it from the store."""
@@ -67,8 +88,10 @@ class Builder:
         *,
         own_kernel: OwnKernel | None = None,
         make_tools: MakeTools = LoggedTools,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self._store = store
+        self._catalogue = catalogue or Catalogue()
         self._own_kernel = own_kernel
         self._steps = Steps(store, report, make_tools)
         self._current = Current(store, own_kernel)
@@ -87,17 +110,18 @@ class Builder:
             partial(self._root, template, driver.capabilities),
             partial(self._boot, driver.capabilities),
         )
-        cold = BuiltTemplate(template, root.path, boot.files, warm_up(template, ImageConfig()), None)
+        cold = _cold(template, root, boot)
         if not driver.capabilities.snapshot:
             return cold
         assert isinstance(driver, SnapshotDriver)
         spec = cold.spec(f"build-{secrets.token_hex(4)}")
-        entry = await self._steps.take(
-            "snapshot",
-            "snapshot",
-            snapshot.snapshot_inputs(template, cold.warm_up, root.id, boot.id, await driver.fingerprint()),
-            partial(snapshot.make_snapshot, template=template, warm_up=cold.warm_up, driver=driver, spec=spec),
-        )
+        with held(cold.entries()):
+            entry = await self._steps.take(
+                "snapshot",
+                "snapshot",
+                snapshot.snapshot_inputs(template, cold.warm_up, root.id, boot.id, await driver.fingerprint()),
+                partial(snapshot.make_snapshot, template=template, warm_up=cold.warm_up, driver=driver, spec=spec),
+            )
         return replace(cold, snapshot=Snapshot(driver.name, entry.path))
 
     async def build_image(self, template: Template) -> Path:
@@ -117,7 +141,7 @@ class Builder:
         root, boot = self._current.root(template, driver.capabilities), self._current.boot(driver.capabilities)
         if root is None or boot is None:
             return None
-        cold = BuiltTemplate(template, root.path, boot.files, warm_up(template, ImageConfig()), None)
+        cold = _cold(template, root, boot)
         if not driver.capabilities.snapshot:
             return cold
         assert isinstance(driver, SnapshotDriver)
@@ -135,17 +159,57 @@ class Builder:
         found = self._current.runsc()
         return found.path / runsc.RUNSC if found else None
 
+    def stamp(self) -> tuple[int, ...]:
+        """What changes whenever something is built, or removed, that machines are started from."""
+        return self._store.stamp(STARTING_KINDS)
+
     def entries_of(self, template: Template) -> list[Entry]:
-        """What the store holds for one template alone: its images, trees and all snapshots ever taken of it."""
-        return [entry for entry in self._store.entries() if entry.details.get("template") == template.name]
+        """What the store holds for one template: its images, trees and all snapshots ever taken of it.
+
+        Templates that are made from the same things have them together.
+        """
+        entries = self._store.entries()
+        current = {entry.path for entry in self._current.made_for(template, entries)}
+        return [
+            entry
+            for entry in entries
+            if entry.kind not in SHARED_KINDS
+            and (entry.path in current or entry.details.get("template") == template.name)
+        ]
+
+    def entries_of_it_alone(self, template: Template) -> list[Entry]:
+        """The same without what other templates are made from or started from, too."""
+        entries = self._store.entries()
+        others = [known for known in self._catalogue.templates().values() if known.name != template.name]
+        shared = {entry.path for other in others for entry in self._current.made_for(other, entries)}
+        return [entry for entry in self.entries_of(template) if entry.path not in shared]
+
+    async def unused(self, drivers: Iterable[Driver], *templates: Template) -> list[Entry]:
+        """What can be removed: no template of the catalogue, nor of `templates`, is made from it or started from it.
+
+        `drivers` are those that work here; what was built for the others stays as long as it is of something current.
+        A template that cannot be read keeps what was built of it.
+        """
+        fingerprints = {
+            driver.name: await driver.fingerprint()
+            for driver in drivers
+            if driver.capabilities.snapshot and isinstance(driver, SnapshotDriver)
+        }
+        known = list(self._catalogue.entries())
+        readable = [entry.template for entry in known if entry.template]
+        spared = {entry.name for entry in known if entry.template is None}
+        return self._current.unused([*templates, *readable], fingerprints, spared)
 
     async def outdated(self, template: Template, driver: Driver) -> list[Entry]:
         """What nothing uses any more once the template is built for `driver`: old makings of it, and of what all
         templates share. What other drivers use today is not among them."""
-        built = await self.find(template, driver)
-        if built is None:
+        if await self.find(template, driver) is None:
             return []
-        return self._current.outdated(template, driver.name, built.snapshot.path if built.snapshot else None)
+        return [
+            entry
+            for entry in await self.unused([driver], template)
+            if entry.kind in SHARED_KINDS or entry.details.get("template") == template.name
+        ]
 
     async def _root(self, template: Template, capabilities: Capabilities) -> Root:
         made = await self._image(template)
@@ -180,6 +244,13 @@ class Builder:
         inputs = kernel.initramfs_inputs(found.id)
         pack = partial(kernel.make_initramfs, kernel=found.path)
         return found, await self._steps.take("initramfs", "initramfs", inputs, pack)
+
+
+def _cold(template: Template, root: Root, boot: Boot) -> BuiltTemplate:
+    """A template without a snapshot. All that machines of it can differ in is in its version."""
+    warm = warm_up(template, ImageConfig())
+    version = key_of(snapshot.snapshot_inputs(template, warm, root.id, boot.id, ""))
+    return BuiltTemplate(template, root.path, boot.files, warm, None, version)
 
 
 async def _both(

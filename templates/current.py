@@ -1,6 +1,6 @@
 """Which entries of the store are current: made from the code, the templates and the settings as they are now."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from templates.debian import base_inputs, layer_inputs
 from templates.guest_code import AGENT, agent_inputs
 from templates.image import IMAGE, image_inputs
 from templates.kernel import INITRAMFS, VMLINUZ, OwnKernel, initramfs_inputs, kernel_inputs
-from templates.model import Template, find_templates
+from templates.model import Template
 from templates.runsc import runsc_inputs
 from templates.snapshot import snapshot_inputs
 from templates.store import Entry, Store, key_of
@@ -18,6 +18,7 @@ from templates.warmup import ImageConfig, warm_up
 from vmm.types import Capabilities, GuestCode, GuestKernel
 
 SHARED_KINDS = ("base", "kernel", "initramfs", "agent", "runsc")  # made for all templates
+STARTING_KINDS = ("image", "tree", "kernel", "initramfs", "agent", "snapshot")  # what machines are started from
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +105,39 @@ class Current:
         """A gVisor of our own."""
         return self._get("runsc", runsc_inputs())
 
-    def outdated(self, template: Template, driver: str, snapshot: Path | None) -> list[Entry]:
-        """What no driver can use any more, of one template and of what all templates share.
+    def unused(
+        self, templates: Iterable[Template], fingerprints: Mapping[str, str], spared: Collection[str] = ()
+    ) -> list[Entry]:
+        """What none of `templates` is made from or started from any more, by any driver.
 
-        `snapshot` is the one in force for `driver`. Another driver's snapshots stay if they were taken of what is
-        current: whether they still fit its monitor only that driver knows.
+        `fingerprints` are of the drivers that can be asked. Snapshots of the others stay if they were taken of what is
+        current: whether they still fit its monitor only that driver knows. What was made for a template whose name is
+        in `spared` stays, too.
         """
         entries = self._store.entries()
-        used = {entry.path for known in (template, *find_templates().values()) for entry in self._made_for(known)}
+        used = {entry.path for template in templates for entry in self.made_for(template, entries, fingerprints)}
+        used |= {entry.path for entry in self._shared()}
+        return [entry for entry in entries if entry.path not in used and entry.details.get("template") not in spared]
+
+    def made_for(
+        self, template: Template, entries: Iterable[Entry], fingerprints: Mapping[str, str] | None = None
+    ) -> list[Entry]:
+        """What of `entries` a template is made from and started from as it is now."""
+        made = self._made_for(template)
+        ids = {entry.id for entry in (*made, *self._shared())}
+        known = fingerprints or {}
+
+        def fits(snapshot: Entry) -> bool:
+            """Whether its driver would take it, as far as anybody knows."""
+            taken_under = snapshot.inputs.get("driver")
+            return known.get(str(snapshot.details.get("driver")), taken_under) == taken_under
+
+        snapshots = [entry for entry in entries if entry.kind == "snapshot" and _taken_of(entry, template, ids)]
+        return [*made, *filter(fits, snapshots)]
+
+    def _shared(self) -> list[Entry]:
         kernel = self._kernel()
-        shared = (kernel, self._initramfs(kernel), self._agent(), self.runsc())
-        used |= {entry.path for entry in shared if entry}
-        ids = {entry.id for entry in entries if entry.path in used}
-
-        def in_use(entry: Entry) -> bool:
-            if entry.kind != "snapshot":
-                return entry.path in used
-            if entry.details["driver"] == driver:
-                return entry.path == snapshot
-            return _taken_of(entry, template, ids)
-
-        return [
-            entry
-            for entry in entries
-            if (entry.kind in SHARED_KINDS or entry.details.get("template") == template.name) and not in_use(entry)
-        ]
+        return [entry for entry in (kernel, self._initramfs(kernel), self._agent(), self.runsc()) if entry]
 
     def _made_for(self, template: Template) -> list[Entry]:
         plan = plan_image(template)

@@ -18,7 +18,8 @@ from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
 from mcp_sandbox.machines.provider import Frozen, Lease, LeaseTimings
 from mcp_sandbox.sandboxes.service import SandboxService
-from templates.model import PoolMode, Template, load_template
+from templates.catalogue import Catalogue
+from templates.model import PoolMode, Template
 from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LIMITS = PoolLimits(min_ready=1, max_ready=3, max_starting=2, memory_mb=4096, ma
 
 
 def template(name: str, mode: PoolMode = "pooled") -> Template:
-    return load_template(TEMPLATE).model_copy(update={"name": name, "pool": mode})
+    return Catalogue().load(TEMPLATE).model_copy(update={"name": name, "pool": mode})
 
 
 def agent_of(lease: Lease) -> FakeAgent:
@@ -77,7 +78,10 @@ class ManualClock(Clock):
 class Source:
     """Starts machines in contexts that must be left by the task that entered them, and remembers all it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, *templates: Template) -> None:
+        self.offered = {template.name: template for template in templates}
+        self.versions: dict[str, str] = {}  # of what is built; the first one where it does not say
+        self.unbuilt: set[str] = set()
         self.begun: list[str] = []
         self.log: list[str] = []
         self.ended: list[FakeAgent] = []
@@ -87,6 +91,14 @@ class Source:
         self.end_error: Exception | None = None
         self.hold: anyio.Event | None = None  # starts wait for it
         self.hold_end: anyio.Event | None = None  # ends wait for it
+
+    def templates(self) -> dict[str, Template]:
+        return self.offered
+
+    async def version(self, template: str) -> str:
+        if template in self.unbuilt:
+            raise TemplateNotBuilt(template)
+        return self.versions.get(template, "v1")
 
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
@@ -99,6 +111,7 @@ class Source:
     @asynccontextmanager
     async def acquire(self, template_name: str) -> AsyncIterator[Lease]:
         self.begun.append(template_name)
+        version = self.versions.get(template_name, "v1")
         await anyio.lowlevel.checkpoint()
         if self.hold is not None:
             await self.hold.wait()
@@ -115,9 +128,10 @@ class Source:
                 yield Lease(
                     cast("Machine", machine),
                     cast("AgentClient", agent),
-                    load_template(TEMPLATE),
+                    Catalogue().load(TEMPLATE),
                     FACTS,
                     LeaseTimings(queue_s=1.0, restore_s=2.0),
+                    version,
                 )
                 tasks.cancel_scope.cancel()
         finally:
@@ -135,9 +149,9 @@ class Bench:
     """A pool, what is below it, and the time."""
 
     def __init__(self, *templates: Template, **limits: float) -> None:
-        self.source = Source()
+        self.source = Source(*(templates or [template("a")]))
         self.clock = ManualClock()
-        self.pool = Pool(self.source, templates or [template("a")], replace(LIMITS, **limits), clock=self.clock)  # type: ignore[arg-type]
+        self.pool = Pool(self.source, self.source, replace(LIMITS, **limits), clock=self.clock)  # type: ignore[arg-type]
 
     def stats(self, name: str = "a") -> TemplateStats:
         return self.pool.stats().templates[name]

@@ -23,11 +23,12 @@ from mcp_sandbox.errors import (
     TemplateNotBuilt,
     UnknownTemplate,
 )
+from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.operating.recovery import OWNED
 from mcp_sandbox.processes import of_pid
 from templates.build import Builder, BuiltTemplate
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from tests.unit.fakes import TEMPLATE, FakeMachine
 from vmm.errors import SnapshotFailed, ToolFailed
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
@@ -96,9 +97,14 @@ class StubDriver:
 class StubBuilder:
     def __init__(self, path: Path) -> None:
         self.found: BuiltTemplate | None = BuiltTemplate(
-            load_template(TEMPLATE), path, GuestKernel(path, path), WARM_UP, Snapshot("stub", path)
+            Catalogue().load(TEMPLATE), path, GuestKernel(path, path), WARM_UP, Snapshot("stub", path)
         )
         self.lookups = 0
+
+        self.builds = 0
+
+    def stamp(self) -> tuple[int, ...]:
+        return (self.builds,)
 
     async def find(self, *_: object) -> BuiltTemplate | None:
         self.lookups += 1
@@ -150,7 +156,8 @@ class Bench:
         self.greeting: Exception | None = None
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
-        self.provider = LocalProvider(driver, builder, max_restores=2, run_dir=self.run_dir)
+        self.builds = Builds(driver, builder, Catalogue())
+        self.provider = LocalProvider(driver, self.builds, max_restores=2, run_dir=self.run_dir)
 
     @asynccontextmanager
     async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:

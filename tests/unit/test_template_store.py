@@ -71,7 +71,7 @@ async def test_an_entry_may_be_a_tree_of_anything_and_each_file_in_it_counts_onc
     assert (path / "root/a/b/up").readlink() == Path("../..")
     assert 1_000_000 <= store.entry(path).size_bytes < 1_500_000
     assert [entry.kind for entry in store.entries()] == ["tree"]
-    assert await store.remove("tree", key_of(INPUTS))
+    assert await store.remove("tree", key_of(INPUTS)) == "removed"
     assert left_in_staging(store) == []
 
 
@@ -164,8 +164,8 @@ async def test_what_a_killed_maker_left_is_removed_and_never_used(tmp_path: Path
 async def test_a_removed_thing_is_gone_and_can_be_made_again(tmp_path: Path):
     store = Store(tmp_path)
     first = store.entry(await store.obtain("base", INPUTS, make_hello))
-    assert await store.remove("base", first.key)
-    assert not await store.remove("base", first.key)
+    assert await store.remove("base", first.key) == "removed"
+    assert await store.remove("base", first.key) == "gone"
     assert store.entries() == []
     assert left_in_staging(store) == []
     second = store.entry(await store.obtain("base", INPUTS, make_hello))
