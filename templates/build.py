@@ -169,7 +169,7 @@ class Builder:
         Templates that are made from the same things have them together.
         """
         entries = self._store.entries()
-        current = {entry.path for entry in self._current.made_for(template, entries)}
+        current = {entry.path for entry in self._current.made_for(template, entries, self._current.shared())}
         return [
             entry
             for entry in entries
@@ -179,10 +179,10 @@ class Builder:
 
     def entries_of_it_alone(self, template: Template) -> list[Entry]:
         """The same without what other templates are made from or started from, too."""
-        entries = self._store.entries()
+        entries, shared = self._store.entries(), self._current.shared()
         others = [known for known in self._catalogue.templates().values() if known.name != template.name]
-        shared = {entry.path for other in others for entry in self._current.made_for(other, entries)}
-        return [entry for entry in self.entries_of(template) if entry.path not in shared]
+        theirs = {entry.path for other in others for entry in self._current.made_for(other, entries, shared)}
+        return [entry for entry in self.entries_of(template) if entry.path not in theirs]
 
     async def unused(self, drivers: Iterable[Driver], *templates: Template) -> list[Entry]:
         """What can be removed: no template of the catalogue, nor of `templates`, is made from it or started from it.

@@ -114,17 +114,27 @@ class Current:
         current: whether they still fit its monitor only that driver knows. What was made for a template whose name is
         in `spared` stays, too.
         """
-        entries = self._store.entries()
-        used = {entry.path for template in templates for entry in self.made_for(template, entries, fingerprints)}
-        used |= {entry.path for entry in self._shared()}
+        entries, shared = self._store.entries(), self.shared()
+        used = {entry.path for entry in shared}
+        for template in templates:
+            used |= {entry.path for entry in self.made_for(template, entries, shared, fingerprints)}
         return [entry for entry in entries if entry.path not in used and entry.details.get("template") not in spared]
 
+    def shared(self) -> list[Entry]:
+        """What machines of all templates are started with. Finding it hashes files, so ask once."""
+        kernel = self._kernel()
+        return [entry for entry in (kernel, self._initramfs(kernel), self._agent(), self.runsc()) if entry]
+
     def made_for(
-        self, template: Template, entries: Iterable[Entry], fingerprints: Mapping[str, str] | None = None
+        self,
+        template: Template,
+        entries: Iterable[Entry],
+        shared: Iterable[Entry],
+        fingerprints: Mapping[str, str] | None = None,
     ) -> list[Entry]:
-        """What of `entries` a template is made from and started from as it is now."""
+        """What of `entries` a template is made from and, beside what is `shared`, started from as it is now."""
         made = self._made_for(template)
-        ids = {entry.id for entry in (*made, *self._shared())}
+        ids = {entry.id for entry in (*made, *shared)}
         known = fingerprints or {}
 
         def fits(snapshot: Entry) -> bool:
@@ -134,10 +144,6 @@ class Current:
 
         snapshots = [entry for entry in entries if entry.kind == "snapshot" and _taken_of(entry, template, ids)]
         return [*made, *filter(fits, snapshots)]
-
-    def _shared(self) -> list[Entry]:
-        kernel = self._kernel()
-        return [entry for entry in (kernel, self._initramfs(kernel), self._agent(), self.runsc()) if entry]
 
     def _made_for(self, template: Template) -> list[Entry]:
         plan = plan_image(template)

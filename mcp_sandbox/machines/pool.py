@@ -20,6 +20,7 @@ from mcp_sandbox.errors import SandboxError, first_of
 from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
 from mcp_sandbox.machines.provider import Frozen, Lease, Provider, Supply
+from templates.model import Template
 
 CHECK_EVERY_S = 15.0  # a machine that waits is asked so often whether it still answers
 FOLLOW_EVERY_S = 2.0  # so soon after a build machines of the new one are started, even if nobody asks for any
@@ -209,10 +210,9 @@ class Pool:
         templates = self._supply.templates()
         for name, template in templates.items():
             shelf = self._shelves.setdefault(name, Shelf(template))
-            shelf.template = template
-            self._set(shelf, await self._version(name))
+            self._update(shelf, template, await self._version(name))
         for name in self._shelves.keys() - templates.keys():
-            self._set(self._shelves[name], None)
+            self._update(self._shelves[name], self._shelves[name].template, None)
 
     async def _version(self, template: str) -> str | None:
         try:
@@ -223,9 +223,9 @@ class Pool:
             logger.warning("nobody knows what is built of %s", template, exc_info=error)
             return None
 
-    def _set(self, shelf: Shelf, version: str | None) -> None:
-        if shelf.version != version:
-            shelf.version = version
+    def _update(self, shelf: Shelf, template: Template, version: str | None) -> None:
+        if (shelf.template, shelf.version) != (template, version):
+            shelf.template, shelf.version = template, version
             self._wake.set()
 
     # -- refilling -----------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Pool:
         try:
             async with self._source.acquire(shelf.name) as lease:
                 if lease.version != shelf.version:  # something was built meanwhile, or it was late
-                    self._set(shelf, await self._version(shelf.name))
+                    self._update(shelf, shelf.template, await self._version(shelf.name))
                 # It was made unique and its clock was set just now. Both stay so: it is handed out once, and a
                 # machine that waits is running, so its clock runs too. `healthy` sees what could part the clocks.
                 machine = PooledMachine(next(self._numbers), lease, self._clock.now(), self._clock.wall())

@@ -13,7 +13,7 @@ import pytest
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
 from mcp_sandbox.machines import pool
-from mcp_sandbox.machines.pool import CHECK_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
+from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
 from mcp_sandbox.machines.provider import Frozen, Lease, LeaseTimings
@@ -414,6 +414,94 @@ async def test_a_machine_that_dies_in_somebodys_hands_is_not_the_pools_failure()
             await anyio.wait_all_tasks_blocked()
             assert bench.source.alive["a"] == 2  # its user has not let go of it
         assert bench.stats().failed == 0
+
+
+# -- builds ------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_gets_a_machine_of_an_old_build():
+    async with filled() as bench:
+        bench.source.versions["a"] = "v2"  # and the pool has not looked yet
+        lease = await bench.use()
+        assert lease.version == "v2"
+        assert bench.source.agents[0] in bench.source.ended
+        assert (bench.stats().ready, bench.stats().misses, bench.stats().failed) == (1, 1, 0)
+
+
+async def test_machines_of_an_old_build_are_replaced_though_nobody_asks():
+    async with filled() as bench:
+        bench.source.versions["a"] = "v2"
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.source.ended == bench.source.agents[:1]
+        assert (bench.stats().ready, bench.source.alive["a"]) == (1, 1)
+        async with bench.pool.acquire("a") as lease:
+            assert (lease.version, lease.timings) == ("v2", LeaseTimings(0.0, 0.0))
+
+
+async def test_somebody_who_has_a_machine_of_an_old_build_keeps_it():
+    async with filled() as bench, bench.pool.acquire("a"):
+        bench.source.versions["a"] = "v2"
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.source.agents[0] not in bench.source.ended
+
+
+async def test_a_machine_that_was_started_from_an_old_build_is_not_kept():
+    bench = Bench()
+    bench.source.hold = anyio.Event()
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            bench.source.versions["a"] = "v2"
+            await bench.clock.advance(FOLLOW_EVERY_S)
+            bench.source.hold.set()
+            await anyio.wait_all_tasks_blocked()
+            assert bench.source.ended == bench.source.agents[:1]
+            assert (await bench.use()).version == "v2"
+
+
+async def test_nothing_is_kept_ready_of_what_is_not_built_and_nobody_is_told():
+    bench = Bench()
+    bench.source.unbuilt.add("a")
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            assert (bench.source.begun, bench.stats().last_error) == ([], None)
+            with pytest.raises(TemplateNotBuilt):
+                await bench.use()
+            bench.source.unbuilt.clear()
+            await bench.clock.advance(FOLLOW_EVERY_S)
+            assert bench.stats().ready == 1
+
+
+async def test_a_template_that_appears_is_kept_ready_and_one_that_disappears_is_not():
+    async with filled() as bench:
+        bench.source.offered = {"b": template("b")}
+        bench.source.unbuilt.add("a")
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert dict(+bench.source.alive) == {"b": 1}
+        assert bench.stats("b").ready == 1
+
+
+async def test_a_template_that_says_another_mode_now_is_treated_so():
+    async with filled() as bench:
+        bench.source.offered = {"a": template("a", "cold")}
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.source.alive["a"] == 0
+        assert (await bench.use()).timings == LeaseTimings(1.0, 2.0)
+
+
+async def test_a_supply_that_fails_ends_no_pool(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    async with filled() as bench:
+
+        async def fail(_source: Source, _template: str) -> str:
+            raise OSError("the disk is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Source, "version", fail)
+            await bench.clock.advance(FOLLOW_EVERY_S)
+        assert "the disk is gone" in caplog.text
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.stats().ready == 1
 
 
 # -- failures ----------------------------------------------------------------------------------------------
