@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from templates.debian import base_inputs, layer_inputs
+from templates.dockerfile import dockerfile_inputs
 from templates.guest_code import AGENT, agent_inputs
-from templates.image import IMAGE, image_inputs
+from templates.image import IMAGE, image_inputs, layered_image_inputs
+from templates.image_config import from_details
+from templates.interpreter import interpreter_inputs
 from templates.kernel import INITRAMFS, VMLINUZ, OwnKernel, initramfs_inputs, kernel_inputs
 from templates.model import Template, find_templates
+from templates.oci import oci_inputs
 from templates.runsc import runsc_inputs
 from templates.snapshot import snapshot_inputs
 from templates.store import Entry, Store, key_of
@@ -17,15 +21,16 @@ from templates.tree import TREE, tree_inputs
 from templates.warmup import ImageConfig, warm_up
 from vmm.types import Capabilities, GuestCode, GuestKernel
 
-SHARED_KINDS = ("base", "kernel", "initramfs", "agent", "runsc")  # made for all templates
+SHARED_KINDS = ("base", "interpreter", "kernel", "initramfs", "agent", "runsc")  # made for all templates
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A root file system, and which making of it."""
+    """A root file system, which making of it, and what its image says about the processes in it."""
 
     path: Path
     id: str
+    config: ImageConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,9 @@ class Boot:
     id: str
 
 
-def root_of(shape: Literal["image", "tree"], entry: Entry) -> Root:
-    """A root file system from its entry."""
-    return Root(entry.path / (IMAGE if shape == "image" else TREE), entry.id)
+def root_of(shape: Literal["image", "tree"], entry: Entry, image: Entry) -> Root:
+    """A root file system from its entry and that of its image, which are one and the same unless it is a tree."""
+    return Root(entry.path / (IMAGE if shape == "image" else TREE), entry.id, from_details(image.details))
 
 
 def guest_kernel(kernel: Entry, initramfs: Entry) -> GuestKernel:
@@ -63,12 +68,16 @@ class ImagePlan:
     base: Mapping[str, Any]
     layer: Mapping[str, Any] | None
     image: Mapping[str, Any]
+    kind: str = "base"  # of base and layer
 
 
 def plan_image(template: Template) -> ImagePlan:
     """What the image of a template is made from."""
     source = template.source.debian
-    assert source is not None
+    if source is None:
+        layers = oci_inputs(template) if template.source.oci else dockerfile_inputs(template)
+        image = layered_image_inputs(key_of(layers), key_of(interpreter_inputs()))
+        return ImagePlan(layers, None, image, kind="layers")
     base = base_inputs(source.suite)
     layer = layer_inputs(key_of(base), source.packages) if source.packages else None
     return ImagePlan(base, layer, image_inputs(template, key_of(layer or base)))
@@ -83,8 +92,9 @@ class Current:
 
     def root(self, template: Template, capabilities: Capabilities) -> Root | None:
         """The root file system of a template, in the shape a driver wants."""
-        found = self._image(template) if capabilities.root == "image" else self._tree(template)
-        return root_of(capabilities.root, found) if found else None
+        image = self._image(template)
+        found = image if capabilities.root == "image" else self._tree(image)
+        return root_of(capabilities.root, found, image) if found and image else None
 
     def boot(self, capabilities: Capabilities) -> Boot | None:
         """What a driver's machines start with."""
@@ -113,7 +123,8 @@ class Current:
         entries = self._store.entries()
         used = {entry.path for known in (template, *find_templates().values()) for entry in self._made_for(known)}
         kernel = self._kernel()
-        shared = (kernel, self._initramfs(kernel), self._agent(), self.runsc())
+        interpreter = self._get("interpreter", interpreter_inputs())
+        shared = (kernel, self._initramfs(kernel), self._agent(), self.runsc(), interpreter)
         used |= {entry.path for entry in shared if entry}
         ids = {entry.id for entry in entries if entry.path in used}
 
@@ -122,7 +133,7 @@ class Current:
                 return entry.path in used
             if entry.details["driver"] == driver:
                 return entry.path == snapshot
-            return _taken_of(entry, template, ids)
+            return _taken_of(entry, template, self.config(template), ids)
 
         return [
             entry
@@ -130,16 +141,21 @@ class Current:
             if (entry.kind in SHARED_KINDS or entry.details.get("template") == template.name) and not in_use(entry)
         ]
 
+    def config(self, template: Template) -> ImageConfig:
+        """What the image of a template says; nothing if there is none."""
+        image = self._image(template)
+        return from_details(image.details) if image else ImageConfig()
+
     def _made_for(self, template: Template) -> list[Entry]:
         plan = plan_image(template)
-        layers = [self._get("base", inputs) for inputs in (plan.base, plan.layer) if inputs]
-        return [entry for entry in (*layers, self._image(template), self._tree(template)) if entry]
+        layers = [self._get(plan.kind, inputs) for inputs in (plan.base, plan.layer) if inputs]
+        image = self._get("image", plan.image)
+        return [entry for entry in (*layers, image, self._tree(image)) if entry]
 
     def _image(self, template: Template) -> Entry | None:
         return self._get("image", plan_image(template).image)
 
-    def _tree(self, template: Template) -> Entry | None:
-        image = self._image(template)
+    def _tree(self, image: Entry | None) -> Entry | None:
         return self._get("tree", tree_inputs(image.id)) if image else None
 
     def _kernel(self) -> Entry | None:
@@ -156,11 +172,11 @@ class Current:
         return self._store.entry(path) if path else None
 
 
-def _taken_of(snapshot: Entry, template: Template, ids: Collection[str]) -> bool:
+def _taken_of(snapshot: Entry, template: Template, config: ImageConfig, ids: Collection[str]) -> bool:
     """Whether a snapshot is one of the template as it is, taken of entries with one of these ids."""
     root, boot, fingerprint = (str(snapshot.inputs.get(name)) for name in ("root", "boot", "driver"))
     return (
         root in ids
         and boot in ids
-        and snapshot.inputs == snapshot_inputs(template, warm_up(template, ImageConfig()), root, boot, fingerprint)
+        and snapshot.inputs == snapshot_inputs(template, warm_up(template, config), root, boot, fingerprint)
     )
