@@ -80,7 +80,7 @@ def plan_image(template: Template) -> ImagePlan:
         image = layered_image_inputs(key_of(layers), key_of(interpreter_inputs()))
         return ImagePlan(layers, None, image, kind="layers")
     base = base_inputs(source.suite)
-    layer = layer_inputs(key_of(base), source.packages) if source.packages else None
+    layer = layer_inputs(key_of(base), source)
     return ImagePlan(base, layer, image_inputs(template, key_of(layer or base)))
 
 

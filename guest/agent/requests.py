@@ -2,14 +2,13 @@
 
 import gc
 import os
-import platform
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from guest.agent.files import Files
 from guest.agent.identity import Identity
-from guest.agent.languages import WARM_CELLS
+from guest.agent.languages import WARM_CELLS, version_of
 from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
 from guest.agent.supervisor import Supervisor
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 AGENT_VERSION = "0.1.0"
-LANGUAGE_VERSION = platform.python_version()
 SOME_NAME = "sandbox-00000000"  # as long as the names of clones: a file that keeps its length is quicker to write
 
 
@@ -37,6 +35,7 @@ class Agent:
         self._kernels = Supervisor(self._loop, self._channel, user, one_kernel=one_kernel)
         self._files = Files(user)
         self._identity = Identity()
+        self._language_version = version_of(self._kernels.language)
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
             "hello": self._hello,
             "refresh": self._refresh,
@@ -98,7 +97,7 @@ class Agent:
             "nonce": header["nonce"],
             "agent": AGENT_VERSION,
             "language": self._kernels.language,
-            "language_version": LANGUAGE_VERSION,
+            "language_version": self._language_version,
         }
         self._answer(header["id"], answer)
 
@@ -121,6 +120,7 @@ class Agent:
         request = header["id"]
         os.environ.update({str(name): str(value) for name, value in header["env"].items()})
         self._kernels.language = str(header["language"])
+        self._language_version = version_of(self._kernels.language)
 
         def warmed(error: str | None) -> None:
             if error is not None:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
+from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.rights import gain_nothing_by_exec, show_memory
 from guest.agent.user import User
 
@@ -45,10 +46,11 @@ class Kernel(Protocol):
 class Zygote:
     """Serves the agent's orders, one after the other."""
 
-    def __init__(self, control: socket.socket, user: User, kernel: Kernel) -> None:
+    def __init__(self, control: socket.socket, user: User, kernel: Kernel, *, watched: bool) -> None:
         self._control = control
         self._user = user
         self._kernel = kernel
+        self._watched = watched  # the kernel looks after the memory of what it runs
 
     def serve(self) -> None:
         """Work until the agent is gone, or until this is a kernel."""
@@ -115,7 +117,7 @@ class Zygote:
                 file.write("500")  # when memory runs out the code goes, not the agent
             with suppress(OSError):  # the agent is above all that code can start
                 os.setpriority(os.PRIO_PROCESS, 0, 0)
-            self._user.become()
+            self._user.become(watched=self._watched)
             control, stdout, stderr = fds
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
@@ -135,9 +137,10 @@ def main() -> None:
     gain_nothing_by_exec()  # of all threads: those that libraries start may become a kernel's
     if user.shares_id:
         show_memory(shown=False)
-    kernel = cast("Kernel", import_module(f"guest.kernels.{sys.argv[2]}"))
+    language = sys.argv[2]
+    kernel = cast("Kernel", import_module(f"guest.kernels.{language}"))
     kernel.prepare()
-    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel).serve()
+    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel, watched=language in MEMORY_WATCHERS).serve()
 
 
 if __name__ == "__main__":

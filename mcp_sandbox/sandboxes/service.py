@@ -18,6 +18,7 @@ from mcp_sandbox.errors import LimitReached, NotFound, NotSent
 from mcp_sandbox.machines.provider import Lease, Provider, find_template
 from mcp_sandbox.runs.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.runs.execute import CheckedRun, check
+from mcp_sandbox.runs.options import check_options
 from mcp_sandbox.runs.results import RunRequest, RunResult
 from mcp_sandbox.runs.running import RunBook, RunView
 from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
@@ -227,7 +228,11 @@ class SandboxService:
     ) -> RunResult | RunView:
         self._check_runs(request.owner)  # before a machine is taken
         if request.sandbox_id is not None:
-            return await self._run_in(self._find(request.owner, request.sandbox_id), checked, until, report)
+            box = self._find(request.owner, request.sandbox_id)
+            if (lease := box.lease or box.last_lease) is not None:
+                check_options(request, lease.template)
+            return await self._run_in(box, checked, until, report)
+        check_options(request, find_template(self._catalogue, request.template or self.settings.template))
         try:
             return await self._run_once(request, checked, until, report)
         except NotSent:  # its machine was dead already, as one that had been kept ready may be
