@@ -7,11 +7,13 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from guest.agent.children import Children
 from guest.agent.files import Files
 from guest.agent.identity import Identity
 from guest.agent.languages import WARM_CELLS
 from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
+from guest.agent.service import Service
 from guest.agent.supervisor import Supervisor
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
@@ -34,7 +36,9 @@ class Agent:
         self._user = user
         self._channel = Link(self._loop, None, self._hear, self._host_gone, seeking=True)
         self._on_host_gone: Callable[[], None] = self._loop.stop
-        self._kernels = Supervisor(self._loop, self._channel, user, one_kernel=one_kernel)
+        children = Children(self._loop)
+        self._service = Service(self._loop, children, user)
+        self._kernels = Supervisor(self._loop, self._channel, user, children, self._service, one_kernel=one_kernel)
         self._files = Files(user)
         self._identity = Identity()
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
@@ -130,7 +134,16 @@ class Agent:
             os.sync()  # nothing is left to be written to disk behind the first caller's back
             self._exercise(list(WARM_CELLS.get(self._kernels.language, ())), request)
 
-        self._kernels.warm(body.decode("utf-8"), warmed)
+        def served(failure: str | None) -> None:
+            if failure is not None:
+                self._refuse(request, RequestRefused("bad_request", f"the service does not start: {failure}"))
+                return
+            self._kernels.warm(body.decode("utf-8"), warmed)
+
+        if header["service"] is None:
+            served(None)
+        else:
+            self._service.start(header["service"], served)
 
     def _exercise(self, cells: list[str], request: int) -> None:
         """Run cells one after the other, for nothing but having run them."""

@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 from guest.agent.artifacts import Watch
+from guest.agent.children import Children
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
 from guest.agent.nursery import Nursery
+from guest.agent.service import Service
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
 from guest.protocol import Frame
@@ -53,12 +55,15 @@ class Kernel:
 class Supervisor:
     """At most one kernel, at most one run."""
 
-    def __init__(self, loop: Loop, channel: Link, user: User, *, one_kernel: bool) -> None:
+    def __init__(
+        self, loop: Loop, channel: Link, user: User, children: Children, service: Service, *, one_kernel: bool
+    ) -> None:
         self._loop = loop
         self._channel = channel
         self._user = user
         self.watch = Watch()
-        self._nursery = Nursery(loop, user, one_kernel=one_kernel)
+        self._nursery = Nursery(loop, children, user, one_kernel=one_kernel)
+        self._service = service
         self._kernel: Kernel | None = None
         self._run: Execution | None = None
         self._figures = 0
@@ -118,7 +123,7 @@ class Supervisor:
     def _start_kernel(self) -> Kernel:
         """Order a new kernel, where nothing of the last one is left."""
         if not self._swept:
-            self._nursery.sweep()
+            self._nursery.sweep(self._service.pid)
             self._swept = True
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
@@ -241,6 +246,8 @@ class Supervisor:
         changed = self.watch.changes()
         if not self.watch.complete:
             result["artifacts_complete"] = False
+        if self._service.loss is not None:
+            result["service_loss"] = self._service.loss
         run.finish(result, trace, changed)
 
     # ------------------------------------------------------------ output

@@ -15,6 +15,7 @@ from mcp_sandbox.sandboxes.files import mime_of
 
 MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
 MAX_VALUES_CHARS = 10_000  # of all shown values of a run, about 2,500 tokens
+MAX_LOSS_CHARS = 600  # of how a service ended
 MAX_NAMED_ARTIFACTS = 50
 MAX_ARTIFACTS_CHARS = 6000  # of the lines that name them: a path can have 4,095 bytes
 
@@ -75,7 +76,7 @@ def view_blocks(view: RunView) -> list[ContentBlock]:
 
 
 def _blocks(result: RunResult, *output: str) -> list[ContentBlock]:
-    parts = [*output, *_values(result), _error(result), _artifacts(result), _status(result)]
+    parts = [*output, *_values(result), _error(result), _artifacts(result), _service(result), _status(result)]
     text = "\n\n".join(part for part in parts if part)
     return [text_block(text), *(image_block(picture) for picture in result.pictures)]
 
@@ -172,6 +173,13 @@ def _artifacts(result: RunResult) -> str:
     else:
         how = f"To read one: read_artifact(sandbox_id={quoted(result.sandbox_id)}, path=…)"
     return "\n".join(["artifacts:", *lines, how])
+
+
+def _service(result: RunResult) -> str:
+    if result.service_loss is None:
+        return ""
+    how = result.service_loss[:MAX_LOSS_CHARS]
+    return f"service:\nThe template's service has ended ({how}). For one that runs, call create_sandbox."
 
 
 def _status(result: RunResult) -> str:
