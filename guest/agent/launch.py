@@ -18,9 +18,7 @@ KEPT_BYTES = 16 * 1024  # of what a program says
 REST_S = 0.005  # between two reads: a program that says more than 12 MB/s has to wait, not the agent
 
 
-def launch(
-    user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int, oom_score: int
-) -> int:
+def launch(user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int, oom_score: int) -> int:
     """Start a program; returns its process id. What it leaves behind stays below it, as far as it lives itself.
 
     It finds the machine's variables and then `env`. If it cannot be started, `output` says why.
@@ -41,9 +39,9 @@ def launch(
         user.become()
         os.chdir(cwd)
         known = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # that is the agent's
-        os.execvpe(command[0], list(command), {**known, **env})
+        os.execvpe(command[0], list(command), {**known, **env})  # noqa: S606 - no shell unless asked for
     except BaseException as error:  # the process ends here, whatever it is
-        os.write(2, f"it cannot be started: {error}\n".encode())
+        os.write(2, f"{command[0]} cannot be started: {error}\n".encode())
     finally:
         os._exit(NOT_STARTED)
 

@@ -51,9 +51,7 @@ class Service:
 
     def _launch(self, command: list[str], tail: Tail) -> int:
         order = self._order
-        return launch(
-            self._user, command, env=order["env"], cwd=order["cwd"], output=tail.writer, oom_score=OOM_SCORE
-        )
+        return launch(self._user, command, env=order["env"], cwd=order["cwd"], output=tail.writer, oom_score=OOM_SCORE)
 
     def _try(self) -> None:
         if self._on_ready:

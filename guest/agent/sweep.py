@@ -1,7 +1,7 @@
 """Ends all that code has left running, and waits until nothing of it is left."""
 
 # pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH123, PTH208
+# ruff: noqa: PTH116, PTH123, PTH208
 
 import os
 import signal
@@ -45,7 +45,7 @@ def _kill_user(uid: int, gid: int, service: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGSTOP if service else signal.SIGKILL)
         kept = _tree(service)
-        left = {pid for pid in _processes() - {os.getpid()} - kept if _may_be_killed(pid)}
+        left = {pid for pid in _processes() - {os.getpid()} - kept if _owner(pid) == uid}
         if service:
             _signal(left, signal.SIGKILL)
         if not left or time.monotonic() > deadline:
@@ -94,13 +94,11 @@ def _parent(pid: int) -> int:
         return -1
 
 
-def _may_be_killed(pid: int) -> bool:
-    """Whether it is there and the user's. Who owns its files in /proc does not say so: code can change that."""
+def _owner(pid: int) -> int:
     try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:  # gone
+        return -1
 
 
 def _signal(pids: set[int], number: int) -> None:
