@@ -115,6 +115,7 @@ class FakeAgent:
         self.machine = machine
         self.files: dict[str, bytes] = {}
         self.plans: dict[str, Plan] = {}
+        self.requests: list[RunCode] = []
         self.running = anyio.Event()
         self.stops = 0
         self.hangs = False
@@ -138,6 +139,7 @@ class FakeAgent:
 
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[FakeRun]:
+        self.requests.append(request)
         yield FakeRun(self, request)
 
     async def read(self, path: str, *, offset: int = 0, limit: int) -> FileChunk:
