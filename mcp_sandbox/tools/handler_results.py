@@ -25,7 +25,7 @@ def _peak(report: HandlerReport) -> str:
     least, most = (_megabytes(size) for size in (report.least_peak_bytes, report.end.peak_bytes or 0))
     if least >= most:
         return f"{least:,} MB"
-    return f"{least:,} to {most:,} MB (of an earlier peak the machine forgets nothing)"
+    return f"{least:,} to {most:,} MB (an earlier peak hides the exact one)"
 
 
 def _megabytes(size: int) -> int:
