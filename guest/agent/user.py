@@ -44,6 +44,15 @@ class User(NamedTuple):
             os.seteuid(0)
             os.setegid(0)
 
+    def let_loose(self) -> None:
+        """In a child of the agent: be a process that runs code, below the agent in every way, and nothing else."""
+        os.setsid()
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("500")  # when memory runs out the code goes, not the agent
+        with suppress(OSError):  # the agent is above all that code can start
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        self.become()
+
     def become(self) -> None:
         """Give up all other rights, for good, and take on the limits of code."""
         if self.uid is not None or self.own_pids:  # else the limit would count all that this host's user runs
