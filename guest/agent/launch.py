@@ -1,12 +1,8 @@
 """Starts a program with the rights of code, in a session of its own, and keeps the end of what it says."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH123
-
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from guest.agent.loop import Loop
 from guest.agent.rights import take_in_orphans
@@ -27,19 +23,14 @@ def launch(user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: s
     if pid:
         return pid
     try:
-        os.setsid()
-        take_in_orphans()
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program would inherit that
-        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write(str(oom_score))
-        with suppress(OSError):  # the agent is above all that it starts
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        user.become()
+        take_in_orphans()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it starts would, too
+            signal.signal(number, signal.SIG_DFL)
+        user.let_loose(oom_score=oom_score)
         os.chdir(cwd)
-        known = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # that is the agent's
-        os.execvpe(command[0], list(command), {**known, **env})  # noqa: S606 - no shell unless asked for
+        os.execvpe(command[0], list(command), {**os.environ, **env})  # noqa: S606 - no shell unless asked for
     except BaseException as error:  # the process ends here, whatever it is
         os.write(2, f"{command[0]} cannot be started: {error}\n".encode())
     finally:

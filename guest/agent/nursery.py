@@ -4,6 +4,9 @@ Forks share their memory on Linux, so a warm process kept aside costs little and
 Where forks copy (gVisor) it would double the memory of a machine; there each kernel is warmed up for itself.
 """
 
+# pathlib costs imports and instructions that an emulated CPU feels
+# ruff: noqa: PTH120
+
 import json
 import os
 import socket
@@ -13,11 +16,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import guest
 from guest.agent.children import Children
 from guest.agent.loop import Loop
 from guest.agent.sweep import sweep
 from guest.agent.user import User
 
+PLACE = os.path.dirname(guest.__path__[0])  # where our own code is
 ZYGOTE_FD = 3
 MAX_PACKET = 64 * 1024  # bytes of what a zygote says at once
 
@@ -32,7 +37,7 @@ class Expected(NamedTuple):
 class Nursery:
     """At most one zygote, started when it is needed."""
 
-    def __init__(self, loop: Loop, children: Children, user: User, *, one_kernel: bool) -> None:
+    def __init__(self, loop: Loop, user: User, children: Children, *, one_kernel: bool) -> None:
         self._loop = loop
         self._user = user
         self._one_kernel = one_kernel
@@ -77,7 +82,8 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), ZYGOTE_FD), (os.POSIX_SPAWN_DUP2, 2, 1)]
         arguments = [sys.executable, "-B", "-m", "guest.agent.zygote", json.dumps(self._user), self.language]
-        self._pid = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=actions)
+        environment = {**os.environ, "PYTHONPATH": ":".join([PLACE, os.environ.get("PYTHONPATH", "")])}
+        self._pid = os.posix_spawn(sys.executable, arguments, environment, file_actions=actions)
         self._children.watch(self._pid, self._lose)
         theirs.close()
         ours.setblocking(False)

@@ -13,6 +13,7 @@ from guest.agent.identity import Identity
 from guest.agent.languages import WARM_CELLS
 from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
+from guest.agent.offline import go_offline
 from guest.agent.service import Service
 from guest.agent.supervisor import Supervisor
 from guest.agent.user import User
@@ -124,6 +125,7 @@ class Agent:
     def _warm(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]
         os.environ.update({str(name): str(value) for name, value in header["env"].items()})
+        go_offline(os.environ)
         self._kernels.language = str(header["language"])
 
         def warmed(error: str | None) -> None:

@@ -41,7 +41,8 @@ async def lost_service(client: AgentClient) -> str:
 
 
 async def test_a_service_has_its_variables_and_directory_and_is_ready_before_the_warm_up_code():
-    start = f'echo "$GREETING $ADDRESSEE $(id -u) $(pwd) [$PYTHONPATH]" >told; {STAY}'
+    ours = "$(python3 -c 'import guest' 2>/dev/null && echo ours)"
+    start = f'echo "$GREETING $ADDRESSEE $(id -u) $(pwd) [{ours}]" >told; {STAY}'
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             await client.warm(served(start, "test -s told", code="assert open('/tmp/told').read()"), LIMIT_S)
