@@ -5,3 +5,4 @@ OUTPUTS = "/tmp/outputs"  # noqa: S108 - artifacts; the whole machine belongs to
 CONFIG = "/tmp/.config"  # noqa: S108 - what libraries keep for themselves, out of the user's sight
 CACHE = "/tmp/.cache"  # noqa: S108 - the same
 SETTINGS = "/tmp/.ipython"  # noqa: S108 - what IPython insists on writing
+BUILD = "/tmp/.build"  # noqa: S108 - where code is compiled; emptied before every run

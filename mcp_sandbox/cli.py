@@ -90,14 +90,20 @@ def _serve_stdio(settings: "Settings") -> None:
 def run(
     ctx: typer.Context,
     file: Annotated[typer.FileText, typer.Argument(help="Source file, or - for stdin.")],
-    template: Annotated[str | None, typer.Option(help="What the sandbox is made from.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="What the sandbox is made from; else the file's name says it: .py, .cpp, .go.")
+    ] = None,
+    stdin: Annotated[
+        typer.FileText | None, typer.Option(help="File that the code reads from its standard input.")
+    ] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds the run may take.")] = None,
     save: Annotated[Path | None, typer.Option(help="Directory to put the run's artifacts into.")] = None,
 ) -> None:
     """Run a file in a fresh sandbox and destroy it."""
-    from mcp_sandbox.commands.run import run_once
+    from mcp_sandbox.commands.run import Source, run_once, template_for
 
-    raise typer.Exit(run_once(settings_of(ctx), file.read(), template, timeout_s, save))
+    source = Source(file.read(), template or template_for(file.name), stdin.read() if stdin else None)
+    raise typer.Exit(run_once(settings_of(ctx), source, timeout_s, save))
 
 
 @app.command()

@@ -165,11 +165,10 @@ class Builder:
             return found  # whether or not the base it was made from is still there
         source = template.source.debian
         assert source is not None
-        suite, packages = source.suite, source.packages
-        base = await self._steps.take("base", "base", plan.base, partial(debian.make_base, suite=suite))
+        base = await self._steps.take("base", "base", plan.base, partial(debian.make_base, suite=source.suite))
         tar = base.path / debian.BASE_TAR
         if plan.layer is not None:
-            add = partial(debian.make_layer, suite=suite, base_tar=tar, packages=packages)
+            add = partial(debian.make_layer, source=source, base_tar=tar)
             tar = (await self._steps.take("packages", "base", plan.layer, add)).path / debian.BASE_TAR
         make = partial(image.make_image, template=template, base_tar=tar)
         return await self._steps.take("image", "image", plan.image, make)

@@ -70,7 +70,7 @@ def plan_image(template: Template) -> ImagePlan:
     source = template.source.debian
     assert source is not None
     base = base_inputs(source.suite)
-    layer = layer_inputs(key_of(base), source.packages) if source.packages else None
+    layer = layer_inputs(key_of(base), source)
     return ImagePlan(base, layer, image_inputs(template, key_of(layer or base)))
 
 

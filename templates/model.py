@@ -19,7 +19,9 @@ PoolMode = Literal["pooled", "cold", "singleton"]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 # Both go onto the command line of a package manager: a name must never look like an option or a path.
-DebianPackage = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]
+# One of another suite is called like golang-go/trixie.
+DebianPackage = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+(/(bookworm|trixie))?$")]
+Command = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]+$")]
 Wheel = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?==[A-Za-z0-9.!+_-]+$")
 ]
@@ -36,6 +38,7 @@ class DebianSource(_Strict):
 
     suite: Literal["bookworm", "trixie"]
     packages: list[DebianPackage] = []
+    run: list[Command] = Field(default=[], description="shell commands, run as root in the image after its packages")
     wheels: list[Wheel] = Field(default=[], description="exact versions, so that a rebuild gives the same machine")
 
 

@@ -28,7 +28,9 @@ def launch(user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: s
         take_in_orphans()
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it starts would, too
             signal.signal(number, signal.SIG_DFL)
-        user.let_loose(oom_score=oom_score)
+        # A machine with users of its own is limited as a whole, by the host. There a limit inside may be one for memory
+        # in sight, of which programs in Go or Java have more than there is.
+        user.let_loose(oom_score=oom_score, watched=not user.shares_id)
         os.chdir(cwd)
         os.execvpe(command[0], list(command), {**os.environ, **env})  # noqa: S606 - no shell unless asked for
     except BaseException as error:  # the process ends here, whatever it is

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import platform
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from guest.agent.children import Children
 from guest.agent.files import Files
 from guest.agent.identity import Identity
-from guest.agent.languages import WARM_CELLS
+from guest.agent.languages import WARM_CELLS, version_of
 from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
 from guest.agent.offline import go_offline
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 AGENT_VERSION = "0.1.0"
-LANGUAGE_VERSION = platform.python_version()
 SOME_NAME = "sandbox-00000000"  # as long as the names of clones: a file that keeps its length is quicker to write
 
 
@@ -42,6 +40,7 @@ class Agent:
         self._kernels = Supervisor(self._loop, self._channel, user, children, self._service, one_kernel=one_kernel)
         self._files = Files(user)
         self._identity = Identity()
+        self._language_version = version_of(self._kernels.language)
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
             "hello": self._hello,
             "refresh": self._refresh,
@@ -103,7 +102,7 @@ class Agent:
             "nonce": header["nonce"],
             "agent": AGENT_VERSION,
             "language": self._kernels.language,
-            "language_version": LANGUAGE_VERSION,
+            "language_version": self._language_version,
         }
         self._answer(header["id"], answer)
 
@@ -127,6 +126,7 @@ class Agent:
         os.environ.update({str(name): str(value) for name, value in header["env"].items()})
         go_offline(os.environ)
         self._kernels.language = str(header["language"])
+        self._language_version = version_of(self._kernels.language)
 
         def warmed(error: str | None) -> None:
             if error is not None:

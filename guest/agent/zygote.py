@@ -18,6 +18,7 @@ import warnings
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
+from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.rights import gain_nothing_by_exec, show_memory
 from guest.agent.user import User
 
@@ -41,10 +42,11 @@ class Kernel(Protocol):
 class Zygote:
     """Serves the agent's orders, one after the other."""
 
-    def __init__(self, control: socket.socket, user: User, kernel: Kernel) -> None:
+    def __init__(self, control: socket.socket, user: User, kernel: Kernel, *, watched: bool) -> None:
         self._control = control
         self._user = user
         self._kernel = kernel
+        self._watched = watched  # the kernel looks after the memory of what it runs
 
     def serve(self) -> None:
         """Work until the agent is gone, or until this is a kernel."""
@@ -106,7 +108,7 @@ class Zygote:
         status = 1
         try:
             self._control.close()
-            self._user.let_loose()
+            self._user.let_loose(watched=self._watched)
             control, stdout, stderr = fds
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
@@ -127,9 +129,10 @@ def main() -> None:
     if user.shares_id:
         show_memory(shown=False)
     os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].partition(":")[2]  # what follows our own place is code's
-    kernel = cast("Kernel", import_module(f"guest.kernels.{sys.argv[2]}"))
+    language = sys.argv[2]
+    kernel = cast("Kernel", import_module(f"guest.kernels.{language}"))
     kernel.prepare()
-    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel).serve()
+    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel, watched=language in MEMORY_WATCHERS).serve()
 
 
 if __name__ == "__main__":

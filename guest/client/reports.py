@@ -52,6 +52,7 @@ class CompiledReport:
     compile_ms: int
     diagnostics: str  # what the compiler said, cut short
     warnings: str  # what a checker besides the compiler said, cut short
+    note: str  # what was changed in the code before it was compiled
     end: ProcessEnd | None  # of the program, where there were no cases
     cases: tuple[CaseResult, ...] = ()
 
@@ -92,6 +93,7 @@ def parse_report(body: bytes) -> Report:
         compile_ms=read.whole(fields, "compile_ms"),
         diagnostics=read.text(fields, "diagnostics"),
         warnings=read.text(fields, "warnings"),
+        note=read.text(fields, "note"),
         end=_end_or_none(fields),
         cases=tuple(_case(read.table(case, "case")) for case in cases),
     )

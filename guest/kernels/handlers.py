@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from guest.places import OUTPUTS
-from guest.protocol import decode_json, encode_json
+from guest.protocol import encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -49,8 +49,8 @@ class Usage(NamedTuple):
 class Invocation:
     """One call of a handler that the code before it, or an earlier run, has defined."""
 
-    def __init__(self, options: bytes, run: int) -> None:
-        self._options = options  # JSON
+    def __init__(self, options: dict[str, Any], run: int) -> None:
+        self._options = options
         self._run = run
         self._began_s = time.monotonic()
         self._taken: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class Invocation:
 
     def call(self, names: dict[str, Any]) -> None:
         """Call the handler, one of the user's `names`. Raises what it raises, and if its result is not JSON."""
-        options = decode_json(self._options)
+        options = self._options
         name, event, context = options["handler"], options["event"], Context(options, self._began_s)
         handler = _find(names, name)
         exact = forget_peak()

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -20,16 +20,18 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from guest.errors import ProtocolError
 from guest.kernels import handlers
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.figures import BACKEND, install
 from guest.kernels.handlers import Invocation, run_coroutine
+from guest.kernels.orders import as_file, split
 from guest.kernels.reseed import Generators
 from guest.places import SETTINGS, WORKSPACE
 from guest.protocol import Decoder, Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing inspect
@@ -37,6 +39,9 @@ MAX_TRACEBACK = 32 * 1024  # characters; the middle of a longer one is left out
 MAX_MESSAGE = 4000  # characters
 OWN_FILES = (__file__, handlers.__file__)
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags `from __future__` sets; they last from cell to cell
+
+
+INPUT = builtins.input  # before IPython or we put anything in its place
 
 
 class Exit(IPyAutocall):  # type: ignore[misc]
@@ -80,7 +85,22 @@ class Shell(InteractiveShell):  # type: ignore[misc]
 def no_input(prompt: object = "") -> NoReturn:
     """Stands in for `input`: there is nobody to answer."""
     print(prompt, end="", flush=True)  # noqa: T201 - what input() does
-    raise EOFError("there is no stdin in a sandbox: put the value into the code or into a file")
+    raise EOFError("there is no stdin: give it with the code, or put the value into the code or into a file")
+
+
+@contextmanager
+def standard_input(text: str) -> "Iterator[None]":
+    """Let a cell, and the processes it starts, read `text`."""
+    source, kept, ours = as_file(text.encode("utf-8", "replace")), os.dup(0), sys.stdin
+    os.dup2(source, 0)
+    os.close(source)
+    builtins.input, sys.stdin = INPUT, open(0, closefd=False)  # noqa: SIM115 - a descriptor
+    try:
+        yield
+    finally:
+        builtins.input, sys.stdin = no_input, ours
+        os.dup2(kept, 0)
+        os.close(kept)
 
 
 class Kernel:
@@ -228,8 +248,22 @@ class Kernel:
             for frame in decoder.feed(data):
                 self._obey(frame)
 
+    def _run_with_options(self, frame: Frame) -> tuple[dict[str, Any], str]:
+        """Run a cell that there is more to than its code."""
+        number = frame.header["run"]
+        try:
+            code, options = split(frame)
+        except ProtocolError as error:  # nested deeper than this Python reads
+            return describe(error)
+        invocation = Invocation(options, number) if frame.header["kind"] == "invoke" else None
+        with standard_input(options["stdin"]) if "stdin" in options else nullcontext():
+            ended = self.run(code, number, invocation)
+        if invocation is not None and (report := invocation.report()) is not None:
+            self.screen.send({"event": "report", "run": number}, report, hold=True)
+        return ended
+
     def _obey(self, frame: Frame) -> None:
-        header, body = frame
+        header = frame.header
         if header["op"] == "reseed":
             self._generators.reseed()
             self.screen.send({"event": "reseeded"})
@@ -237,14 +271,10 @@ class Kernel:
             return  # an acknowledgement that an interrupted display did not wait for
         self._generators.used |= header["run"] > 0  # the cells of the warm-up draw nothing
         self.screen.begin(header["run"], header["max_display_bytes"])
-        invocation = None
         if "kind" in header:
-            body, options = body[: header["code_bytes"]], body[header["code_bytes"] :]
-            if header["kind"] == "invoke":
-                invocation = Invocation(options, header["run"])
-        ended, trace = self.run(body.decode("utf-8", "replace"), header["run"], invocation)
-        if invocation is not None and (report := invocation.report()) is not None:
-            self.screen.send({"event": "report", "run": header["run"]}, report, hold=True)
+            ended, trace = self._run_with_options(frame)
+        else:
+            ended, trace = self.run(frame.body.decode("utf-8", "replace"), header["run"])
         ended.update(event="done", run=header["run"], figures=self.screen.figures)
         self.screen.send(ended, trace.encode("utf-8", "replace"))
 

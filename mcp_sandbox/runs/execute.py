@@ -125,6 +125,7 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
         timings=_timings(live, request, lease, ran_at),
         report=fold.report,
         service_loss=finished.service_loss,
+        language=lease.template.language,
     )
 
 

@@ -41,15 +41,19 @@ def check_invocation(request: RunRequest, max_bytes: int) -> None:
         )
 
 
-def with_limits(options: Mapping[str, Any] | None, template: Template, timeout_s: float) -> dict[str, Any]:
-    """The options with what a handler may ask its context for.
+def check_language(template: Template) -> None:
+    """See that sandboxes of `template` have handlers.
 
     Raises:
-        BadRequest: sandboxes of this template have no handlers.
+        BadRequest: they have not.
     """
     if template.language != "python":
         raise BadRequest(
             f"Only Python has handlers, and template {template.name!r} is for {template.language}. "
             "Use a sandbox of a template for Python, or run_code."
         )
+
+
+def with_limits(options: Mapping[str, Any] | None, template: Template, timeout_s: float) -> dict[str, Any]:
+    """The options with what a handler may ask its context for."""
     return {**(options or {}), "timeout_s": timeout_s, "memory_mb": template.machine.memory_mb}

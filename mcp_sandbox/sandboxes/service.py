@@ -18,6 +18,7 @@ from mcp_sandbox.errors import LimitReached, NotFound, NotSent, UnknownTemplate
 from mcp_sandbox.machines.provider import Lease, Provider
 from mcp_sandbox.runs.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.runs.execute import CheckedRun, check
+from mcp_sandbox.runs.options import check_options
 from mcp_sandbox.runs.results import RunRequest, RunResult
 from mcp_sandbox.runs.running import RunBook, RunView
 from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
@@ -29,7 +30,7 @@ from mcp_sandbox.sandboxes.keeper import KeptSandbox
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, Lifespan, lifespan
 from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
 from templates.errors import UnknownTemplate as NoSuchTemplate
-from templates.model import find_templates, load_template
+from templates.model import Template, find_templates, load_template
 
 
 class SandboxService:
@@ -88,7 +89,7 @@ class SandboxService:
 
     async def _start(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
         name = template or self.settings.template
-        ticket = Ticket(owner, _memory_mb(name), passing=one_off)
+        ticket = Ticket(owner, _template(name).machine.memory_mb, passing=one_off)
         box = self._open(name, span, ticket, self._placed(ticket, self._provider.acquire(name)), one_off=one_off)
         with all_or_none([box]):
             await all_ready([box])
@@ -226,7 +227,11 @@ class SandboxService:
     ) -> RunResult | RunView:
         self._check_runs(request.owner)  # before a machine is taken
         if request.sandbox_id is not None:
-            return await self._run_in(self._find(request.owner, request.sandbox_id), checked, until, report)
+            box = self._find(request.owner, request.sandbox_id)
+            if (lease := box.lease or box.last_lease) is not None:
+                check_options(request, lease.template)
+            return await self._run_in(box, checked, until, report)
+        check_options(request, _template(request.template or self.settings.template))
         try:
             return await self._run_once(request, checked, until, report)
         except NotSent:  # its machine was dead already, as one that had been kept ready may be
@@ -291,9 +296,9 @@ class SandboxService:
         return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
 
 
-def _memory_mb(template: str) -> int:
-    """How much memory a machine of `template` has."""
+def _template(name: str) -> Template:
+    """What machines called `name` are made from."""
     try:
-        return load_template(template).machine.memory_mb
+        return load_template(name)
     except NoSuchTemplate:
-        raise UnknownTemplate(template, sorted(find_templates())) from None
+        raise UnknownTemplate(name, sorted(find_templates())) from None

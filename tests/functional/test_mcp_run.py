@@ -47,7 +47,7 @@ def saved(directory: Path) -> dict[str, bytes]:
 
 
 def run_once(save: Path | None = None) -> int:
-    return run.run_once(Settings(), CODE, None, None, save)
+    return run.run_once(Settings(), run.Source(CODE, None, None), None, save)
 
 
 def test_artifacts_keep_their_places_and_do_not_overwrite_each_other(

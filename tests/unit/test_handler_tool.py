@@ -15,6 +15,7 @@ from guest.client.reports import HandlerReport, ProcessEnd
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest
 from mcp_sandbox.runs.invocations import LIMITS_BYTES, invocation, with_limits
+from mcp_sandbox.runs.options import check_options
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server
@@ -159,10 +160,10 @@ async def test_an_event_that_is_not_json_is_refused(provider: FakeProvider):
                 await service.run(request)
 
 
-async def test_only_python_has_handlers():
+def test_only_python_has_handlers():
     template = load_template(TEMPLATE).model_copy(update={"name": "fast", "language": "cpp"})
     with pytest.raises(BadRequest, match="Only Python has handlers, and template 'fast' is for cpp"):
-        with_limits({}, template, 1.0)
+        check_options(RunRequest("me", CODE, kind="invoke", options=invocation("handler", 1, None)), template)
 
 
 def test_what_the_machine_is_told_besides_fits_what_is_set_aside_for_it():
