@@ -13,6 +13,7 @@ from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import NEXT_CREATE, BadRequest, FileProblem, SandboxError
 from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.runs.invocations import check_invocation, with_limits
 from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.results import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
 from mcp_sandbox.runs.running import LiveRun
@@ -42,7 +43,9 @@ def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> 
     Raises:
         BadRequest: it cannot be carried out by any sandbox.
     """
-    if not request.code.strip():
+    if request.kind == "invoke":
+        check_invocation(request, settings.max_code_bytes)
+    elif not request.code.strip():
         raise BadRequest("The code is empty. Give the source to run.")
     if "\0" in request.code:
         raise BadRequest("The code contains a null byte. Remove it; write_file takes binary data as base64.")
@@ -82,15 +85,18 @@ async def _carry_out(box: Sandbox, live: LiveRun, request: CheckedRun, settings:
 async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Settings) -> RunResult:
     fold = live.fold
     lost_before = box.take_loss()
-    code = RunCode(
-        request.code,
-        kind=request.kind,
-        options=request.options,
-        grace_s=INTERRUPT_GRACE_S,
-        head_bytes=settings.live_output_bytes,
-        tail_bytes=settings.output_tail_bytes,
-    )
     async with box.use() as lease:
+        options = request.options
+        if request.kind == "invoke":
+            options = with_limits(request.options, lease.template, request.timeout_s)
+        code = RunCode(
+            request.code,
+            kind=request.kind,
+            options=options,
+            grace_s=INTERRUPT_GRACE_S,
+            head_bytes=settings.live_output_bytes,
+            tail_bytes=settings.output_tail_bytes,
+        )
         with _refusals():
             async with lease.agent.run(code) as run:
                 live.sent = True
@@ -118,6 +124,7 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
         pictures=pictures,
         timings=_timings(live, request, lease, ran_at),
         report=fold.report,
+        service_loss=finished.service_loss,
         language=lease.template.language,
     )
 

@@ -24,7 +24,7 @@ from mcp_sandbox.sandboxes.files import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
 from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
-from mcp_sandbox.tools import code, files, forks, sandboxes
+from mcp_sandbox.tools import code, files, forks, handlers, sandboxes
 from mcp_sandbox.tools.common import lifetime_of
 
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
@@ -66,7 +66,7 @@ def create_server(
         lifespan=lifespan,
         log_level=settings.log_level,
     )
-    for family in (sandboxes, code, files, *([forks] if settings.toolset == "advanced" else [])):
+    for family in (sandboxes, code, files, *([forks, handlers] if settings.toolset == "advanced" else [])):
         family.register(server, settings)
     return server
 

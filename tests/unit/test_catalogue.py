@@ -85,5 +85,5 @@ def test_an_unknown_name_is_refused_with_the_names_there_are(tmp_path: Path, nam
     add(tmp_path / "path", "mine")
     add(tmp_path, "mine")
     (tmp_path / "path" / "file").write_text("")
-    with pytest.raises(UnknownTemplate, match="there are: .*mine, "):
+    with pytest.raises(UnknownTemplate, match=r"there are: .*mine, "):
         Catalogue([tmp_path / "path"]).load(name)

@@ -22,7 +22,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import SandboxServer, create_server
 from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
 
-ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox"}
+ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox", "invoke_handler"}
 NAMES = {
     "create_sandbox",
     "run_code",
