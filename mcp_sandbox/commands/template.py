@@ -19,7 +19,6 @@ from vmm.driver import DRIVER_NAMES, Driver
 from vmm.errors import VmmError
 
 MB = 1_000_000
-SAID_ELSEWHERE = ("template", "driver")  # details of an entry that have a column of their own
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -63,7 +62,11 @@ def show(settings: Settings, name: str | None) -> int:
             if entry.name == wanted:
                 _print_remarks(entry)
         out.print_json(template.model_dump_json(exclude_none=True))
-        _print_entries(builder.entries_of(template))
+        stored = builder.entries_of(template)
+        _print_entries(stored)
+        for made in stored:
+            for note in made.details.get("notes") or ():
+                out.print(f"{made.kind}: {escape(str(note))}", soft_wrap=True)
         return 0
 
     return guarded(main)
@@ -130,15 +133,14 @@ def _print_remarks(entry: Listed) -> None:
 
 
 def _print_entries(entries: Sequence[Entry], states: Mapping[Path, str] | None = None) -> None:
-    table = Table("kind", "key", "of", "for", "made", "on disk", *(["what becomes of it"] if states else []))
+    """A table of entries: with their keys, or with what becomes of them."""
+    last = "what becomes of it" if states else "key"
+    table = Table("kind", "of", "made", "on disk", Column(last, no_wrap=True))
     for entry in entries:
-        of, driver = (str(entry.details.get(word) or "") for word in SAID_ELSEWHERE)
+        of = " for ".join(str(entry.details[word]) for word in ("template", "driver") if entry.details.get(word))
         made, size = f"{entry.made:%Y-%m-%d %H:%M}", f"{entry.size_bytes / MB:.0f} MB"
-        table.add_row(entry.kind, entry.key, escape(of), driver, made, size, *([states[entry.path]] if states else []))
+        table.add_row(entry.kind, escape(of), made, size, states[entry.path] if states else entry.key)
     out.print(table)
-    for entry in entries:
-        for note in entry.details.get("notes") or ():
-            out.print(f"{entry.kind}: {escape(str(note))}", soft_wrap=True)
 
 
 def _size(entries: Sequence[Entry]) -> str:
