@@ -1,9 +1,10 @@
 """From a template to something machines can be started from, step by step.
 
-    base ──> image ──> tree ──┐
-                              ├──> snapshot
-    kernel ──> initramfs ─────┤
-    agent ────────────────────┘
+    base ──────────────────┐
+    layers, interpreter ───┴──> image ──> tree ──┐
+                                                 ├──> snapshot
+    kernel ──> initramfs ────────────────────────┤
+    agent ───────────────────────────────────────┘
 
 Which of these a machine needs, the capabilities of its driver say. Every step looks into the store first, so that
 what did not change is not made again.
@@ -20,13 +21,14 @@ import anyio
 import anyio.lowlevel
 
 from guest.client.messages import WarmUp
-from templates import debian, guest_code, image, kernel, runsc, snapshot, tree
+from templates import debian, dockerfile, guest_code, image, interpreter, kernel, oci, runsc, snapshot, tree
 from templates.catalogue import Catalogue
 from templates.current import (
     SHARED_KINDS,
     STARTING_KINDS,
     Boot,
     Current,
+    ImagePlan,
     Root,
     boot_agent,
     boot_kernel,
@@ -35,12 +37,13 @@ from templates.current import (
     root_of,
 )
 from templates.holding import held
+from templates.image_config import check_service, explain
 from templates.kernel import OwnKernel
 from templates.model import Template
 from templates.steps import MakeTools, Progress, Steps, innermost
 from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools
-from templates.warmup import ImageConfig, warm_up
+from templates.warmup import warm_up
 from vmm.driver import Driver, SnapshotDriver
 from vmm.types import Capabilities, GuestCode, GuestKernel, MachineSpec, Snapshot
 
@@ -104,12 +107,16 @@ class Builder:
             await self.build_runsc()
 
     async def build(self, template: Template, driver: Driver) -> BuiltTemplate:
-        """Make what is missing of a template; raises BuildFailed, after which nothing half-made is left."""
+        """Make what is missing of a template; raises BuildFailed, after which nothing half-made is left.
+
+        InvalidTemplate: its image has nothing that the template wants to be started.
+        """
         self._store.sweep()
         root, boot = await _both(
             partial(self._root, template, driver.capabilities),
             partial(self._boot, driver.capabilities),
         )
+        check_service(template, root.config)
         cold = _cold(template, root, boot)
         if not driver.capabilities.snapshot:
             return cold
@@ -200,6 +207,10 @@ class Builder:
         spared = {entry.name for entry in known if entry.template is None}
         return self._current.unused([*templates, *readable], fingerprints, spared)
 
+    def notes_of(self, template: Template) -> list[str]:
+        """What became of the settings of a template's image where that is not what its author may expect."""
+        return explain(template, self._current.config(template))
+
     async def outdated(self, template: Template, driver: Driver) -> list[Entry]:
         """What nothing uses any more once the template is built for `driver`: old makings of it, and of what all
         templates share. What other drivers use today is not among them."""
@@ -212,11 +223,11 @@ class Builder:
         ]
 
     async def _root(self, template: Template, capabilities: Capabilities) -> Root:
-        made = await self._image(template)
+        made = packed = await self._image(template)
         if capabilities.root == "tree":
-            make = partial(tree.make_tree, template=template, image=made.path / image.IMAGE)
-            made = await self._steps.take("tree", "tree", tree.tree_inputs(made.id), make)
-        return root_of(capabilities.root, made)
+            make = partial(tree.make_tree, template=template, image=packed.path / image.IMAGE)
+            made = await self._steps.take("tree", "tree", tree.tree_inputs(packed.id), make)
+        return root_of(capabilities.root, made, packed)
 
     async def _boot(self, capabilities: Capabilities) -> Boot:
         if capabilities.boots_kernel:
@@ -228,7 +239,8 @@ class Builder:
         if found := self._steps.ready("image", "image", plan.image):
             return found  # whether or not the base it was made from is still there
         source = template.source.debian
-        assert source is not None
+        if source is None:
+            return await self._image_of_layers(template, plan)
         suite, packages = source.suite, source.packages
         base = await self._steps.take("base", "base", plan.base, partial(debian.make_base, suite=suite))
         tar = base.path / debian.BASE_TAR
@@ -236,6 +248,19 @@ class Builder:
             add = partial(debian.make_layer, suite=suite, base_tar=tar, packages=packages)
             tar = (await self._steps.take("packages", "base", plan.layer, add)).path / debian.BASE_TAR
         make = partial(image.make_image, template=template, base_tar=tar)
+        return await self._steps.take("image", "image", plan.image, make)
+
+    async def _image_of_layers(self, template: Template, plan: ImagePlan) -> Entry:
+        fetch = oci.make_oci if template.source.oci else dockerfile.make_dockerfile
+        layers = await self._steps.take("layers", plan.kind, plan.base, partial(fetch, template=template))
+        inputs = interpreter.interpreter_inputs()
+        own = await self._steps.take("interpreter", "interpreter", inputs, interpreter.make_interpreter)
+        make = partial(
+            image.make_layered_image,
+            layers_tar=layers.path / oci.LAYERS_TAR,
+            interpreter=own.path / interpreter.FOLDER,
+            details=layers.details,
+        )
         return await self._steps.take("image", "image", plan.image, make)
 
     async def _kernel(self) -> tuple[Entry, Entry]:
@@ -248,7 +273,7 @@ class Builder:
 
 def _cold(template: Template, root: Root, boot: Boot) -> BuiltTemplate:
     """A template without a snapshot. All that machines of it can differ in is in its version."""
-    warm = warm_up(template, ImageConfig())
+    warm = warm_up(template, root.config)
     version = key_of(snapshot.snapshot_inputs(template, warm, root.id, boot.id, ""))
     return BuiltTemplate(template, root.path, boot.files, warm, None, version)
 

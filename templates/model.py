@@ -1,5 +1,6 @@
 """What a template.toml says, checked the moment it is read."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -7,7 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 Language = Literal["python", "cpp", "go", "shell"]
 PoolMode = Literal["pooled", "cold", "singleton"]
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
+# Both go onto command lines, a reference behind "docker://" and a file behind the template's directory.
+ImageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9\[][^\s\x00]*$")]
+FileName = Annotated[str, StringConstraints(pattern=r"^[\w-][^/\x00]*(/[\w-][^/\x00]*)*$")]  # nothing of it is ".."
 
 # Both go onto the command line of a package manager: a name must never look like an option or a path.
 DebianPackage = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]
@@ -34,10 +39,10 @@ class Source(_Strict):
     """Where the files of a machine come from: one of these."""
 
     debian: DebianSource | None = None
-    oci: str | None = Field(
+    oci: ImageName | None = Field(
         default=None, description="name:tag, name@sha256:…, oci:DIR, oci-archive:FILE or docker-archive:FILE"
     )
-    dockerfile: str | None = Field(default=None, description="a Dockerfile in the template's directory")
+    dockerfile: FileName | None = Field(default=None, description="a Dockerfile in the template's directory")
 
     @model_validator(mode="after")
     def _one(self) -> Self:

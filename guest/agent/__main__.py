@@ -79,6 +79,7 @@ def main() -> None:
     pipes = take_pipes() if options.stdio else None
     user.make_places()
     rise_above_code(user)
+    os.environ.pop("PYTHONPATH", None)  # that of our own code; a template or an image may have one for the user's
     os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LANG="C.UTF-8", SHELL="/bin/sh")
     os.environ.update(XDG_CONFIG_HOME=CONFIG, XDG_CACHE_HOME=CACHE)
     os.umask(0o022)

@@ -72,7 +72,7 @@ class Zygote:
         try:
             self._kernel.warm(code)
         except BaseException:  # whatever it is, the builder of the template has to see it
-            return traceback.format_exc()[-8000:]
+            return f"the warm-up code failed:\n{traceback.format_exc()[-8000:]}"
         finally:
             gc.collect()
             gc.freeze()  # children share these pages for longer when the collector leaves them alone

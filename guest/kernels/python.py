@@ -305,7 +305,6 @@ _kernel: Kernel | None = None
 def prepare() -> None:
     """Import and build everything a kernel needs, once, before any is forked."""
     global _kernel  # noqa: PLW0603 - one kernel a process, by nature
-    os.environ.pop("PYTHONPATH", None)
     os.environ["IPYTHONDIR"] = SETTINGS
     os.environ["MPLBACKEND"] = f"module://{BACKEND}"
     os.chdir(WORKSPACE)

@@ -616,6 +616,8 @@ async def test_a_host_without_debian_packages_is_told_the_setting(builder: Build
 
 def test_an_image_has_an_account_for_user_code_and_nothing_of_the_host(tmp_path: Path):
     _grow_tree(tmp_path)
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "usr/bin/bash").write_text("")
     (tmp_path / "etc/apt/sources.list").write_text("deb http://mirror.example x main\n")
     (tmp_path / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
     (tmp_path / "etc/hostname").write_text("host\n")
