@@ -62,11 +62,9 @@ def show(settings: Settings, name: str | None) -> int:
             if entry.name == wanted:
                 _print_remarks(entry)
         out.print_json(template.model_dump_json(exclude_none=True))
-        stored = builder.entries_of(template)
-        _print_entries(stored)
-        for made in stored:
-            for note in made.details.get("notes") or ():
-                out.print(f"{made.kind}: {escape(str(note))}", soft_wrap=True)
+        _print_entries(builder.entries_of(template))
+        for note in builder.notes_of(template):
+            out.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
         return 0
 
     return guarded(main)
