@@ -28,7 +28,9 @@ def show_all(settings: Settings) -> int:
     """A table of all templates, and what is wrong with some."""
 
     async def main() -> int:
-        table = Table(Column("template", no_wrap=True), "title", "memory", "ready", "on disk", "from")
+        table = Table(
+            Column("template", no_wrap=True), "title", "memory", "ready", "on disk", Column("from", overflow="fold")
+        )
         listed = list(settings.catalogue.entries())
         async with open_host(settings) as host:
             for entry in listed:
