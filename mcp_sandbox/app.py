@@ -1,5 +1,6 @@
 """The one place where the parts are put together."""
 
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -23,6 +24,8 @@ from templates.kernel import OwnKernel
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, load_driver
 from vmm.types import Accel, Isolation, Probe
+
+logger = logging.getLogger(__name__)
 
 WEAK = "the weakest isolation there is. Prefer gvisor or qemu for code that nobody has read"
 
@@ -149,6 +152,9 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
     On a host that is not usable it tells everybody who asks for a sandbox why.
     """
     settings = host.settings
+    for entry in settings.catalogue.entries():
+        if entry.problem:
+            logger.warning("template %s cannot be used: %s", entry.name, entry.problem)
     builds = Builds(host.driver, host.builder, settings.catalogue)
     local = LocalProvider(host.driver, builds, max_restores=settings.max_restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:

@@ -125,10 +125,13 @@ class Current:
         in `spared` stays, too.
         """
         entries, shared = self._store.entries(), self.shared()
-        used = {entry.path for entry in shared}
+        used, kept = {entry.path for entry in shared}, set(spared)
         for template in templates:
-            used |= {entry.path for entry in self.made_for(template, entries, shared, fingerprints)}
-        return [entry for entry in entries if entry.path not in used and entry.details.get("template") not in spared]
+            try:
+                used |= {entry.path for entry in self.made_for(template, entries, shared, fingerprints)}
+            except OSError:  # a file beside its Dockerfile that may not be read, say: nobody knows what it is made from
+                kept.add(template.name)
+        return [entry for entry in entries if entry.path not in used and entry.details.get("template") not in kept]
 
     def shared(self) -> list[Entry]:
         """What machines of all templates are started with. Finding it hashes files, so ask once."""

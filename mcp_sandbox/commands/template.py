@@ -19,7 +19,6 @@ from vmm.driver import DRIVER_NAMES, Driver
 from vmm.errors import VmmError
 
 MB = 1_000_000
-SAID_ELSEWHERE = ("template", "driver")  # details of an entry that have a column of their own
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -29,7 +28,9 @@ def show_all(settings: Settings) -> int:
     """A table of all templates, and what is wrong with some."""
 
     async def main() -> int:
-        table = Table(Column("template", no_wrap=True), "title", "memory", "ready", "on disk", "from")
+        table = Table(
+            Column("template", no_wrap=True), "title", "memory", "ready", "on disk", Column("from", overflow="fold")
+        )
         listed = list(settings.catalogue.entries())
         async with open_host(settings) as host:
             for entry in listed:
@@ -64,6 +65,8 @@ def show(settings: Settings, name: str | None) -> int:
                 _print_remarks(entry)
         out.print_json(template.model_dump_json(exclude_none=True))
         _print_entries(builder.entries_of(template))
+        for note in builder.notes_of(template):
+            out.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
         return 0
 
     return guarded(main)
@@ -130,15 +133,14 @@ def _print_remarks(entry: Listed) -> None:
 
 
 def _print_entries(entries: Sequence[Entry], states: Mapping[Path, str] | None = None) -> None:
-    table = Table("kind", "key", "of", "for", "made", "on disk", *(["what becomes of it"] if states else []))
+    """A table of entries: with their keys, or with what becomes of them."""
+    last = "what becomes of it" if states else "key"
+    table = Table("kind", "of", "made", "on disk", Column(last, no_wrap=True))
     for entry in entries:
-        of, driver = (str(entry.details.get(word) or "") for word in SAID_ELSEWHERE)
+        of = " for ".join(str(entry.details[word]) for word in ("template", "driver") if entry.details.get(word))
         made, size = f"{entry.made:%Y-%m-%d %H:%M}", f"{entry.size_bytes / MB:.0f} MB"
-        table.add_row(entry.kind, entry.key, escape(of), driver, made, size, *([states[entry.path]] if states else []))
+        table.add_row(entry.kind, escape(of), made, size, states[entry.path] if states else entry.key)
     out.print(table)
-    for entry in entries:
-        for note in entry.details.get("notes") or ():
-            out.print(f"{entry.kind}: {escape(str(note))}", soft_wrap=True)
 
 
 def _size(entries: Sequence[Entry]) -> str:

@@ -56,6 +56,8 @@ async def _build(host: Host, name: str, show: "_Show") -> bool:
         tell(error)
         err.print(f"[red]✗[/] Template [bold]{name}[/] is not ready.")
         return False
+    for note in host.builder.notes_of(template):
+        err.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
     err.print(f"Template [bold]{name}[/] is ready.")
     return True
 

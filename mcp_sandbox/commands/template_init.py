@@ -54,8 +54,8 @@ packages = ["jq"]  # whatever commands are to be there
 """,
 }
 
+# Machines of an image bring a Python of their own for the agent; what is in the image's they cannot import.
 _IMAGES = {
-    "python": "python:3.13-slim",
     "cpp": "gcc:14",
     "go": "golang:1.24",
     "shell": "debian:bookworm-slim",
@@ -73,9 +73,6 @@ dockerfile = "{DOCKERFILE}"  # in this directory, which is also what COPY copies
 """
 
 _ADDED = {
-    "python": "RUN pip install --no-cache-dir ipython==9.18.1\n",
-    "cpp": "",
-    "go": "",
     "shell": "RUN apt-get update && apt-get install --yes --no-install-recommends jq && rm -rf /var/lib/apt/lists/*\n",
 }
 
@@ -105,12 +102,13 @@ _ENV = {"go": 'CGO_ENABLED = "0"  # there is no C compiler\nGOPROXY = "off"  # t
 _MEMORY_MB = {"python": 512, "cpp": 1024, "go": 1024, "shell": 256}
 
 
-def init(settings: Settings, name: str, language: Language, source: SourceKind, directory: Path | None) -> int:
+def init(settings: Settings, name: str, language: Language | None, source: SourceKind, directory: Path | None) -> int:
     """Write a new template, and say what comes next."""
+    chosen: Language = language or ("python" if source == "debian" else "shell")
 
     def main() -> int:
         root = directory.absolute() if directory else settings.template_path[0]
-        folder = write_template(root, name, language, source)
+        folder = write_template(root, name, chosen, source)
         err.print(f"Wrote {escape(str(folder / FILE_NAME))}.", soft_wrap=True)
         if root not in settings.template_path:
             shown = escape(str(root))
@@ -126,8 +124,13 @@ def write_template(root: Path, name: str, language: Language, source: SourceKind
     """Make a directory with a template that can be built as it is.
 
     Raises:
-        BadRequest: the name cannot be one, or there is something of that name.
+        BadRequest: the name cannot be one, there is something of that name, or nothing could be built from it.
     """
+    if source != "debian" and language not in _IMAGES:
+        raise BadRequest(
+            f"A template for {language} is made from Debian: leave out --source, and name Python packages as wheels. "
+            "An image's own Python can be used with --language shell."
+        )
     if not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a template's name. Use up to 63 lower-case letters, digits and hyphens.")
     folder = root / name
@@ -136,7 +139,7 @@ def write_template(root: Path, name: str, language: Language, source: SourceKind
     except FileExistsError:
         raise BadRequest(f"{folder} exists already. Choose another name, or edit what is there.") from None
     if source == "dockerfile":
-        (folder / DOCKERFILE).write_text(f"FROM {_IMAGES[language]}\n{_ADDED[language]}")
+        (folder / DOCKERFILE).write_text(f"FROM {_IMAGES[language]}\n{_ADDED.get(language, '')}")
     (folder / FILE_NAME).write_text(text_of(name, language, source))
     return folder
 
@@ -146,7 +149,7 @@ def text_of(name: str, language: Language, source: SourceKind) -> str:
     title = name.replace("-", " ").capitalize()
     sources = {
         "debian": _DEBIAN[language],
-        "oci": _OCI.format(image=_IMAGES[language]),
+        "oci": _OCI.format(image=_IMAGES.get(language)),
         "dockerfile": _BY_DOCKERFILE,
     }
     tail = _TAIL.format(memory_mb=_MEMORY_MB[language], env=_ENV.get(language, ""))

@@ -110,7 +110,8 @@ def problem_of(words: tuple[str, ...]) -> str | None:
             path.append(word)
         else:
             arguments += 1
-    if arguments > sum(parameter.param_type_name == "argument" for parameter in command.params):
+    taken = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    if arguments > len(taken) and not any(parameter.nargs == -1 for parameter in taken):
         return "too many arguments"
     done = CliRunner().invoke(app, [*path, "--help"])
     return None if done.exit_code == 0 else done.output

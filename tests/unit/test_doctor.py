@@ -221,3 +221,14 @@ async def test_servers_that_run_are_shown_with_what_they_keep_ready(tmp_path: Pa
     [server] = (await examine(Settings(home=tmp_path))).servers
     assert (server.pid, server.sandboxes) == (4711, 3)
     assert [(pool.ready, pool.hits, pool.misses) for pool in server.pools] == [(1, 7, 2)]
+
+
+@pytest.mark.parametrize("default", ["broken", "python-data-analysis"])
+async def test_a_template_with_mistakes_is_told_of_and_takes_no_other_down(tmp_path: Path, default: str):
+    file = tmp_path / "templates" / "broken" / "template.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("title =")
+    report = await examine(Settings(home=tmp_path, template_path=(tmp_path / "templates",), template=default))
+    assert "python-data-analysis" in [template.name for template in report.templates]
+    assert [warning for warning in report.warnings if f"{file}:1: this is not valid TOML" in warning]
+    assert (report.verdict == "Not ready: template broken cannot be used") == (default == "broken")

@@ -13,9 +13,10 @@ import pytest
 
 from guest.client.messages import WarmUp
 from guest.errors import AgentTimeout
-from templates import image
+from templates import current, image
 from templates.build import Builder, BuiltTemplate, Progress
 from templates.catalogue import Catalogue
+from templates.current import ImagePlan
 from templates.errors import BuildFailed
 from templates.model import Template
 from templates.store import Store
@@ -428,6 +429,23 @@ async def test_what_was_built_of_a_template_that_is_gone_is_unused(shop: Shop):
 async def test_a_template_that_cannot_be_read_keeps_what_was_built_of_it(shop: Shop):
     await shop.build("mine", FakeGvisor())
     (shop.path / "templates" / "mine" / "template.toml").write_text("title =")
+    assert await shop.unused(FakeGvisor()) == []
+
+
+async def test_a_template_whose_files_cannot_be_looked_at_keeps_what_was_built_of_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    await shop.build("mine", FakeGvisor(), MINE.replace("numpy==2.4.6", "numpy==2.4.7"))
+    shop.write("mine", MINE.replace("numpy==2.4.6", "numpy==2.4.8"))
+    assert await shop.unused(FakeGvisor()) == [("image", "mine"), ("snapshot", "mine")]
+    plan = current.plan_image
+
+    def refuse(template: Template) -> ImagePlan:
+        if template.name == "mine":
+            raise PermissionError("secret")
+        return plan(template)
+
+    monkeypatch.setattr(current, "plan_image", refuse)
     assert await shop.unused(FakeGvisor()) == []
 
 

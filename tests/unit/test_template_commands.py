@@ -14,6 +14,7 @@ from mcp_sandbox import cli
 from mcp_sandbox.commands import template, template_watch
 from mcp_sandbox.commands.template_init import SourceKind, text_of, write_template
 from mcp_sandbox.commands.template_watch import Watch
+from mcp_sandbox.errors import BadRequest
 from templates.catalogue import BUILT_IN, Catalogue
 from templates.holding import held
 from templates.model import Language
@@ -42,6 +43,11 @@ def run(*words: str) -> Result:
 @pytest.mark.parametrize("language", typing.get_args(Language))
 @pytest.mark.parametrize("source", typing.get_args(SourceKind))
 def test_a_new_template_is_valid_as_it_is(tmp_path: Path, language: Language, source: SourceKind):
+    if language == "python" and source != "debian":
+        with pytest.raises(BadRequest, match="made from Debian"):
+            write_template(tmp_path, "my-tools", language, source)
+        assert list(tmp_path.iterdir()) == []
+        return
     folder = write_template(tmp_path, "my-tools", language, source)
     written = read_template(folder / "template.toml")
     assert (written.name, written.title, written.language) == ("my-tools", "My tools", language)
@@ -67,9 +73,11 @@ def test_the_command_line_knows_the_languages_and_sources_there_are():
 
 
 def test_init_writes_to_the_search_path_and_says_what_comes_next(path: Path):
-    done = run("init", "my-tools", "--language", "shell")
+    done = run("init", "my-tools")
     assert done.exit_code == 0
-    assert Catalogue([path]).load("my-tools").language == "shell"
+    assert Catalogue([path]).load("my-tools").language == "python"
+    assert run("init", "my-image", "--source", "oci").exit_code == 0
+    assert Catalogue([path]).load("my-image").language == "shell"
     assert f"Wrote {path}/my-tools/template.toml" in done.stderr
     assert "mcp-sandbox template build my-tools" in done.stderr
 
