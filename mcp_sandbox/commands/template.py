@@ -45,6 +45,8 @@ def build(settings: Settings, name: str | None) -> int:
                 await host.builder.build(template, host.driver)
                 for entry in await host.builder.outdated(template, host.driver):
                     await host.store.remove(entry.kind, entry.key)
+                for note in host.builder.notes_of(template):
+                    err.print(f"[yellow]![/] {escape(note)}")
         err.print(f"Template [bold]{template.name}[/] is ready.")
         return 0
 
@@ -82,6 +84,8 @@ def show(settings: Settings, name: str | None) -> int:
         _, builder = make_builder(settings)
         out.print_json(template.model_dump_json())
         _print_entries(builder, template)
+        for note in builder.notes_of(template):
+            out.print(escape(note))
         return 0
 
     return guarded(main)
@@ -103,9 +107,12 @@ def remove(settings: Settings, name: str) -> int:
 
 def _print_entries(builder: Builder, template: Template) -> None:
     table = Table("kind", "key", "made", "on disk")
-    for entry in builder.entries_of(template):
+    entries = builder.entries_of(template)
+    for entry in entries:
         table.add_row(entry.kind, entry.key, f"{entry.made:%Y-%m-%d %H:%M}", f"{entry.size_bytes / MB:.0f} MB")
     out.print(table)
+    for digest in dict.fromkeys(entry.details["digest"] for entry in entries if "digest" in entry.details):
+        out.print(f"{template.source.oci} was {digest} when it was fetched.", soft_wrap=True)
 
 
 def _total(entries: list[Entry]) -> str:
