@@ -99,7 +99,8 @@ async def registry(store: Store, folder: Path) -> AsyncIterator[str]:
 
 def run_skopeo(scratch: Path, *arguments: str) -> None:
     """Run skopeo so that it keeps nothing of its own but in `scratch`."""
-    environment = {**os.environ, "_CONTAINERS_ROOTLESS_UID": "1", "XDG_DATA_HOME": str(scratch)}
+    places = dict.fromkeys(("XDG_DATA_HOME", "XDG_RUNTIME_DIR", "TMPDIR"), str(scratch))
+    environment = {**os.environ, **places, "_CONTAINERS_ROOTLESS_UID": "1"}
     subprocess.run(["skopeo", *arguments], check=True, timeout=60, env=environment)
 
 
@@ -132,7 +133,13 @@ async def _registry_program(store: Store) -> Path:
 @contextmanager
 def containers_untouched() -> Iterator[None]:
     """Nothing appears where container tools keep things for this host and its user."""
-    places = [Path("/var/lib/containers"), Path("/run/containers"), Path.home() / ".local/share/containers"]
-    before = [place.exists() for place in places]
+    before = _traces()
     yield
-    assert [place.exists() for place in places] == before
+    assert _traces() == before
+
+
+def _traces() -> set[Path]:
+    homes = (Path("/var/lib"), Path("/run"), Path("/etc"), Path.home() / ".local/share", Path.home() / ".config")
+    found = [*Path("/run/user").glob("*"), *Path("/tmp").glob("containers-user-*"), *Path("/tmp").glob("podman-run-*")]
+    places = (home / name for home in homes for name in ("containers/cache", "containers/storage", "cni"))
+    return {*found, *(place for place in places if place.exists())}

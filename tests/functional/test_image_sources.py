@@ -168,7 +168,7 @@ async def test_images_come_by_tag_and_by_digest_and_never_as_another(host: Host,
             _push(tmp_path / "other", f"{address}/box:1")
             before = layers_of(host.builder, by_tag)
             await host.builder.build_image(by_tag)
-            assert layers_of(host.builder, by_tag) == before, "a tag that moved is not followed until somebody asks for it"
+            assert layers_of(host.builder, by_tag) == before, "a tag that moved is not followed until asked"
             await _forget(host.builder, store, by_tag)
             await host.builder.build_image(by_tag)
             assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [other]
