@@ -119,12 +119,15 @@ def setup(
     ctx: typer.Context,
     check: Annotated[bool, typer.Option("--check", help="Only say what is missing.")] = False,
     driver: Annotated[str | None, typer.Option(help="Set up this driver, not the one in force.")] = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="Also for templates made from OCI images and Dockerfiles.")
+    ] = False,
 ) -> None:
     """Get what the driver in force needs: system packages, and a guest kernel or gVisor."""
     from mcp_sandbox.commands import setup as setup_cli
 
     ctx.find_root().obj |= {"driver": driver} if driver else {}
-    raise typer.Exit(setup_cli.main(settings_of(ctx), check=check))
+    raise typer.Exit(setup_cli.main(settings_of(ctx), check=check, images=images))
 
 
 @app.command()

@@ -9,8 +9,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from templates.container_tools import run_container_tool
 from templates.model import Template
-from templates.oci import file_digest, run_container_tool, unpack_image
+from templates.oci import file_digest, unpack_image
 from templates.tools import Tools
 
 RECIPE = 1  # raise it when a change here must reach machines that are already built

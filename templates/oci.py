@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from functools import lru_cache
@@ -11,11 +10,11 @@ from typing import Any
 
 import anyio.to_thread
 
+from templates.container_tools import run_container_tool
 from templates.image_config import read_config, to_details
 from templates.layers import merge_layers
 from templates.model import Template
 from templates.tools import StepFailed, Tools
-from vmm.process import find_tool
 
 LAYERS_TAR = "layers.tar"
 RECIPE = 1  # raise it when a change here must reach machines that are already built
@@ -74,20 +73,7 @@ async def unpack_image(tools: Tools, staging: Path, template: Template, source: 
     tools.note(f"putting {len(layers)} layers together")
     await anyio.to_thread.run_sync(merge_layers, layers, staging / LAYERS_TAR)
     await anyio.to_thread.run_sync(shutil.rmtree, copy)
-    shutil.rmtree(staging / "data", ignore_errors=True)
     return {"template": template.name, "config": to_details(config)}
-
-
-async def run_container_tool(tools: Tools, staging: Path, tool: str, *arguments: str) -> list[str]:
-    """Run skopeo or buildah so that they leave nothing outside `staging`."""
-    environment = {
-        "XDG_DATA_HOME": str(staging / "data"),
-        # Root's cache is in /var/lib whatever they are told. This has them look for it where ordinary users have it.
-        "_CONTAINERS_ROOTLESS_UID": str(os.geteuid() or 1),
-    }
-    if find_tool(tool) is None:
-        raise StepFailed(f"{tool} is not installed; `mcp-sandbox setup --images` gets it")
-    return await tools.run([tool, *arguments], env=environment)
 
 
 def _name(template: Template) -> str:

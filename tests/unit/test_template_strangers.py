@@ -1,12 +1,17 @@
 """A stranger's tree is prepared without following any of its links on this host; its settings are taken with care."""
 
+import ast
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from guest.agent import birth
+from guest.places import AGENT_PYTHON
 from templates import image
+from templates.dockerfile import dockerfile_inputs
 from templates.errors import InvalidTemplate
 from templates.image_config import check_service, explain, from_details, read_config, to_details
 from templates.links import inside
@@ -14,6 +19,7 @@ from templates.model import Template
 from templates.tools import StepFailed
 from templates.warmup import ImageConfig, warm_up
 from tests.unit.test_template_build import template
+from vmm.agent import PYTHON
 
 SECRET = "root:secret-of-this-host:0:0:::\n"
 
@@ -159,3 +165,52 @@ def test_a_source_cannot_be_an_option_or_lie_elsewhere(source: dict[str, str]):
     with pytest.raises(ValueError, match="String should match pattern"):
         template(source=source)
     assert isinstance(template(source={"dockerfile": "images/Dockerfile.dev"}), Template)
+
+
+def test_an_image_is_made_anew_when_anything_changes_that_can_be_in_it(tmp_path: Path):
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/link").symlink_to("x")
+    wanted = template(folder=tmp_path, source={"dockerfile": "Dockerfile"})
+    first = dockerfile_inputs(wanted)
+    (tmp_path / "template.toml").write_text("# a new warm-up is none of its business")
+    assert dockerfile_inputs(wanted) == first
+    seen = [first]
+    (tmp_path / "app/file").write_text("1")
+    seen.append(dockerfile_inputs(wanted))
+    (tmp_path / "app/file").write_text("22")
+    seen.append(dockerfile_inputs(wanted))
+    (tmp_path / "app/file").chmod(0o755)
+    seen.append(dockerfile_inputs(wanted))
+    (tmp_path / "app/link").unlink()
+    (tmp_path / "app/link").symlink_to("y")
+    seen.append(dockerfile_inputs(wanted))
+    assert len({json.dumps(inputs) for inputs in seen}) == len(seen)
+
+
+def test_an_image_that_lacks_what_code_in_python_needs_is_told_what_to_add(monkeypatch: pytest.MonkeyPatch):
+    assert birth.unfit("python") is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "RUN pip install ipython" in str(birth.unfit("python"))
+    monkeypatch.setattr("sys.version_info", (3, 9, 2, "final", 0))
+    assert birth.unfit("python") == "this image's python3 is 3.9.2, and code needs 3.11 or newer"
+    monkeypatch.setattr("sys.executable", AGENT_PYTHON)
+    assert "no python3" in str(birth.unfit("python"))
+    assert birth.unfit("shell") is None
+
+
+def test_code_in_python_runs_in_the_images_own_and_all_else_in_the_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "python3").write_text("")
+    (tmp_path / "python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"relative:{tmp_path / 'nothing'}:{tmp_path}")
+    assert birth.python_for("python") == [sys.executable], "an agent that runs in the tests' own Python"
+    monkeypatch.setattr("sys.executable", AGENT_PYTHON)
+    assert birth.python_for("python") == [str(tmp_path / "python3")]
+    assert birth.python_for("shell") == [AGENT_PYTHON, "-I"]
+    assert AGENT_PYTHON == PYTHON, "two rooms that know nothing of each other mean the same program"
+
+
+def test_the_first_words_of_a_zygote_can_be_read_by_old_pythons():
+    ast.parse(Path(birth.__file__).read_text(), feature_version=(3, 6))
