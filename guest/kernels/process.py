@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from guest.kernels.orders import as_file
 
 CHUNK_BYTES = 64 * 1024
+MAX_LAST_READS = 32  # when a program has ended; one that got away from it may go on writing for ever
 WATCH_S = 0.02  # between two looks at a program's memory; what it can take meanwhile, the machine has to spare
 INTERRUPT_GRACE_S = 1.0  # after an interrupt; below what the agent grants the kernel itself
 PAGE = resource.getpagesize()
@@ -83,8 +84,8 @@ class Pipe:
         return bool(data)
 
     def drain(self) -> None:
-        """Take in the last of it; a process that got away may go on writing for ever."""
-        for _ in range(2 * CHUNK_BYTES // 4096):
+        """Take in the last of it."""
+        for _ in range(MAX_LAST_READS):
             if not self.read() or not _has_more(self.fd):
                 return
 
