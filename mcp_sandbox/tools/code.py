@@ -8,7 +8,7 @@ from pydantic import Field
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     RunId,
@@ -22,6 +22,7 @@ from mcp_sandbox.tools.common import (
     told_to_the_model,
 )
 from mcp_sandbox.tools.results import run_blocks, view_blocks
+from mcp_sandbox.tools.running import InBackground, OneOffTemplate, result_of, timeout_field
 
 WAIT_S = 10.0  # read_output's own idea of waiting: few calls, and none that seems to hang
 
@@ -57,33 +58,12 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         ctx: ToolContext,
         code: Annotated[str, Field(description=f"Source code, at most {settings.max_code_bytes:,} bytes.")],
         sandbox_id: SandboxId | None = None,
-        template: Annotated[
-            str | None,
-            Field(max_length=63, description="For a run without sandbox_id: what its sandbox is made from."),
-        ] = None,
-        timeout_s: Annotated[
-            float | None,
-            Field(
-                gt=0,
-                le=settings.max_run_timeout_s,
-                description=(
-                    f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given, "
-                    f"{settings.max_run_timeout_s:g} in the background."
-                ),
-            ),
-        ] = None,
-        background: Annotated[
-            bool,
-            Field(
-                description="Return a run_id at once instead of waiting. Without sandbox_id the fresh sandbox is kept."
-            ),
-        ] = False,
+        template: OneOffTemplate = None,
+        timeout_s: Annotated[float | None, timeout_field(settings)] = None,
+        background: InBackground = False,
     ) -> CallToolResult:
         request = RunRequest(owner_of(ctx), code, sandbox_id, template, timeout_s)
-        report = reporter(ctx)
-        with told_to_the_model():
-            outcome = await service_of(ctx).run_for_client(request, background=background, report=report)
-        return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))
+        return await result_of(ctx, request, background=background)
 
 
 def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) -> None:

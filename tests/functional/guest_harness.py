@@ -115,14 +115,16 @@ def _map_ids(pid: int) -> None:
 
 
 @asynccontextmanager
-async def agent_client(warm_up: str | None = "", *options: str, user: str = SANDBOX_USER) -> AsyncIterator[AgentClient]:
+async def agent_client(
+    warm_up: str | WarmUp | None = "", *options: str, user: str = SANDBOX_USER
+) -> AsyncIterator[AgentClient]:
     """A client of an agent running with these options, its kernel ready unless `warm_up` is None."""
     ours, theirs = socket.socketpair()
     with _agent_process(theirs, ("--user", user, *options)):
         stream = await SocketStream.from_socket(ours)
         async with AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client:
             if warm_up is not None:
-                await client.warm(WarmUp(code=warm_up), START_TIMEOUT_S)
+                await client.warm(WarmUp(code=warm_up) if isinstance(warm_up, str) else warm_up, START_TIMEOUT_S)
             yield client
 
 
@@ -146,4 +148,10 @@ class Result:
 async def run(client: AgentClient, code: str, **limits: float) -> Result:
     """Run code to its end."""
     async with client.run(RunCode(code, **limits)) as events:  # type: ignore[arg-type]
+        return Result([event async for event in events])
+
+
+async def command(client: AgentClient, line: str, **options: object) -> Result:
+    """Run a shell command to its end."""
+    async with client.run(RunCode(line, kind="command", options=options)) as events:
         return Result([event async for event in events])

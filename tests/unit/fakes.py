@@ -117,6 +117,7 @@ class FakeAgent:
         self.plans: dict[str, Plan] = {}
         self.running = anyio.Event()
         self.stops = 0
+        self.requests: list[RunCode] = []
         self.hangs = False
         self.asked = 0  # how often it was asked for its usage
         self.failure: GuestError | None = None
@@ -138,6 +139,7 @@ class FakeAgent:
 
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[FakeRun]:
+        self.requests.append(request)
         yield FakeRun(self, request)
 
     async def read(self, path: str, *, offset: int = 0, limit: int) -> FileChunk:
