@@ -1,8 +1,5 @@
 """Runs shell commands, one at a time, each in a shell of its own beside the kernel."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH119
-
 import os
 import signal
 from collections.abc import Callable
@@ -159,8 +156,7 @@ class Commands:
             signal.signal(number, signal.SIG_DFL)
         # A session's exports are all there is: what a command has unset stays unset.
         environment = {} if self._session.exports else os.environ
-        name = os.path.basename(shell)
-        os.execve(shell, [name, "-c", arguments[0], name, arguments[1]], environment)  # noqa: S606
+        os.execve(shell, [shell, "-c", *arguments], environment)  # noqa: S606
 
     def _end(self, status: int) -> None:
         """The shell has exited. What it left running is not waited for."""
