@@ -1,8 +1,5 @@
 """Runs shell commands, one at a time, each in a shell of its own beside the kernel."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH119
-
 import os
 import signal
 from collections.abc import Callable
@@ -19,6 +16,9 @@ from guest.errors import ProtocolError, RequestRefused
 from guest.places import WORKSPACE
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")  # the first that is there
+# Python ignores the first two, whoever starts the agent in the background the others; what a shell is born without it
+# cannot have.
+RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT)
 NOT_RUN = 126  # the exit code of what could not be started, as shells have it
 WARM_UP = {"id": 0, "grace_ms": 1000, "head_bytes": 8000, "tail_bytes": 0, "max_display_bytes": 0}
 
@@ -152,12 +152,11 @@ class Commands:
         os.set_inheritable(RECORD_FD, True)  # if it was there already, nothing was done to it
 
     def _become(self, shell: str, arguments: list[str]) -> NoReturn:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it starts would, too
+        for number in RESET:
             signal.signal(number, signal.SIG_DFL)
         # A session's exports are all there is: what a command has unset stays unset.
         environment = {} if self._session.exports else os.environ
-        name = os.path.basename(shell)
-        os.execve(shell, [name, "-c", arguments[0], name, arguments[1]], environment)  # noqa: S606
+        os.execve(shell, [shell, "-c", *arguments], environment)  # noqa: S606
 
     def _end(self, status: int) -> None:
         """The shell has exited. What it left running is not waited for."""

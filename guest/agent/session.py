@@ -10,13 +10,18 @@ from typing import Any, NamedTuple
 from guest.errors import RequestRefused
 from guest.places import WORKSPACE
 
+SHELL_NAME = "sh"  # in messages; which one it is, the user need not care
 RECORD_FD = 9  # where a shell writes its session down; the highest that every shell has a notation for
-MAX_ARGUMENT = 120 * 1024  # bytes; Linux takes 128 KiB, and some of it is ours
+MAX_ARGUMENT = 120 * 1024  # bytes; Linux takes 128 KiB
 MAX_RECORD = 96 * 1024  # bytes of a session; it goes to the next shell in one argument
 TOO_MUCH = "mcp-sandbox: more than 96 KiB of exported variables; the next command finds those from before this one\n"
 
-# All on the command's first line, so that line numbers in messages are right.
-_START = """trap '{ printf "%s\\0" "$PWD"; export -p; } 2>/dev/null >&9' EXIT; eval "$1"; shift; """
+# The command is evaluated as a text of its own, so that messages show nothing else, and on the first line, so that they
+# count its lines.
+_SCRIPT = (
+    """trap '{ printf "%s\\0" "$PWD"; export -p; } 2>/dev/null >&9' EXIT; eval "$1"; """
+    """command_=$2; shift 2; eval "$command_" """
+)
 
 
 class Call(NamedTuple):
@@ -42,13 +47,13 @@ class Session:
         return cwd if cwd.startswith("/") else f"{self.folder}/{cwd}"
 
     def arguments(self, command: str, call: Call, folder: str) -> list[str]:
-        """What a shell that is in `folder` gets after `-c NAME`. Raises RequestRefused."""
+        """What a shell that is in `folder` gets after `-c`. Raises RequestRefused."""
         lines = [self.exports]
         if self.exports and folder != self._left_in:
             lines.append(f"cd -- {quoted(folder)}")
         lines += [f"export {name}={quoted(value)}" for name, value in call.env.items()]
-        script, start = _START + command, "\n".join(lines)
-        if len(os.fsencode(script)) > MAX_ARGUMENT:
+        start = "\n".join(lines)
+        if len(os.fsencode(command)) > MAX_ARGUMENT:
             raise RequestRefused(
                 "too_large", f"a command of more than {MAX_ARGUMENT:,} bytes; write it to a file, and run that"
             )
@@ -56,7 +61,7 @@ class Session:
             raise RequestRefused(
                 "too_large", "env is too large; write the values to a file, and read it in the command"
             )
-        return [script, start]
+        return [_SCRIPT, SHELL_NAME, start, command]
 
     def take(self, record: bytes, call: Call) -> str:
         """Remember what a shell wrote down as it exited; returns what the user should know.

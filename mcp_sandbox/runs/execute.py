@@ -43,15 +43,16 @@ def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> 
     Raises:
         BadRequest: it cannot be carried out by any sandbox.
     """
+    what = "command" if request.kind == "command" else "code"
     if request.kind == "invoke":
         check_invocation(request, settings.max_code_bytes)
     elif not request.code.strip():
-        raise BadRequest("The code is empty. Give the source to run.")
+        raise BadRequest(f"The {what} is empty. Give the source to run.")
     if "\0" in request.code:
-        raise BadRequest("The code contains a null byte. Remove it; write_file takes binary data as base64.")
+        raise BadRequest(f"The {what} contains a null byte. Remove it; write_file takes binary data as base64.")
     if len(request.code.encode(errors="replace")) > settings.max_code_bytes:
         raise BadRequest(
-            f"The code has more than {settings.max_code_bytes:,} bytes. Put data into a file with write_file."
+            f"The {what} has more than {settings.max_code_bytes:,} bytes. Put data into a file with write_file."
         )
     if request.sandbox_id is not None and request.template is not None:
         raise BadRequest("Give sandbox_id or template, not both: a sandbox keeps the template it was made from.")
@@ -144,6 +145,8 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except RequestRefused as refusal:
+        if refusal.code in ("bad_request", "too_large"):
+            raise BadRequest(f"{refusal.message}.") from refusal
         raise SandboxError(f"The sandbox could not run the code: {refusal.message}. {NEXT_CREATE}") from refusal
 
 

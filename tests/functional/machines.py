@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from guest.client import AgentClient
-from guest.client.messages import Artifact, Display, Finished, RunCode
+from guest.client.messages import Artifact, Display, Finished, RunCode, RunKind
 from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.machines.builds import Builds
@@ -68,10 +68,12 @@ class Ran:
         return self.stdout.head.strip()
 
 
-async def run(agent: AgentClient, code: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
-    """Run code to its end, or stop it after a while."""
+async def run(
+    agent: AgentClient, code: str, *, kind: RunKind = "code", stop_after_s: float | None = None, grace_s: float = 2.0
+) -> Ran:
+    """Run code, or a command, to its end, or stop it after a while."""
     fold = Fold(HeadTail(SHOWN_BYTES, SHOWN_BYTES), HeadTail(SHOWN_BYTES, SHOWN_BYTES))
-    request = RunCode(code, grace_s=grace_s, head_bytes=SHOWN_BYTES, tail_bytes=SHOWN_BYTES)
+    request = RunCode(code, kind, grace_s=grace_s, head_bytes=SHOWN_BYTES, tail_bytes=SHOWN_BYTES)
     with anyio.fail_after(RUN_S):
         async with agent.run(request) as running:
             with anyio.move_on_after(stop_after_s):
@@ -105,6 +107,9 @@ class Clone:
 
     async def run(self, code: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
         return await run(self.agent, code, stop_after_s=stop_after_s, grace_s=grace_s)
+
+    async def command(self, line: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
+        return await run(self.agent, line, kind="command", stop_after_s=stop_after_s, grace_s=grace_s)
 
 
 class Machines:
