@@ -4,26 +4,23 @@ Forks share their memory on Linux, so a warm process kept aside costs little and
 Where forks copy (gVisor) it would double the memory of a machine; there each kernel is warmed up for itself.
 """
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH120
-
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import guest
+from guest.agent.birth import START, python_for
 from guest.agent.children import Children
 from guest.agent.loop import Loop
 from guest.agent.sweep import sweep
 from guest.agent.user import User
 
-PLACE = os.path.dirname(guest.__path__[0])  # where our own code is
 ZYGOTE_FD = 3
+CODE = guest.__path__[0].rpartition("/")[0]  # the directory our own code lies in
 MAX_PACKET = 64 * 1024  # bytes of what a zygote says at once
 
 
@@ -81,9 +78,9 @@ class Nursery:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), ZYGOTE_FD), (os.POSIX_SPAWN_DUP2, 2, 1)]
-        arguments = [sys.executable, "-B", "-m", "guest.agent.zygote", json.dumps(self._user), self.language]
-        environment = {**os.environ, "PYTHONPATH": ":".join([PLACE, os.environ.get("PYTHONPATH", "")])}
-        self._pid = os.posix_spawn(sys.executable, arguments, environment, file_actions=actions)
+        python = python_for(self.language)
+        arguments = [*python, "-B", "-c", START, CODE, json.dumps(self._user), self.language]
+        self._pid = os.posix_spawn(python[0], arguments, os.environ, file_actions=actions)
         self._children.watch(self._pid, self._lose)
         theirs.close()
         ours.setblocking(False)

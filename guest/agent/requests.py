@@ -130,7 +130,7 @@ class Agent:
 
         def warmed(error: str | None) -> None:
             if error is not None:
-                self._refuse(request, RequestRefused("bad_request", f"the warm-up code failed:\n{error}"))
+                self._refuse(request, RequestRefused("bad_request", error))
                 return
             self._user.make_places()
             os.sync()  # nothing is left to be written to disk behind the first caller's back

@@ -70,7 +70,7 @@ class Zygote:
         try:
             self._kernel.warm(code)
         except BaseException:  # whatever it is, the builder of the template has to see it
-            return traceback.format_exc()[-8000:]
+            return f"the warm-up code failed:\n{traceback.format_exc()[-8000:]}"
         finally:
             gc.collect()
             gc.freeze()  # children share these pages for longer when the collector leaves them alone
@@ -128,7 +128,6 @@ def main() -> None:
     gain_nothing_by_exec()  # of all threads: those that libraries start may become a kernel's
     if user.shares_id:
         show_memory(shown=False)
-    os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].partition(":")[2]  # what follows our own place is code's
     language = sys.argv[2]
     kernel = cast("Kernel", import_module(f"guest.kernels.{language}"))
     kernel.prepare()

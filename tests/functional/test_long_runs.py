@@ -13,7 +13,7 @@ from mcp_sandbox.machines.provider import Lease, LeaseTimings
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.service import SandboxService
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from tests.functional.guest_harness import agent_client
 from tests.unit.fakes import FACTS, FakeMachine, FakeProvider
 
@@ -35,7 +35,7 @@ class NativeProvider(FakeProvider):
     async def acquire(self, template: str) -> AsyncIterator[Lease]:
         async with agent_client() as agent:
             machine = cast("Machine", FakeMachine())
-            yield Lease(machine, agent, load_template(template), FACTS, LeaseTimings(0, 0))
+            yield Lease(machine, agent, Catalogue().load(template), FACTS, LeaseTimings(0, 0))
 
 
 @pytest.fixture

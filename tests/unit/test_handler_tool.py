@@ -19,7 +19,7 @@ from mcp_sandbox.runs.options import check_options
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from tests.unit.fakes import FACTS, TEMPLATE, FakeProvider, finished
 
 MB = 2**20
@@ -88,7 +88,7 @@ async def test_the_machine_is_told_the_event_the_context_and_the_limits(client: 
         "event": {"n": [1]},
         "context": {"tenant": "acme"},
         "timeout_s": 7.0,
-        "memory_mb": load_template(TEMPLATE).machine.memory_mb,
+        "memory_mb": Catalogue().load(TEMPLATE).machine.memory_mb,
     }
 
 
@@ -161,13 +161,13 @@ async def test_an_event_that_is_not_json_is_refused(provider: FakeProvider):
 
 
 def test_only_python_has_handlers():
-    template = load_template(TEMPLATE).model_copy(update={"name": "fast", "language": "cpp"})
+    template = Catalogue().load(TEMPLATE).model_copy(update={"name": "fast", "language": "cpp"})
     with pytest.raises(BadRequest, match="Only Python has handlers, and template 'fast' is for cpp"):
         check_options(RunRequest("me", CODE, kind="invoke", options=invocation("handler", 1, None)), template)
 
 
 def test_what_the_machine_is_told_besides_fits_what_is_set_aside_for_it():
-    limits = with_limits({}, load_template(TEMPLATE), 1 / 3)
+    limits = with_limits({}, Catalogue().load(TEMPLATE), 1 / 3)
     assert len(str(limits)) < LIMITS_BYTES
 
 

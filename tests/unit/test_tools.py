@@ -589,3 +589,35 @@ async def test_more_copies_than_allowed_are_refused_before_anything_is_done(prov
         box = await created(client)
         assert "8" in await error_of(client, "fork_sandbox", sandbox_id=box, count=9)
     assert provider.copies == []
+
+
+async def test_what_is_asked_of_compiled_code_reaches_the_machine(provider: FakeProvider, client: Client):
+    options = {
+        "cases": [{"stdin": "1", "expected": "2"}, {"stdin": "2"}],
+        "case_timeout_s": 1.5,
+        "memory_limit_mb": 64,
+        "flags": ["-O3"],
+        "sanitize": ["undefined"],
+    }
+    await client.call_tool("run_code", {"code": "int main() {}", "template": "cpp-algorithm", **options})
+    assert provider.agent.requests[0].options == options
+    await client.call_tool("run_code", {"code": "1 + 1"})
+    assert provider.agent.requests[0].options is None
+
+
+async def test_what_a_template_cannot_do_is_refused_before_a_machine_is_taken(provider: FakeProvider, client: Client):
+    said = await error_of(client, "run_code", code="1", cases=[{"stdin": "1"}])
+    assert "cases cannot be used with template python-data-analysis" in said
+    assert "cpp-algorithm or go-algorithm" in said
+    assert provider.agents == []
+
+
+async def test_an_existing_sandbox_is_judged_by_what_it_is_made_from(client: Client):
+    box = await created(client)
+    assert "cannot be used" in await error_of(client, "run_code", code="1", sandbox_id=box, flags=["-O3"])
+    assert "stdout" in text_of(await client.call_tool("run_code", {"code": "1", "sandbox_id": box, "stdin": "1"}))
+
+
+@pytest.mark.parametrize("cases", [[], [{"stdin": "1", "expects": "2"}], [{"expected": 2}], "1"])
+async def test_cases_that_are_none_are_refused(client: Client, cases: Any):
+    assert "cases" in await error_of(client, "run_code", code="1", template="cpp-algorithm", cases=cases)
