@@ -1,6 +1,6 @@
 """Which entries of the store are current: made from the code, the templates and the settings as they are now."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from templates.image import IMAGE, image_inputs, layered_image_inputs
 from templates.image_config import from_details
 from templates.interpreter import interpreter_inputs
 from templates.kernel import INITRAMFS, VMLINUZ, OwnKernel, initramfs_inputs, kernel_inputs
-from templates.model import Template, find_templates
+from templates.model import Template
 from templates.oci import oci_inputs
 from templates.runsc import runsc_inputs
 from templates.snapshot import snapshot_inputs
@@ -22,6 +22,7 @@ from templates.warmup import ImageConfig, warm_up
 from vmm.types import Capabilities, GuestCode, GuestKernel
 
 SHARED_KINDS = ("base", "interpreter", "kernel", "initramfs", "agent", "runsc")  # made for all templates
+STARTING_KINDS = ("image", "tree", "kernel", "initramfs", "agent", "snapshot")  # what machines are started from
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def plan_image(template: Template) -> ImagePlan:
         image = layered_image_inputs(key_of(layers), key_of(interpreter_inputs()))
         return ImagePlan(layers, None, image, kind="layers")
     base = base_inputs(source.suite)
-    layer = layer_inputs(key_of(base), source.packages) if source.packages else None
+    layer = layer_inputs(key_of(base), source)
     return ImagePlan(base, layer, image_inputs(template, key_of(layer or base)))
 
 
@@ -114,32 +115,50 @@ class Current:
         """A gVisor of our own."""
         return self._get("runsc", runsc_inputs())
 
-    def outdated(self, template: Template, driver: str, snapshot: Path | None) -> list[Entry]:
-        """What no driver can use any more, of one template and of what all templates share.
+    def unused(
+        self, templates: Iterable[Template], fingerprints: Mapping[str, str], spared: Collection[str] = ()
+    ) -> list[Entry]:
+        """What none of `templates` is made from or started from any more, by any driver.
 
-        `snapshot` is the one in force for `driver`. Another driver's snapshots stay if they were taken of what is
-        current: whether they still fit its monitor only that driver knows.
+        `fingerprints` are of the drivers that can be asked. Snapshots of the others stay if they were taken of what is
+        current: whether they still fit its monitor only that driver knows. What was made for a template whose name is
+        in `spared` stays, too.
         """
-        entries = self._store.entries()
-        used = {entry.path for known in (template, *find_templates().values()) for entry in self._made_for(known)}
+        entries, shared = self._store.entries(), self.shared()
+        used, kept = {entry.path for entry in shared}, set(spared)
+        for template in templates:
+            try:
+                used |= {entry.path for entry in self.made_for(template, entries, shared, fingerprints)}
+            except OSError:  # a file beside its Dockerfile that may not be read, say: nobody knows what it is made from
+                kept.add(template.name)
+        return [entry for entry in entries if entry.path not in used and entry.details.get("template") not in kept]
+
+    def shared(self) -> list[Entry]:
+        """What machines of all templates are started with. Finding it hashes files, so ask once."""
         kernel = self._kernel()
         interpreter = self._get("interpreter", interpreter_inputs())
         shared = (kernel, self._initramfs(kernel), self._agent(), self.runsc(), interpreter)
-        used |= {entry.path for entry in shared if entry}
-        ids = {entry.id for entry in entries if entry.path in used}
+        return [entry for entry in shared if entry]
 
-        def in_use(entry: Entry) -> bool:
-            if entry.kind != "snapshot":
-                return entry.path in used
-            if entry.details["driver"] == driver:
-                return entry.path == snapshot
-            return _taken_of(entry, template, self.config(template), ids)
+    def made_for(
+        self,
+        template: Template,
+        entries: Iterable[Entry],
+        shared: Iterable[Entry],
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> list[Entry]:
+        """What of `entries` a template is made from and, beside what is `shared`, started from as it is now."""
+        made = self._made_for(template)
+        ids = {entry.id for entry in (*made, *shared)}
+        known, config = fingerprints or {}, self.config(template)
 
-        return [
-            entry
-            for entry in entries
-            if (entry.kind in SHARED_KINDS or entry.details.get("template") == template.name) and not in_use(entry)
-        ]
+        def fits(snapshot: Entry) -> bool:
+            """Whether its driver would take it, as far as anybody knows."""
+            taken_under = snapshot.inputs.get("driver")
+            return known.get(str(snapshot.details.get("driver")), taken_under) == taken_under
+
+        snapshots = [entry for entry in entries if entry.kind == "snapshot" and _taken_of(entry, template, config, ids)]
+        return [*made, *filter(fits, snapshots)]
 
     def config(self, template: Template) -> ImageConfig:
         """What the image of a template says; nothing if there is none."""

@@ -9,14 +9,19 @@ from typing import Any
 import anyio.to_thread
 
 from templates import apt
-from templates.tools import Tools
+from templates.model import DebianSource
+from templates.tools import StepFailed, Tools
 
 BASE_TAR = "base.tar"
-RECIPE = 3  # raise it when a change here must reach machines that are already built
+RECIPE = 4  # raise it when a change here must reach machines that are already built
 
 # The agent and every kernel need Python with its whole standard library, compiled wheels the library of C++.
 # There is no apt: a machine that is offline cannot use it.
 BASE_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+
+# Run last. What mmdebstrap keeps of where packages came from names the host's mirror, and would in a layer on top take
+# the place of the layer's own.
+_FORGET_SOURCES = 'rm -f "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap'
 
 # Nobody reads manuals in a sandbox. Licences stay.
 _DPKG_OPTIONS = (
@@ -35,9 +40,11 @@ def base_inputs(suite: str) -> dict[str, Any]:
     return {"recipe": RECIPE, "suite": suite, "packages": BASE_PACKAGES, "dpkg": _DPKG_OPTIONS}
 
 
-def layer_inputs(base_key: str, packages: Sequence[str]) -> dict[str, Any]:
-    """What a layer of further packages on top of a base depends on."""
-    return {"recipe": RECIPE, "base": base_key, "packages": sorted(set(packages))}
+def layer_inputs(base_key: str, source: DebianSource) -> dict[str, Any] | None:
+    """What the layer of a template on top of a base depends on; None if it adds nothing."""
+    if not source.packages and not source.run:
+        return None
+    return {"recipe": RECIPE, "base": base_key, "packages": sorted(set(source.packages)), "run": source.run}
 
 
 async def make_base(tools: Tools, staging: Path, suite: str) -> dict[str, Any]:
@@ -46,26 +53,25 @@ async def make_base(tools: Tools, staging: Path, suite: str) -> dict[str, Any]:
     return {}
 
 
-async def make_layer(
-    tools: Tools, staging: Path, suite: str, base_tar: Path, packages: Sequence[str]
-) -> dict[str, Any]:
-    """Install `packages` on top of a base that is already made; the result is a whole base of its own."""
+async def make_layer(tools: Tools, staging: Path, source: DebianSource, base_tar: Path) -> dict[str, Any]:
+    """Install packages on top of a base that is already made and run commands in it; the result is a whole base."""
     await _mmdebstrap(
         tools,
         staging,
-        suite,
+        source.suite,
         # dpkg is there already, but the variant "custom" refuses to work without it being named.
-        ("dpkg", *packages),
+        ("dpkg", *source.packages),
         "--variant=custom",
         "--skip=check/empty",
         f"--setup-hook=tar-in {shlex.quote(str(base_tar))} /",
+        *(f'--customize-hook=chroot "$1" sh -ec {shlex.quote(command)}' for command in source.run),
     )
     return {}
 
 
 async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequence[str], *options: str) -> None:
     sources = staging / "debian.sources"
-    text = apt.sources_for(suite)
+    text = _sources(suite, packages)
     if text is not None:
         sources.write_text(text)
     await tools.run(
@@ -74,7 +80,10 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
             *options,
             f"--include={','.join(packages)}",
             '--aptopt=Acquire::Languages "none"',
+            # Packages called like golang-go/trixie come from there; what they need only if the suite has none of it.
+            f'--aptopt=APT::Default-Release "/^{suite}(|-updates|-security)$/"',
             *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS),
+            f"--customize-hook={_FORGET_SOURCES}",
             suite,
             str(staging / BASE_TAR),
             *([str(sources)] if text is not None else []),
@@ -85,6 +94,17 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
     (staging / BASE_TAR).rename(whole)
     await anyio.to_thread.run_sync(_copy_without_devices, whole, staging / BASE_TAR)
     whole.unlink()
+
+
+def _sources(suite: str, packages: Sequence[str]) -> str | None:
+    """Where the packages come from: the suite, and others that packages are named to be of."""
+    others = {name.partition("/")[2] for name in packages} - {"", suite}
+    texts = [apt.sources_for(wanted) for wanted in (suite, *sorted(others))]
+    if all(text is None for text in texts) and not others:
+        return None
+    if None in texts:
+        raise StepFailed(f"only on Debian with its own package sources can packages of {', '.join(others)} be had")
+    return "\n".join(text for text in texts if text)
 
 
 def _copy_without_devices(source: Path, target: Path) -> None:

@@ -37,12 +37,12 @@ class Expected(NamedTuple):
 class Nursery:
     """At most one zygote, started when it is needed."""
 
-    def __init__(self, loop: Loop, user: User, *, one_kernel: bool) -> None:
+    def __init__(self, loop: Loop, user: User, children: Children, *, one_kernel: bool) -> None:
         self._loop = loop
         self._user = user
         self._one_kernel = one_kernel
         self.language = "python"
-        self._children = Children(loop)
+        self._children = children
         self._zygote: socket.socket | None = None
         self._pid = 0  # of the zygote
         self._warm_up: str | None = None  # the code that every zygote runs first
@@ -72,9 +72,9 @@ class Nursery:
         born(self._pid)
         self._zygote, self._pid = None, 0
 
-    def sweep(self) -> None:
-        """End all that kernels have left behind."""
-        sweep(self._user, self._children, {self._pid} if self._pid else set())
+    def sweep(self, service: int) -> None:
+        """End all that kernels have left behind, but not the process `service` and those below it."""
+        sweep(self._user, self._children, {self._pid} if self._pid else set(), service)
 
     # ------------------------------------------------------------ the zygote
 

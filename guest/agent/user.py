@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from guest.agent.rights import drop_capability_bounds, gain_nothing_by_exec, show_memory
-from guest.places import CACHE, CONFIG, OUTPUTS, SETTINGS, WORKSPACE
+from guest.places import BUILD, CACHE, CONFIG, OUTPUTS, SETTINGS, WORKSPACE
 
 CODE_NICENESS = 15  # where agent and code are one user: the agent has to be heard among many busy processes
+CODE_OOM_SCORE = 500  # when memory runs out the code goes, not the agent
 MAX_PROCESSES = 160  # and threads, of the sandbox's user; a fork costs 1.4 MB, a small machine has 350 MB to spare
 
 
@@ -44,11 +45,26 @@ class User(NamedTuple):
             os.seteuid(0)
             os.setegid(0)
 
-    def become(self) -> None:
-        """Give up all other rights, for good, and take on the limits of code."""
+    def let_loose(self, *, oom_score: int = CODE_OOM_SCORE, watched: bool = False) -> None:
+        """In a child of the agent: be a process that runs code, below the agent in every way, and nothing else."""
+        os.setsid()
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(oom_score))
+        with suppress(OSError):  # the agent is above all that code can start
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        self.become(watched=watched)
+
+    def become(self, *, watched: bool = False) -> None:
+        """Give up all other rights, for good, and take on the limits of code.
+
+        Where memory is watched, its limit is only written down: the system knows none for memory in use, and one for
+        memory in sight would end Go programs and sanitizers, which reserve terabytes and use little.
+        """
         if self.uid is not None or self.own_pids:  # else the limit would count all that this host's user runs
             _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
-        if self.memory_mb:
+        if self.memory_mb and watched:
+            _limit(resource.RLIMIT_RSS, self.memory_mb * 1024 * 1024)
+        elif self.memory_mb:
             _limit_memory(self.memory_mb * 1024 * 1024)
         gain_nothing_by_exec()
         drop_capability_bounds()
@@ -72,7 +88,7 @@ class User(NamedTuple):
 
     def make_places(self) -> None:
         """Create the user's directories and make everything in them theirs."""
-        for place in (WORKSPACE, OUTPUTS, CONFIG, CACHE, SETTINGS):
+        for place in (WORKSPACE, OUTPUTS, CONFIG, CACHE, SETTINGS, BUILD):
             os.makedirs(place, exist_ok=True)
             if self.uid is None or self.gid is None:
                 continue

@@ -8,9 +8,6 @@ rights, where it has any, so the code it lets loose in its children cannot touch
     zygote → agent   {"event": "warmed", "error"}   {"event": "forked", "pid"}
 """
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH123
-
 import gc
 import json
 import os
@@ -18,10 +15,10 @@ import socket
 import sys
 import traceback
 import warnings
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
+from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.rights import gain_nothing_by_exec, show_memory
 from guest.agent.user import User
 
@@ -45,10 +42,11 @@ class Kernel(Protocol):
 class Zygote:
     """Serves the agent's orders, one after the other."""
 
-    def __init__(self, control: socket.socket, user: User, kernel: Kernel) -> None:
+    def __init__(self, control: socket.socket, user: User, kernel: Kernel, *, watched: bool) -> None:
         self._control = control
         self._user = user
         self._kernel = kernel
+        self._watched = watched  # the kernel looks after the memory of what it runs
 
     def serve(self) -> None:
         """Work until the agent is gone, or until this is a kernel."""
@@ -110,12 +108,7 @@ class Zygote:
         status = 1
         try:
             self._control.close()
-            os.setsid()
-            with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-                file.write("500")  # when memory runs out the code goes, not the agent
-            with suppress(OSError):  # the agent is above all that code can start
-                os.setpriority(os.PRIO_PROCESS, 0, 0)
-            self._user.become()
+            self._user.let_loose(watched=self._watched)
             control, stdout, stderr = fds
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
@@ -135,9 +128,10 @@ def main() -> None:
     gain_nothing_by_exec()  # of all threads: those that libraries start may become a kernel's
     if user.shares_id:
         show_memory(shown=False)
-    kernel = cast("Kernel", import_module(f"guest.kernels.{sys.argv[2]}"))
+    language = sys.argv[2]
+    kernel = cast("Kernel", import_module(f"guest.kernels.{language}"))
     kernel.prepare()
-    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel).serve()
+    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel, watched=language in MEMORY_WATCHERS).serve()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
+from guest.client.reports import CompiledReport
 from guest.places import OUTPUTS
 from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
@@ -13,22 +15,38 @@ from mcp_sandbox.errors import FileProblem
 from mcp_sandbox.runs.results import Captured, RunRequest, RunResult, readable
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import run_command
+from mcp_sandbox.tools.compiled_results import compiled_parts
 
 OWNER = "command line"
+TEMPLATES = dict.fromkeys((".cpp", ".cc", ".cxx"), "cpp-algorithm") | {".go": "go-algorithm"}
 EXIT_TIMEOUT = 124  # as timeout(1) says it
 _CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # colours, and all but tab and newline
 
 
-def run_once(settings: Settings, code: str, template: str | None, timeout_s: float | None, save: Path | None) -> int:
-    """Run `code`; the result is an exit status."""
-    request = RunRequest(OWNER, code, None, template, timeout_s)
-    return guarded(lambda: run_command(lambda: _run(settings, request, save)))
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is to be run, and where."""
+
+    code: str
+    template: str | None
+    stdin: str | None
 
 
-async def _run(settings: Settings, request: RunRequest, save: Path | None) -> int:
+def template_for(file_name: str) -> str | None:
+    """The template that understands a file of this name; None: the default one has to."""
+    return TEMPLATES.get(PurePosixPath(file_name).suffix)
+
+
+def run_once(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
+    """Run code; the result is an exit status."""
+    return guarded(lambda: run_command(lambda: _run(settings, source, timeout_s, save)))
+
+
+async def _run(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
+    options = None if source.stdin is None else {"stdin": source.stdin}
     async with open_host(settings) as host, open_service(host, pooled=False) as service:
-        box = (await service.create(request.owner, request.template)).id
-        result = await service.run(RunRequest(request.owner, request.code, box, None, request.timeout_s))
+        box = (await service.create(OWNER, source.template)).id
+        result = await service.run(RunRequest(OWNER, source.code, box, None, timeout_s, options=options))
         _print(result)
         if save is not None:
             await _save(service, box, result, save)
@@ -42,6 +60,9 @@ def _print(result: RunResult) -> None:
             _write(sys.stdout, f"{value.rstrip()}\n")
     sys.stdout.flush()
     _write(sys.stderr, _whole(result.stderr))
+    if isinstance(result.report, CompiledReport):
+        for part in compiled_parts(result.report):
+            _write(sys.stderr, f"{part}\n" if part else "")
     if result.error is not None:
         _write(sys.stderr, f"{result.error.traceback.rstrip() or result.error.message}\n")
     if result.timed_out_after_s is not None:

@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from guest.client.messages import Artifact, CodeError, Display, Event, Finished, Output, RunKind, State, Status
+from guest.client.messages import (
+    Artifact,
+    CodeError,
+    Display,
+    Event,
+    Finished,
+    Language,
+    Output,
+    RunKind,
+    State,
+    Status,
+)
 from guest.client.reports import CompiledReport, HandlerReport, Report
 from mcp_sandbox.runs.output import OutputLog
 
@@ -82,6 +93,8 @@ class RunResult:
     pictures: tuple[Picture, ...]  # the artifacts that are small enough to be shown at once
     timings: RunTimings
     report: Report | None = None  # what the run has measured, where it does
+    service_loss: str | None = None  # how the template's service ended, if it has
+    language: Language = "python"  # of the sandbox
     expires_in_s: float | None = None  # until the sandbox ends if it is not used
 
     @property

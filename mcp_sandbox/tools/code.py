@@ -1,14 +1,16 @@
 """The tools that run code, and those for runs that take longer than a call."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from guest.client.reports import MAX_CASES
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.runs.options import MIN_MEMORY_MB
+from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     RunId,
@@ -22,8 +24,20 @@ from mcp_sandbox.tools.common import (
     told_to_the_model,
 )
 from mcp_sandbox.tools.results import run_blocks, view_blocks
+from mcp_sandbox.tools.running import InBackground, OneOffTemplate, result_of, timeout_field
 
 WAIT_S = 10.0  # read_output's own idea of waiting: few calls, and none that seems to hang
+
+
+class Case(BaseModel):
+    """One input for a program, and what it should write."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stdin: str = ""
+    expected: str | None = Field(
+        default=None, description="Standard output; white space at the ends of lines and of the whole does not count."
+    )
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
@@ -39,9 +53,12 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
     @mcp.tool(
         title="Run code",
         description=(
-            "Run Python code in an isolated, offline sandbox and return stdout, stderr, the value of the last "
-            "expression, the traceback if it failed, new artifacts, and the first pictures as images. "
-            "With sandbox_id: variables, imports and files of earlier runs are there, and what this run leaves stays. "
+            "Run code in an isolated, offline sandbox: Python, or C++ or Go with a template for it. Returns stdout, "
+            "stderr, the value of the last expression, the traceback if it failed, new artifacts, and the first "
+            "pictures as images; for C++ and Go what the compiler said, times, peak memory, and a verdict on each "
+            "test case. "
+            "With sandbox_id: variables and imports (Python) and files of earlier runs are there, and what this run "
+            "leaves stays. "
             f"{lifetime_of(settings)}. Without sandbox_id: the code runs once in a fresh sandbox and nothing is kept. "
             f"Working directory {WORKSPACE}; every file put in {OUTPUTS} is an artifact, and matplotlib figures land "
             f"there by themselves. A run over its time limit is interrupted (variables are kept), or killed if it does "
@@ -57,33 +74,48 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         ctx: ToolContext,
         code: Annotated[str, Field(description=f"Source code, at most {settings.max_code_bytes:,} bytes.")],
         sandbox_id: SandboxId | None = None,
-        template: Annotated[
-            str | None,
-            Field(max_length=63, description="For a run without sandbox_id: what its sandbox is made from."),
+        template: OneOffTemplate = None,
+        timeout_s: Annotated[float | None, timeout_field(settings)] = None,
+        background: InBackground = False,
+        stdin: Annotated[str | None, Field(description="What the code reads from standard input.")] = None,
+        cases: Annotated[
+            list[Case] | None,
+            Field(
+                min_length=1,
+                max_length=MAX_CASES,
+                description="C++ and Go: compile once, run with each of these inputs, and report each.",
+            ),
         ] = None,
-        timeout_s: Annotated[
+        case_timeout_s: Annotated[
             float | None,
-            Field(
-                gt=0,
-                le=settings.max_run_timeout_s,
-                description=(
-                    f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given, "
-                    f"{settings.max_run_timeout_s:g} in the background."
-                ),
-            ),
+            Field(gt=0, le=settings.max_run_timeout_s, description="Time limit of each case; 10 if not given."),
         ] = None,
-        background: Annotated[
-            bool,
-            Field(
-                description="Return a run_id at once instead of waiting. Without sandbox_id the fresh sandbox is kept."
-            ),
-        ] = False,
+        memory_limit_mb: Annotated[
+            int | None, Field(ge=MIN_MEMORY_MB, description="C++ and Go: memory limit of the program, or of each case.")
+        ] = None,
+        flags: Annotated[
+            list[str] | None,
+            Field(description="C++: instead of -O2 -std=c++20. Go: for go build. Each begins with '-'."),
+        ] = None,
+        sanitize: Annotated[
+            list[Literal["address", "undefined", "thread"]] | None, Field(description="C++: sanitizers to build with.")
+        ] = None,
     ) -> CallToolResult:
-        request = RunRequest(owner_of(ctx), code, sandbox_id, template, timeout_s)
-        report = reporter(ctx)
-        with told_to_the_model():
-            outcome = await service_of(ctx).run_for_client(request, background=background, report=report)
-        return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))
+        options = _given(
+            stdin=stdin,
+            cases=None if cases is None else [case.model_dump(exclude_none=True) for case in cases],
+            case_timeout_s=case_timeout_s,
+            memory_limit_mb=memory_limit_mb,
+            flags=flags,
+            sanitize=sanitize,
+        )
+        request = RunRequest(owner_of(ctx), code, sandbox_id, template, timeout_s, options=options)
+        return await result_of(ctx, request, background=background)
+
+
+def _given(**options: object) -> dict[str, object] | None:
+    """What was asked for besides the code. Most often nothing, and that is the quickest."""
+    return {name: value for name, value in options.items() if value is not None} or None
 
 
 def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) -> None:

@@ -7,11 +7,13 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from anyio.abc import SocketStream
 
 from guest.client import AgentClient
-from guest.client.messages import Display, Event, Finished, Output, RunCode, WarmUp
+from guest.client.messages import CodeError, Display, Event, Finished, Output, RunCode, WarmUp
+from guest.client.reports import CompiledReport
 
 REPO = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0  # a loaded test machine needs some seconds to import pandas
@@ -115,14 +117,19 @@ def _map_ids(pid: int) -> None:
 
 
 @asynccontextmanager
-async def agent_client(warm_up: str | None = "", *options: str, user: str = SANDBOX_USER) -> AsyncIterator[AgentClient]:
-    """A client of an agent running with these options, its kernel ready unless `warm_up` is None."""
+async def agent_client(
+    warm_up: str | WarmUp | None = "", *options: str, user: str = SANDBOX_USER
+) -> AsyncIterator[AgentClient]:
+    """A client of an agent running with these options, its kernel ready unless `warm_up` is None.
+
+    A warm-up that is just code is Python's.
+    """
     ours, theirs = socket.socketpair()
     with _agent_process(theirs, ("--user", user, *options)):
         stream = await SocketStream.from_socket(ours)
         async with AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client:
             if warm_up is not None:
-                await client.warm(WarmUp(code=warm_up), START_TIMEOUT_S)
+                await client.warm(WarmUp(code=warm_up) if isinstance(warm_up, str) else warm_up, START_TIMEOUT_S)
             yield client
 
 
@@ -136,14 +143,27 @@ class Result:
         self.finished = last
         self.stdout = self._text("stdout")
         self.stderr = self._text("stderr")
+        self.report = next((event for event in events if isinstance(event, CompiledReport)), None)
         self.displays = [event for event in events if isinstance(event, Display)]
         self.shown = [display.data.get("text/plain", "") for display in self.displays]
+
+    @property
+    def error(self) -> CodeError:
+        """What ended a run that failed."""
+        assert self.finished.error is not None, self.finished
+        return self.finished.error
 
     def _text(self, stream: str) -> str:
         return "".join(event.text for event in self.events if isinstance(event, Output) and event.stream == stream)
 
 
-async def run(client: AgentClient, code: str, **limits: float) -> Result:
+async def run(client: AgentClient, code: str, **request: Any) -> Result:
     """Run code to its end."""
-    async with client.run(RunCode(code, **limits)) as events:  # type: ignore[arg-type]
+    async with client.run(RunCode(code, **request)) as events:
+        return Result([event async for event in events])
+
+
+async def command(client: AgentClient, line: str, **options: object) -> Result:
+    """Run a shell command to its end."""
+    async with client.run(RunCode(line, kind="command", options=options)) as events:
         return Result([event async for event in events])

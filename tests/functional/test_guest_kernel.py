@@ -454,6 +454,23 @@ async def test_a_spill_that_does_not_fit_the_disk_is_said_to_be_incomplete(machi
     ]
 
 
+async def test_code_and_the_processes_it_starts_read_the_stdin_given_with_it(machine):
+    options = {"stdin": "one\ntwo\nthree\n"}
+    assert (await run(machine, "[input(), input('? ')]", options=options)).shown == ["['one', 'two']"]
+    assert (await run(machine, "import sys; sys.stdin.read()", options=options)).shown == ["'one\\ntwo\\nthree\\n'"]
+    assert (await run(machine, "!wc -l", options=options)).stdout.strip() == "3"
+
+
+async def test_stdin_lasts_for_one_run(machine):
+    await run(machine, "input()", options={"stdin": "one\ntwo\n"})
+    assert (await run(machine, "input()")).error.name == "EOFError"
+    assert (await run(machine, "import sys; sys.stdin.read()")).shown == ["''"]
+
+
+async def test_input_says_when_there_is_no_more_of_it(machine):
+    assert (await run(machine, "input(); input()", options={"stdin": "one"})).error.name == "EOFError"
+
+
 async def test_stdin_is_empty(machine):
     assert (await run(machine, "import sys; sys.stdin.read()")).shown == ["''"]
     assert (await run(machine, "!cat")).finished.status == "ok"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from guest.client.messages import Artifact, CodeError, Display, Event, Output
+from guest.client.reports import CompiledReport, ProcessEnd
 from mcp_sandbox.commands import run
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
@@ -47,7 +48,7 @@ def saved(directory: Path) -> dict[str, bytes]:
 
 
 def run_once(save: Path | None = None) -> int:
-    return run.run_once(Settings(), CODE, None, None, save)
+    return run.run_once(Settings(), run.Source(CODE, None, None), None, save)
 
 
 def test_artifacts_keep_their_places_and_do_not_overwrite_each_other(
@@ -95,3 +96,19 @@ def test_what_code_prints_into_a_pipe_is_left_as_it_is(provider: FakeProvider, c
     provider.plans[CODE] = EVENTS
     run_once()
     assert capsys.readouterr().out == STEERING * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [("a.cpp", "cpp-algorithm"), ("dir/a.cc", "cpp-algorithm"), ("a.go", "go-algorithm"), ("a.py", None), ("-", None)],
+)
+def test_the_files_name_says_what_it_runs_in(name: str, template: str | None):
+    assert run.template_for(name) == template
+
+
+def test_stdin_and_template_reach_the_machine(provider: FakeProvider, capsys: pytest.CaptureFixture[str]):
+    end = ProcessEnd(0, None, 1, 1, 1)
+    provider.plans[CODE] = [CompiledReport("run", "g++", 1, "look at line 3", "", "", end), finished()]
+    assert run.run_once(Settings(), run.Source(CODE, "cpp-algorithm", "1 2 3"), None, None) == 0
+    assert provider.agent.requests[0].options == {"stdin": "1 2 3"}
+    assert capsys.readouterr().err == "compiler:\nlook at line 3\n"

@@ -26,7 +26,7 @@ from guest.client.messages import (
 )
 from guest.errors import AgentGone, GuestError, RequestRefused
 from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from vmm.types import Accel, Exit, Isolation
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class FakeAgent:
         self.machine = machine
         self.files: dict[str, bytes] = {}
         self.plans: dict[str, Plan] = {}
+        self.requests: list[RunCode] = []
         self.running = anyio.Event()
         self.stops = 0
         self.hangs = False
@@ -138,6 +139,7 @@ class FakeAgent:
 
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[FakeRun]:
+        self.requests.append(request)
         yield FakeRun(self, request)
 
     async def read(self, path: str, *, offset: int = 0, limit: int) -> FileChunk:
@@ -230,7 +232,7 @@ class FakeProvider:
             yield Lease(
                 cast("Machine", machine),
                 cast("AgentClient", agent),
-                load_template(template),
+                Catalogue().load(template),
                 FACTS,
                 LeaseTimings(queue_s=0.001, restore_s=0.1),
             )

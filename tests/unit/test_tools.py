@@ -22,10 +22,11 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import SandboxServer, create_server
 from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
 
-ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox"}
+ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox", "invoke_handler"}
 NAMES = {
     "create_sandbox",
     "run_code",
+    "run_command",
     "read_output",
     "stop_run",
     "list_artifacts",
@@ -346,12 +347,27 @@ async def test_files_go_in_as_text_and_base64(client: Client, provider: FakeProv
     }
 
 
+async def test_a_command_reaches_the_machine_with_what_goes_with_it(client: Client, provider: FakeProvider):
+    arguments = {"command": "make", "cwd": "src", "env": {"CC": "cc"}, "stdin": "yes\n", "timeout_s": 3}
+    assert "stdout:\nran" in text_of(await client.call_tool("run_command", arguments))
+    request = provider.agent.requests[-1]
+    assert (request.code, request.kind) == ("make", "command")
+    assert request.options == {"cwd": "src", "env": {"CC": "cc"}, "stdin": "yes\n"}
+
+
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("run_code", {"code": ""}, "empty"),
     ("run_code", {"code": "a\0"}, "null byte"),
     ("run_code", {"code": "1", "timeout_s": 0}, "timeout_s"),
     ("run_code", {"code": "1", "timeout_s": 10_000}, "600"),
     ("run_code", {"code": "1", "sandbox_id": "sb-0"}, "create_sandbox"),
+    ("run_command", {"command": " "}, "The command is empty"),
+    ("run_command", {"command": "true", "cwd": ""}, "directory in the sandbox"),
+    ("run_command", {"command": "true", "cwd": "a\0"}, "directory in the sandbox"),
+    ("run_command", {"command": "true", "env": {"A-B": "1"}}, "'A-B' cannot be the name of a variable"),
+    ("run_command", {"command": "true", "env": {"A": "1\0"}}, "null byte"),
+    ("run_command", {"command": "true", "env": {"A": "1" * 70_000}}, "write_file"),
+    ("run_command", {"command": "true", "stdin": "1" * 2_000_000}, "COMMAND < FILE"),
     ("create_sandbox", {"ttl_s": 1e9}, "14400"),
     ("create_sandbox", {"idle_s": 1e9}, "3600"),
     ("read_output", {"sandbox_id": "BOX", "run_id": "run-7"}, "has no run 'run-7'"),
@@ -589,3 +605,35 @@ async def test_more_copies_than_allowed_are_refused_before_anything_is_done(prov
         box = await created(client)
         assert "8" in await error_of(client, "fork_sandbox", sandbox_id=box, count=9)
     assert provider.copies == []
+
+
+async def test_what_is_asked_of_compiled_code_reaches_the_machine(provider: FakeProvider, client: Client):
+    options = {
+        "cases": [{"stdin": "1", "expected": "2"}, {"stdin": "2"}],
+        "case_timeout_s": 1.5,
+        "memory_limit_mb": 64,
+        "flags": ["-O3"],
+        "sanitize": ["undefined"],
+    }
+    await client.call_tool("run_code", {"code": "int main() {}", "template": "cpp-algorithm", **options})
+    assert provider.agent.requests[0].options == options
+    await client.call_tool("run_code", {"code": "1 + 1"})
+    assert provider.agent.requests[0].options is None
+
+
+async def test_what_a_template_cannot_do_is_refused_before_a_machine_is_taken(provider: FakeProvider, client: Client):
+    said = await error_of(client, "run_code", code="1", cases=[{"stdin": "1"}])
+    assert "cases cannot be used with template python-data-analysis" in said
+    assert "cpp-algorithm or go-algorithm" in said
+    assert provider.agents == []
+
+
+async def test_an_existing_sandbox_is_judged_by_what_it_is_made_from(client: Client):
+    box = await created(client)
+    assert "cannot be used" in await error_of(client, "run_code", code="1", sandbox_id=box, flags=["-O3"])
+    assert "stdout" in text_of(await client.call_tool("run_code", {"code": "1", "sandbox_id": box, "stdin": "1"}))
+
+
+@pytest.mark.parametrize("cases", [[], [{"stdin": "1", "expects": "2"}], [{"expected": 2}], "1"])
+async def test_cases_that_are_none_are_refused(client: Client, cases: Any):
+    assert "cases" in await error_of(client, "run_code", code="1", template="cpp-algorithm", cases=cases)

@@ -1,0 +1,110 @@
+"""Test cases: what a program should have written, and what to say of what it did write."""
+
+from itertools import zip_longest
+from typing import Any
+
+from guest.kernels.process import Ended, Runner
+from guest.protocol import encode_json
+
+KEPT_BYTES = 16 * 1024  # of each stream of a case where nothing is expected
+SLACK_BYTES = 64 * 1024  # beyond what is expected: white space that does not count
+DEFAULT_TIMEOUT_S = 10.0
+MAX_DIFFERENCES = 3  # lines shown; the first one says most
+MAX_LINE_CHARS = 160
+CASES_ROOM = 320 * 1024  # bytes of a report for all cases together, as JSON
+CASE_ROOM = 12 * 1024  # and for one
+OUT_OF_MEMORY = (b"std::bad_alloc", b"runtime: out of memory", b"cannot allocate memory", b"allocation-size-too-big")
+
+
+def run_cases(
+    runner: Runner, command: list[str], cases: list[dict[str, Any]], timeout_s: float, memory_bytes: int | None
+) -> list[dict[str, Any]]:
+    """Run the program once for each case. Those that come after an interrupt are not run."""
+    room = min(CASE_ROOM, CASES_ROOM // max(1, len(cases)))
+    return [_run_case(runner, command, case, timeout_s, memory_bytes, room) for case in cases]
+
+
+def _run_case(
+    runner: Runner, command: list[str], case: dict[str, Any], timeout_s: float, memory_bytes: int | None, room: int
+) -> dict[str, Any]:
+    if runner.interrupted:
+        return {"verdict": "not run", "end": None, "stdout": "", "stderr": "", "diff": ""}
+    expected: str | None = case.get("expected")
+    keep = KEPT_BYTES if expected is None else len(expected.encode()) + SLACK_BYTES
+    stdin = case.get("stdin", "").encode()
+    ended = runner.run(command, stdin=stdin, keep=keep, wall_s=timeout_s, memory_bytes=memory_bytes)
+    written = ended.stdout.decode("utf-8", "replace")
+    diff = "" if expected is None else difference(expected, written)
+    return {
+        "verdict": verdict(ended, memory_bytes, expected, diff),
+        "end": ended.measured(),
+        "stdout": cut(written, room // 3),
+        "stderr": cut(ended.stderr.decode("utf-8", "replace"), room // 3),
+        "diff": cut(diff, room // 3),
+    }
+
+
+def verdict(ended: Ended, memory_bytes: int | None, expected: str | None, diff: str) -> str:
+    """One case in two or three words."""
+    if ended.cause == "interrupted":
+        return "not run"
+    if ended.cause == "time":
+        return "time limit exceeded"
+    if ran_out_of_memory(ended, memory_bytes):
+        return "memory limit exceeded"
+    if ended.exit_code != 0:
+        return "runtime error"
+    if expected is None:
+        return "ran"
+    return "wrong output" if diff else "passed"
+
+
+def ran_out_of_memory(ended: Ended, memory_bytes: int | None) -> bool:
+    """Whether a program ended for want of memory: it was over its limit, or could not get more, or the system took it.
+
+    Nobody but the system sends SIGKILL here without a cause of ours.
+    """
+    if ended.cause == "memory" or (memory_bytes is not None and ended.peak_bytes > memory_bytes):
+        return True
+    if ended.exit_code == 0 or ended.cause:
+        return False
+    return ended.signal == "SIGKILL" or any(words in ended.stderr for words in OUT_OF_MEMORY)
+
+
+def difference(expected: str, written: str) -> str:
+    """Where two texts differ, line by line; nothing if only in white space at the ends of lines and of the text."""
+    wanted, got = _lines(expected), _lines(written)
+    lines: list[str] = []
+    for number, (want, have) in enumerate(zip_longest(wanted, got), 1):
+        if want == have:
+            continue
+        if len(lines) == MAX_DIFFERENCES:
+            lines.append("…")
+            break
+        if have is None:
+            lines.append(f"line {number}: expected {_shown(want)}, but the output ends before it")
+        elif want is None:
+            lines.append(f"line {number}: {_shown(have)} comes after all that was expected")
+        else:
+            lines.append(f"line {number}: expected {_shown(want)}, got {_shown(have)}")
+    return "\n".join(lines)
+
+
+def cut(text: str, room: int) -> str:
+    """The beginning of a text that takes no more than `room` bytes of JSON."""
+    text = text[:room]
+    while (size := len(encode_json(text))) > room:
+        text = text[: min(len(text) - 1, len(text) * room // size)]
+    return text
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _shown(line: str) -> str:
+    """A line in quotes, its middle left out if it is long."""
+    if len(line) > MAX_LINE_CHARS:
+        half = MAX_LINE_CHARS // 2
+        line = f"{line[:half]} … {line[-half:]}"
+    return f'"{line}"'

@@ -1,0 +1,59 @@
+"""The C++ kernel: g++ and what is special about it."""
+
+import os
+import re
+
+from guest.kernels import compiled
+from guest.places import BUILD, WORKSPACE
+
+FLAGS = ["-O2", "-std=c++20"]  # what the precompiled headers of the template were made with
+TRACEABLE = ["-g", "-fno-omit-frame-pointer"]  # a sanitizer names lines
+NO_MAIN = re.compile(r"undefined reference to .main.(?!\S)")
+LINKER = re.compile(r"^(\S*/)?(ld|collect2)(\.\w+)?: ", re.MULTILINE)
+
+
+class Cpp:
+    """One file, compiled and linked in one step."""
+
+    compiler = "g++"
+    source = f"{BUILD}/main.cpp"
+
+    def complete(self, code: str) -> compiled.Source:
+        """The code as it is."""
+        return compiled.Source(code)
+
+    def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
+        """Flags come last: a library has to come after what needs it."""
+        checks = [f"-fsanitize={','.join(sanitize)}", *TRACEABLE] if sanitize else []
+        place = ["-iquote", WORKSPACE, self.source, "-o", compiled.PROGRAM]
+        return [self.compiler, "-pipe", *place, *checks, *(FLAGS if flags is None else flags)]
+
+    def checker(self) -> None:
+        """The compiler has warnings of its own, with flags of its own."""
+
+    def without_main(self, said: str) -> str | None:
+        """Only the linker misses main, so all was compiled by then."""
+        if not NO_MAIN.search(said):
+            return None
+        linker = LINKER.search(said)
+        return said[: linker.start()] if linker else said
+
+
+_cpp = Cpp()
+
+
+def prepare() -> None:
+    """Get ready to compile."""
+    # Looking for leaks needs ptrace, which not every machine has, and programs that solve one problem leak by habit.
+    os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0")
+    compiled.prepare(_cpp)
+
+
+def warm(code: str) -> None:
+    """Compile and run warm-up code."""
+    compiled.warm(_cpp, code)
+
+
+def serve(control_fd: int, _figures: int) -> None:
+    """Be the live kernel of this process."""
+    compiled.serve(_cpp, control_fd)

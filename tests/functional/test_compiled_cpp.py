@@ -1,0 +1,315 @@
+"""C++ through a real agent and its kernel, with this host's g++."""
+
+import shutil
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from guest.client import AgentClient
+from guest.client.messages import Output, RunCode, WarmUp
+from guest.client.reports import CaseResult, CompiledReport, ProcessEnd
+from guest.errors import RequestRefused
+from tests.functional.guest_harness import Result, agent_client, run
+
+LIMIT_S = 60.0
+CPP = WarmUp(language="cpp")
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="this host has no g++")
+
+HELLO = '#include <cstdio>\nint main() { puts("hello"); }'
+ECHO = "#include <cstdio>\nint main() { for (int c; (c = getchar()) != EOF;) putchar(c); }"
+# What its input says.
+OBEDIENT = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+int main() {
+    char order = 0;
+    scanf(" %c", &order);
+    printf("%c\n", order);
+    fflush(stdout);
+    switch (order) {
+        case 'l': for (;;);
+        case 'p': for (;;) puts("and on and on");
+        case 'm': for (;;) for (volatile char* p = new char[1 << 20], *end = p + (1 << 20); p < end; p += 4096) *p = 1;
+        case 'b': throw std::bad_alloc();
+        case 'a': abort();
+        case 'e': fputs("no such luck\n", stderr); return 3;
+    }
+}
+"""
+HOG = """
+int main() { for (;;) { volatile char* p = new char[1 << 20]; for (int i = 0; i < 1 << 20; i += 4096) p[i] = 1; } }
+"""
+STUBBORN = """
+#include <csignal>
+#include <cstdio>
+int main() { signal(SIGINT, SIG_IGN); puts("on"); fflush(stdout); for (;;); }
+"""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def machine(anyio_backend: str) -> AsyncIterator[AgentClient]:
+    async with agent_client(CPP) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+async def limit(anyio_backend: str) -> AsyncIterator[None]:
+    with anyio.fail_after(LIMIT_S):
+        yield
+
+
+def report_of(result: Result) -> CompiledReport:
+    assert result.report is not None
+    return result.report
+
+
+def end_of(measured: CompiledReport | CaseResult) -> ProcessEnd:
+    assert measured.end is not None
+    return measured.end
+
+
+async def run_cases(machine: AgentClient, code: str, *cases: dict[str, Any], **options: Any) -> tuple[CaseResult, ...]:
+    result = await run(machine, code, options={"cases": cases, **options})
+    assert result.finished.status == "ok", result.finished.error
+    return report_of(result).cases
+
+
+async def stop_when_it_has_spoken(machine: AgentClient, code: str, **options: Any) -> Result:
+    """Run code, stop it after its first output, and take what comes of it."""
+    async with machine.run(RunCode(code, options=options or None)) as events:
+        seen = []
+        async for event in events:
+            seen.append(event)
+            if isinstance(event, Output):
+                await events.stop()
+        return Result(seen)
+
+
+# ---------------------------------------------------------------- one program
+
+
+async def test_a_program_is_compiled_and_run_and_both_are_measured(machine):
+    result = await run(machine, HELLO)
+    report = report_of(result)
+    assert (result.stdout, result.finished.status, result.finished.exit_code) == ("hello\n", "ok", 0)
+    assert report.phase == "run"
+    assert report.command.startswith("g++ ")
+    assert "-O2 -std=c++20" in report.command
+    assert report.compile_ms > 0
+    assert (end_of(report).exit_code, end_of(report).signal) == (0, None)
+    assert (end_of(report).peak_bytes or 0) > 0
+
+
+async def test_a_program_reads_what_is_given_as_stdin(machine):
+    text = "first\nzweite, mit Umlaut: ü\n" * 1000
+    assert (await run(machine, ECHO, options={"stdin": text})).stdout == text
+    assert (await run(machine, ECHO)).stdout == ""
+
+
+async def test_the_compilers_errors_come_with_the_line_and_nothing_is_run(machine):
+    result = await run(machine, "int main() {\n  return nothing;\n}")
+    report = report_of(result)
+    assert (result.finished.status, result.error.name) == ("error", "CompileError")
+    assert (report.phase, report.end) == ("compile", None)
+    assert "main.cpp:2:10: error: ‘nothing’ was not declared" in report.diagnostics  # noqa: RUF001 - g++ says so
+    assert "/tmp" not in report.diagnostics
+
+
+async def test_warnings_come_with_a_program_that_runs(machine):
+    result = await run(machine, "int main() { int unused; }", options={"flags": ["-Wall"]})
+    assert result.finished.status == "ok"
+    assert "unused variable" in report_of(result).diagnostics
+
+
+@pytest.mark.parametrize(
+    "code", ["int twice(int x) { return 2 * x; }", "int elsewhere(); int f() { return elsewhere(); }"]
+)
+async def test_code_without_a_main_function_is_only_checked(machine, code):
+    result = await run(machine, code)
+    report = report_of(result)
+    assert (result.finished.status, report.phase, report.diagnostics) == ("ok", "check", "")
+
+
+async def test_a_snippet_without_main_that_does_not_compile_is_an_error(machine):
+    result = await run(machine, "int twice(int x) { return 2 * y; }")
+    assert (result.finished.status, report_of(result).phase) == ("error", "compile")
+
+
+async def test_files_of_the_workspace_are_there_to_include_and_to_read_and_stay(machine):
+    await machine.write("/workspace/shape.h", b"inline int corners() { return 4; }")
+    write = '#include "shape.h"\n#include <fstream>\nint main() { std::ofstream("corners.txt") << corners(); }'
+    assert (await run(machine, write)).finished.status == "ok"
+    read = '#include <fstream>\n#include <iostream>\nint main() { std::cout << std::ifstream("corners.txt").rdbuf(); }'
+    assert (await run(machine, read)).stdout == "4"
+    names = {entry.path for entry in (await machine.list("/workspace", recursive=True, max_entries=100)).entries}
+    assert names == {"/workspace/shape.h", "/workspace/corners.txt"}
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "exit_code", "signal"),
+    [
+        ("return 7;", "exited", 7, None),
+        ("abort();", "killed", None, "SIGABRT"),
+        ("*(volatile int*)1 = 1;", "killed", None, "SIGSEGV"),
+    ],
+)
+async def test_a_program_that_fails_is_told_by_its_exit_code_or_signal(machine, end, status, exit_code, signal):
+    finished = (await run(machine, f"#include <cstdlib>\nint main() {{ {end} }}")).finished
+    assert (finished.status, finished.exit_code, finished.signal) == (status, exit_code, signal)
+    assert finished.state == "kept"
+
+
+async def test_flags_take_the_place_of_the_usual_ones(machine):
+    result = await run(machine, "#ifndef WANTED\n#error\n#endif\nint main() {}", options={"flags": ["-DWANTED"]})
+    assert result.finished.status == "ok"
+    assert "-O2" not in report_of(result).command
+
+
+async def test_a_sanitizer_says_which_line_is_wrong(machine):
+    code = "int main(int count, char**) {\n  int* a = new int[2]();\n  return a[count + 1];\n}"
+    result = await run(machine, code, options={"sanitize": ["address"]})
+    assert "heap-buffer-overflow" in result.stderr
+    assert "main.cpp:3" in result.stderr
+    assert result.finished.status == "exited"
+
+
+async def test_a_program_that_leaks_is_no_mistake_for_a_sanitizer(machine):
+    code = "#include <cstdlib>\nvoid* volatile p;\nint main() { p = malloc(100); p = nullptr; }"
+    assert (await run(machine, code, options={"sanitize": ["address"]})).finished.status == "ok"
+
+
+async def test_what_a_program_leaves_running_ends_with_it(machine):
+    leave = (
+        '#include <cstdio>\n#include <unistd.h>\nint main() { int p = fork(); if (p) printf("%d", p); else pause(); }'
+    )
+    child = (await run(machine, leave)).stdout
+    alive = f"#include <csignal>\nint main() {{ return kill({child}, 0) == 0; }}"
+    assert (await run(machine, alive)).finished.status == "ok"
+
+
+# ---------------------------------------------------------------- limits
+
+
+async def test_a_program_over_its_memory_limit_is_ended_and_says_so(machine):
+    result = await run(machine, HOG, options={"memory_limit_mb": 64})
+    assert result.error.name == "MemoryLimitExceeded"
+    assert "more than 64 MB" in result.error.message
+    assert (await run(machine, HELLO)).stdout == "hello\n"
+
+
+async def test_a_stopped_program_ends_and_the_kernel_stays(machine):
+    result = await stop_when_it_has_spoken(machine, OBEDIENT, stdin="l")
+    assert (result.finished.status, result.finished.state) == ("interrupted", "kept")
+    assert end_of(report_of(result)).signal == "SIGINT"
+
+
+async def test_a_program_that_does_not_mind_an_interrupt_is_killed_and_the_kernel_stays(machine):
+    result = await stop_when_it_has_spoken(machine, STUBBORN)
+    assert (result.finished.status, result.finished.state) == ("interrupted", "kept")
+    assert end_of(report_of(result)).signal == "SIGKILL"
+
+
+async def test_a_compiler_can_be_stopped(machine):
+    endless = "constexpr int f(long n) { int x = 0; for (long i = 0; i < n; ++i) x ^= i; return x; }"
+    code = f"{endless}\nstatic_assert(f(1L << 40));\nint main() {{}}"
+    flags = ["-fconstexpr-ops-limit=9223372036854775807", f"-fconstexpr-loop-limit={2**31 - 1}"]
+    async with machine.run(RunCode(code, options={"flags": flags})) as events:
+        while await size_of(machine, "/tmp/.build/main.cpp") < len(code):
+            await anyio.lowlevel.checkpoint()
+        await events.stop()
+        result = Result([event async for event in events])
+    assert (result.finished.status, result.finished.state) == ("interrupted", "kept")
+    assert report_of(result).phase == "compile"
+
+
+async def test_sanitizers_work_where_memory_is_limited_and_the_limit_holds():
+    """As gVisor's and bubblewrap's machines are: a limit on addresses would end any sanitized program at its start."""
+    async with agent_client(CPP, "--memory-mb", "256") as client:
+        assert (await run(client, HELLO, options={"sanitize": ["address"]})).stdout == "hello\n"
+        assert "more than 256 MB" in (await run(client, HOG)).error.message
+
+
+# ---------------------------------------------------------------- cases
+
+
+async def test_every_case_gets_its_verdict(machine):
+    orders = {
+        "x": "passed",
+        "m": "memory limit exceeded",
+        "b": "memory limit exceeded",
+        "a": "runtime error",
+        "e": "runtime error",
+    }
+    cases = await run_cases(
+        machine, OBEDIENT, *({"stdin": order, "expected": order} for order in orders), memory_limit_mb=128
+    )
+    assert [case.verdict for case in cases] == list(orders.values())
+    assert end_of(cases[3]).signal == "SIGABRT"
+    assert (end_of(cases[4]).exit_code, cases[4].stderr) == (3, "no such luck\n")
+
+
+async def test_a_case_that_does_not_end_or_prints_for_ever_is_over_its_time(machine):
+    cases = await run_cases(machine, OBEDIENT, {"stdin": "l"}, {"stdin": "p", "expected": "p"}, case_timeout_s=0.3)
+    assert [case.verdict for case in cases] == ["time limit exceeded"] * 2
+    assert len(cases[1].stdout) < 16_000
+
+
+async def test_white_space_at_the_ends_of_lines_and_of_the_output_does_not_count(machine):
+    cases = await run_cases(
+        machine,
+        ECHO,
+        {"stdin": "a  \nb\t\n\n\n", "expected": "a\nb"},
+        {"stdin": "a\nb", "expected": "a \r\nb\n"},
+        {"stdin": " a", "expected": "a"},
+        {"stdin": "a b", "expected": "a  b"},
+        {"stdin": "", "expected": ""},
+        {"stdin": "anything"},
+    )
+    assert [case.verdict for case in cases] == ["passed"] * 2 + ["wrong output"] * 2 + ["passed", "ran"]
+    assert cases[2].diff == 'line 1: expected "a", got " a"'
+    assert cases[5].stdout == "anything"
+
+
+async def test_a_hundred_cases_of_awkward_output_fit_into_one_report(machine):
+    code = "#include <cstdio>\nint main() { for (int i = 0; i < 4000; ++i) putchar(i), fputc(-i, stderr); }"
+    cases = await run_cases(machine, code, *({"expected": "something else"} for _ in range(100)))
+    assert {case.verdict for case in cases} == {"wrong output"}
+    assert all(case.stdout for case in cases)
+
+
+async def test_stopping_leaves_the_remaining_cases_unrun(machine):
+    cases = [{"stdin": "x"}, {"stdin": "l"}, {"stdin": "x"}]
+    mark = 'FILE* f = fopen("begun", "a"); fputc(order, f); fclose(f);'
+    code = OBEDIENT.replace("fflush(stdout);", f"fflush(stdout); {mark}")
+    async with machine.run(RunCode(code, options={"cases": cases})) as events:
+        while await size_of(machine, "/workspace/begun") < 2:
+            await anyio.lowlevel.checkpoint()
+        await events.stop()
+        result = Result([event async for event in events])
+    assert result.finished.status == "interrupted"
+    assert [case.verdict for case in report_of(result).cases] == ["ran", "not run", "not run"]
+
+
+async def size_of(machine: AgentClient, path: str) -> int:
+    try:
+        return (await machine.stat(path)).size
+    except RequestRefused:
+        return 0
+
+
+# ---------------------------------------------------------------- warm-up
+
+
+async def test_warm_up_code_that_does_not_compile_says_how():
+    async with agent_client(None) as client:
+        with pytest.raises(RequestRefused, match="expected primary-expression"):
+            await client.warm(WarmUp(language="cpp", code="int main() { return }"), LIMIT_S)

@@ -1,0 +1,93 @@
+"""The templates for C++ and Go in real machines, through the service and the tools' own words."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+from mcp_types import TextContent
+
+from mcp_sandbox.app import Host, open_service
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.tools.results import run_blocks
+from tests.functional.machines import only
+
+pytestmark = [pytest.mark.vm, only("gvisor"), pytest.mark.anyio]
+
+LIMIT_S = 120.0  # both cores may be busy with other things
+OWNER = "test"
+CPP = """
+#include <bits/stdc++.h>
+int main() { int n; std::cin >> n; if (n < 0) throw n; std::cout << 2 * n << "\\n"; }
+"""
+GO = """
+import "fmt"
+
+func main() {
+    var n int
+    fmt.Scan(&n)
+    if n < 0 { panic(n) }
+    fmt.Println(2 * n)
+}
+"""
+CASES = [{"stdin": "4", "expected": "8"}, {"stdin": "5", "expected": "11"}, {"stdin": "-1"}]
+
+
+class Box:
+    """One sandbox of a template."""
+
+    def __init__(self, service: SandboxService, sandbox_id: str) -> None:
+        self._service = service
+        self._id = sandbox_id
+
+    async def run(self, code: str, **options: Any) -> str:
+        """What a model would read."""
+        with anyio.fail_after(LIMIT_S):
+            request = RunRequest(OWNER, code, self._id, timeout_s=LIMIT_S, options=options or None)
+            block = run_blocks(await self._service.run(request))[0]
+        assert isinstance(block, TextContent)
+        return block.text
+
+
+@pytest.fixture(scope="module", params=["cpp-algorithm", "go-algorithm"])
+async def box(request: pytest.FixtureRequest, host: Host, anyio_backend: str) -> AsyncIterator[Box]:
+    await host.builder.build(host.settings.catalogue.load(request.param), host.driver)
+    async with open_service(host, pooled=False) as service:
+        yield Box(service, (await service.create(OWNER, request.param)).id)
+
+
+@pytest.fixture
+def code(box: Box, request: pytest.FixtureRequest) -> str:
+    return CPP if request.node.callspec.params["box"] == "cpp-algorithm" else GO
+
+
+async def test_a_program_reads_its_input_and_is_measured(box: Box, code: str):
+    text = await box.run(code, stdin="21")
+    assert text.startswith("stdout:\n42\n")
+    assert "[ok · compiled in " in text
+    assert " MB · sandbox " in text
+
+
+async def test_cases_are_judged_one_by_one(box: Box, code: str):
+    text = await box.run(code, cases=CASES, memory_limit_mb=512)
+    assert "cases: 1 of 3 passed\n1: passed, " in text
+    assert "2: wrong output, " in text
+    assert 'line 1: expected "11", got "10"' in text
+    assert "3: runtime error, " in text
+
+
+async def test_a_mistake_is_shown_with_its_line(box: Box, code: str):
+    text = await box.run(code.replace("2 * n", "2 * m"))
+    assert "CompileError" in text
+    assert "main." in text
+    assert "could not be compiled" in text
+
+
+async def test_a_program_that_takes_all_memory_ends_alone(box: Box, code: str):
+    hungry = {
+        CPP: "int main() { for (;;) { volatile char* p = new char[4096]; *p = 1; } }",
+        GO: "var kept [][]byte\nfunc main() { for { kept = append(kept, append([]byte{1}, make([]byte, 4096)...)) } }",
+    }
+    assert "MemoryLimitExceeded" in await box.run(hungry[code], memory_limit_mb=128)
+    assert (await box.run(code, stdin="1")).startswith("stdout:\n2\n")

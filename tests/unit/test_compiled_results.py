@@ -1,0 +1,97 @@
+"""Results of compiled code as a model reads them."""
+
+from dataclasses import replace
+
+from mcp_types import TextContent
+
+from guest.client.reports import CaseResult, CompiledReport, ProcessEnd, Verdict
+from mcp_sandbox.runs.results import Captured, RunResult, RunTimings
+from mcp_sandbox.tools.results import run_blocks
+
+END = ProcessEnd(0, None, 1204, 1180, 12 * 2**20)
+REPORT = CompiledReport("run", "g++ main.cpp -O2", 312, "", "", "", END)
+RESULT = RunResult(
+    sandbox_id="sb-1",
+    run_id="run-1",
+    lost_before=True,
+    status="ok",
+    timed_out_after_s=None,
+    stopped=False,
+    state="lost",
+    exit_code=0,
+    signal=None,
+    error=None,
+    stdout=Captured("hi\n"),
+    stderr=Captured(),
+    displays=(),
+    displays_dropped=0,
+    artifacts=(),
+    pictures=(),
+    timings=RunTimings(0, 0, 1, 2),
+    report=REPORT,
+    language="cpp",
+)
+
+
+def case(verdict: Verdict, *, end: ProcessEnd | None = END, out: str = "", err: str = "", diff: str = "") -> CaseResult:
+    return CaseResult(verdict, end, out, err, diff)
+
+
+def text_of(report: CompiledReport, **changes: object) -> str:
+    block = run_blocks(replace(RESULT, report=report, **changes))[0]  # type: ignore[arg-type]
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+def test_the_last_line_has_the_times_and_the_peak():
+    text = text_of(REPORT)
+    assert text.startswith("stdout:\nhi\n\n[ok · compiled in 312 ms (g++ main.cpp -O2) · ")
+    assert "ran 1,204 ms (1,180 ms CPU), peak 12 MB" in text
+
+
+def test_where_nothing_but_files_lasts_nobody_speaks_of_variables():
+    for changes in ({}, {"stopped": True}, {"timed_out_after_s": 3.0}, {"state": "kept", "stopped": True}):
+        assert "variables" not in text_of(REPORT, **changes)
+
+
+def test_code_that_was_only_checked_says_so():
+    assert "only checked: there is no main function" in text_of(replace(REPORT, phase="check", end=None))
+
+
+def test_what_compiler_and_checker_said_is_shown_and_cut():
+    text = text_of(replace(REPORT, diagnostics="e" * 9000, warnings="unreachable code\n", note="a word was added"))
+    assert "compiler:\neee" in text
+    assert "[… 3,000 characters left out …]" in text
+    assert "warnings:\nunreachable code\n\nnote: a word was added" in text
+
+
+def test_every_case_has_a_line_and_what_explains_it():
+    cases = (
+        case("passed", out="not shown"),
+        case("wrong output", diff='line 1: expected "1", got "2"'),
+        case("runtime error", end=replace(END, exit_code=None, signal="SIGSEGV"), err="oh\nno"),
+        case("runtime error", end=replace(END, exit_code=3)),
+        case("time limit exceeded"),
+        case("not run", end=None),
+    )
+    lines = text_of(replace(REPORT, end=None, cases=cases)).splitlines()
+    start = lines.index("cases: 1 of 6 passed")
+    took = "1,204 ms (1,180 ms CPU), peak 12 MB"
+    assert lines[start + 1 : start + 10] == [
+        f"1: passed, {took}",
+        f"2: wrong output, {took}",
+        '   line 1: expected "1", got "2"',
+        f"3: runtime error, SIGSEGV, {took}",
+        "   oh",
+        "   no",
+        f"4: runtime error, exit code 3, {took}",
+        f"5: time limit exceeded, {took}",
+        "6: not run",
+    ]
+
+
+def test_a_hundred_noisy_cases_stay_readable():
+    text = text_of(replace(REPORT, end=None, cases=(case("ran", out="x" * 4000),) * 100))
+    assert "cases: 100 of 100 went well" in text
+    assert "more cases wrote is left out" in text
+    assert len(text) < 16_000

@@ -1,0 +1,91 @@
+"""What a machine says it has measured: read strictly, for it may lie."""
+
+import json
+from typing import Any
+
+import pytest
+
+from guest.client.reports import MAX_CASES, MAX_REPORT_BYTES, CompiledReport, HandlerReport, parse_report
+from guest.errors import ProtocolError
+
+END = {"exit_code": 0, "signal": None, "wall_ms": 3, "cpu_ms": 2, "peak_bytes": 4096}
+CASE = {"verdict": "passed", "end": END, "stdout": "1\n", "stderr": "", "diff": ""}
+COMPILED = {
+    "kind": "compiled",
+    "phase": "run",
+    "command": "g++ main.cpp",
+    "compile_ms": 12,
+    "diagnostics": "",
+    "warnings": "",
+    "note": "",
+    "end": END,
+    "cases": [CASE],
+}
+HANDLER = {"kind": "handler", "result": "1", "result_bytes": 1, "end": END}
+
+
+def parsed(report: Any) -> object:
+    return parse_report(json.dumps(report).encode())
+
+
+def test_a_report_is_read_as_it_was_meant():
+    report = parsed(COMPILED)
+    assert isinstance(report, CompiledReport)
+    assert report.end is not None
+    assert (report.phase, report.compile_ms, report.end.peak_bytes) == ("run", 12, 4096)
+    assert [case.verdict for case in report.cases] == ["passed"]
+    assert isinstance(parsed(HANDLER), HandlerReport)
+
+
+def test_a_process_that_a_signal_ended_has_no_exit_code():
+    report = parsed(COMPILED | {"end": END | {"exit_code": None, "signal": "SIGSEGV", "peak_bytes": None}})
+    assert isinstance(report, CompiledReport)
+    assert report.end is not None
+    assert (report.end.exit_code, report.end.signal, report.end.peak_bytes) == (None, "SIGSEGV", None)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        [],
+        "compiled",
+        {},
+        COMPILED | {"kind": "interpreted"},
+        COMPILED | {"phase": "link"},
+        COMPILED | {"command": None},
+        COMPILED | {"compile_ms": -1},
+        COMPILED | {"compile_ms": 1.5},
+        COMPILED | {"compile_ms": True},
+        COMPILED | {"compile_ms": 2**63},
+        COMPILED | {"diagnostics": ["a"]},
+        COMPILED | {"warnings": 1},
+        COMPILED | {"note": None},
+        COMPILED | {"end": []},
+        COMPILED | {"end": END | {"wall_ms": "3"}},
+        COMPILED | {"end": END | {"signal": 9}},
+        COMPILED | {"end": END | {"peak_bytes": -4096}},
+        COMPILED | {"cases": {}},
+        COMPILED | {"cases": [CASE] * (MAX_CASES + 1)},
+        COMPILED | {"cases": ["passed"]},
+        COMPILED | {"cases": [CASE | {"verdict": "excellent"}]},
+        COMPILED | {"cases": [CASE | {"diff": None}]},
+        HANDLER | {"result": 1},
+        HANDLER | {"result_bytes": -1},
+        HANDLER | {"end": None},
+    ],
+)
+def test_what_does_not_fit_breaks_the_protocol(report: Any):
+    with pytest.raises(ProtocolError):
+        parsed(report)
+
+
+def test_a_report_that_is_too_long_or_no_json_breaks_the_protocol():
+    for body in (b"", b"{", b"\xff", json.dumps(COMPILED | {"note": "x" * MAX_REPORT_BYTES}).encode()):
+        with pytest.raises(ProtocolError):
+            parse_report(body)
+
+
+def test_half_a_character_does_not_reach_the_host():
+    report = parse_report(json.dumps(COMPILED | {"diagnostics": "\ud800"}).encode())
+    assert isinstance(report, CompiledReport)
+    assert report.diagnostics == "?"

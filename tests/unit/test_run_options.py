@@ -1,0 +1,81 @@
+"""What may be asked of a run besides its code, and what is said where it may not."""
+
+from typing import Any
+
+import pytest
+
+from mcp_sandbox.errors import BadRequest
+from mcp_sandbox.runs.options import check_options
+from mcp_sandbox.runs.results import RunRequest
+from templates.catalogue import Catalogue
+
+CPP, GO, PYTHON = (Catalogue().load(name) for name in ("cpp-algorithm", "go-algorithm", "python-data-analysis"))
+CASES = [{"stdin": "1", "expected": "2"}]
+
+
+def request(**options: Any) -> RunRequest:
+    return RunRequest("me", "int main() {}", options=options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stdin": "1"},
+        {"cases": CASES, "case_timeout_s": 1.5, "memory_limit_mb": 64},
+        {"cases": CASES * 100},
+        {"flags": []},
+        {"flags": ["-O3", "-march=native", "-lpthread"]},
+        {"sanitize": ["address", "undefined"]},
+        {"memory_limit_mb": CPP.machine.memory_mb},
+    ],
+)
+def test_what_makes_sense_is_let_through(options: dict[str, Any]):
+    check_options(request(**options), CPP)
+
+
+def test_python_takes_stdin_and_a_run_without_options_is_always_right():
+    check_options(request(stdin="1"), PYTHON)
+    check_options(RunRequest("me", "1 + 1"), PYTHON)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cases": CASES}, "cases cannot be used with template python-data-analysis.*cpp-algorithm or go-algorithm"),
+        ({"flags": ["-O3"], "sanitize": ["address"]}, "flags and sanitize cannot be used"),
+        ({"memory_limit_mb": 64}, "Only code that is compiled has it"),
+    ],
+)
+def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options: dict[str, Any], words: str):
+    with pytest.raises(BadRequest, match=words):
+        check_options(request(**options), PYTHON)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stdin": "1", "cases": CASES}, "not both"),
+        ({"cases": []}, "give 1 to 100"),
+        ({"cases": CASES * 101}, "There are 101 cases"),
+        ({"case_timeout_s": 1}, "case_timeout_s needs cases"),
+        ({"memory_limit_mb": 1}, "must be 32 to 1024"),
+        ({"memory_limit_mb": 4096}, "must be 32 to 1024"),
+        ({"flags": ["O3"]}, "'O3' is no flag"),
+        ({"flags": ["-"]}, "is no flag"),
+        ({"flags": ["-D\n"]}, "is no flag"),
+        ({"flags": ["-D" + "x" * 200]}, "at most 200 characters"),
+        ({"flags": ["-g"] * 51}, "There are 51 flags"),
+        ({"flags": ["-o", "-x"]}, "Leave out the flag -o"),
+        ({"sanitize": []}, "sanitize is a list of address, undefined, thread"),
+        ({"sanitize": ["address", "thread"]}, "exclude each other"),
+        ({"stdin": "x" * 2**20}, "write the input with write_file"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_to_do(options: dict[str, Any], words: str):
+    with pytest.raises(BadRequest, match=words):
+        check_options(request(**options), CPP)
+
+
+def test_go_has_no_sanitizers_and_says_why():
+    with pytest.raises(BadRequest, match="race detector needs a C compiler"):
+        check_options(request(sanitize=["thread"]), GO)
