@@ -25,7 +25,7 @@ demo: $(READY) ## install what is missing, build the template, show the product 
 
 test: $(DEV) ## all tests, with real machines of every driver
 	@for driver in $(DRIVERS); do \
-		$(BIN)/mcp-sandbox setup --driver $$driver && \
+		$(BIN)/mcp-sandbox setup --images --driver $$driver && \
 		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis || exit 1; \
 	done
 	@$(BIN)/python -m pytest

@@ -1,8 +1,9 @@
 """The one place where the parts are put together."""
 
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -10,6 +11,7 @@ from typing import Self
 import anyio
 
 from mcp_sandbox.config import AUTO, Settings
+from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.pool import Pool, pool_limits
@@ -17,11 +19,13 @@ from mcp_sandbox.machines.provider import HostFacts, Provider
 from mcp_sandbox.operating.operation import Pools, open_operation
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, Progress
+from templates.holding import held
 from templates.kernel import OwnKernel
-from templates.model import find_templates
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, load_driver
 from vmm.types import Accel, Isolation, Probe
+
+logger = logging.getLogger(__name__)
 
 WEAK = "the weakest isolation there is. Prefer gvisor or qemu for code that nobody has read"
 
@@ -53,7 +57,7 @@ def make_builder(settings: Settings, report: Callable[[Progress], None] = _ignor
     """The store of built things and who fills it. Nothing is started yet."""
     store = Store(settings.home)
     own = OwnKernel(settings.guest_kernel, settings.guest_modules) if settings.guest_kernel else None
-    return store, Builder(store, report, own_kernel=own)
+    return store, Builder(store, report, own_kernel=own, catalogue=settings.catalogue)
 
 
 class Drivers:
@@ -63,6 +67,7 @@ class Drivers:
         self.settings = settings
         self.store, self.builder = make_builder(settings, report)
         self._loaded: dict[str, Driver] = {}
+        self._held = ExitStack()  # what they start machines with, besides what is built of a template
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,6 +78,7 @@ class Drivers:
         with anyio.CancelScope(shield=True):
             for name in list(self._loaded):
                 await self._loaded.pop(name).aclose()
+            self._held.close()
 
     def load(self, name: str) -> Driver:
         """The driver, which works with what the builder has fetched until now.
@@ -82,13 +88,16 @@ class Drivers:
             TemplateError: the guest kernel of the settings cannot be used.
         """
         if name not in self._loaded:
+            runsc = self.builder.find_runsc()
+            if runsc is not None:
+                self._held.enter_context(held([runsc.parent]))
             config = DriverConfig(
                 run_dir=self.settings.run_dir,
                 cache_dir=self.settings.cache_dir,
                 kernel=self.builder.find_kernel(),
                 own_kernel=self.settings.guest_kernel is not None,
                 accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
-                runsc=self.builder.find_runsc(),
+                runsc=runsc,
             )
             self._loaded[name] = load_driver(name, config)
         return self._loaded[name]
@@ -143,14 +152,18 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
     On a host that is not usable it tells everybody who asks for a sandbox why.
     """
     settings = host.settings
-    local = LocalProvider(host.driver, host.builder, max_restores=settings.max_restores, run_dir=settings.run_dir)
+    for entry in settings.catalogue.entries():
+        if entry.problem:
+            logger.warning("template %s cannot be used: %s", entry.name, entry.problem)
+    builds = Builds(host.driver, host.builder, settings.catalogue)
+    local = LocalProvider(host.driver, builds, max_restores=settings.max_restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:
         operation = await stack.enter_async_context(open_operation(host.settings, host.store))
         provider: Provider = operation.restoring(local)
         pools: Pools = tuple
         if pooled and host.facts is not None:
             limits, told = pool_limits(host.settings), operation.metrics.pool_asked
-            pool = Pool(provider, find_templates().values(), limits, on_request=told)
+            pool = Pool(provider, builds, limits, on_request=told)
             provider, pools = await stack.enter_async_context(pool), pool.described
         service = SandboxService(operation.acquiring(provider), host.settings, operation)
         await stack.enter_async_context(service)

@@ -5,7 +5,7 @@ Every command imports what it needs when it runs: loading all of it takes more t
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -24,6 +24,10 @@ template_app = typer.Typer(no_args_is_help=True, help="Build and manage what san
 app.add_typer(template_app, name="template")
 sandbox_app = typer.Typer(no_args_is_help=True, help="See and close the sandboxes of running servers.")
 app.add_typer(sandbox_app, name="sandbox")
+
+# As in templates.model, which takes long to load.
+Language = Literal["python", "cpp", "go", "shell"]
+Source = Literal["debian", "oci", "dockerfile"]
 
 TemplateName = Annotated[str | None, typer.Argument(help="Name of a template; the default one if left out.")]
 
@@ -59,6 +63,9 @@ def main(
         str | None, typer.Option(help="Use nothing that isolates less: vm, kernel or namespace.")
     ] = None,
     accel: Annotated[str | None, typer.Option(help="auto, kvm or tcg.")] = None,
+    template_path: Annotated[
+        list[Path] | None, typer.Option(help="A directory with templates of your own; can be given several times.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR, on stderr.")] = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -69,6 +76,7 @@ def main(
         "driver": driver,
         "min_isolation": min_isolation,
         "accel": accel,
+        "template_path": tuple(template_path) if template_path else None,
         "log_level": log_level,
     }
     if ctx.invoked_subcommand is None:
@@ -111,12 +119,15 @@ def setup(
     ctx: typer.Context,
     check: Annotated[bool, typer.Option("--check", help="Only say what is missing.")] = False,
     driver: Annotated[str | None, typer.Option(help="Set up this driver, not the one in force.")] = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="Also for templates made from OCI images and Dockerfiles.")
+    ] = False,
 ) -> None:
     """Get what the driver in force needs: system packages, and a guest kernel or gVisor."""
     from mcp_sandbox.commands import setup as setup_cli
 
     ctx.find_root().obj |= {"driver": driver} if driver else {}
-    raise typer.Exit(setup_cli.main(settings_of(ctx), check=check))
+    raise typer.Exit(setup_cli.main(settings_of(ctx), check=check, images=images))
 
 
 @app.command()
@@ -158,12 +169,33 @@ def bench(
     raise typer.Exit(command.main(settings, names or (), quick=quick, soaked=soak, cycles=cycles, as_json=as_json))
 
 
-@template_app.command("build")
-def template_build(ctx: typer.Context, name: TemplateName = None) -> None:
-    """Build a template: its files, its guest kernel and its snapshot. What did not change is not made again."""
-    from mcp_sandbox.commands import template
+@template_app.command("init")
+def template_init(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the new template.")],
+    language: Annotated[Language | None, typer.Option(help="What run_code takes: python, or shell for images.")] = None,
+    source: Annotated[Source, typer.Option(help="Where the files come from.")] = "debian",
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Put it there, not into the first directory of the search path.")
+    ] = None,
+) -> None:
+    """Begin a template of your own: a template.toml with comments, which can be built as it is."""
+    from mcp_sandbox.commands import template_init as begin
 
-    raise typer.Exit(template.build(settings_of(ctx), name))
+    raise typer.Exit(begin.init(settings_of(ctx), name, language, source, directory))
+
+
+@template_app.command("build")
+def template_build(
+    ctx: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(help="Names of templates; the default one if left out.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Build all templates there are.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Build again whenever one of them changes.")] = False,
+) -> None:
+    """Build templates: files, guest kernel and snapshot. What did not change is not made again."""
+    from mcp_sandbox.commands import template_build as building
+
+    raise typer.Exit(building.build(settings_of(ctx), names or (), every=every, watch=watch))
 
 
 @template_app.command("list")
@@ -184,10 +216,22 @@ def template_show(ctx: typer.Context, name: TemplateName = None) -> None:
 
 @template_app.command("remove")
 def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Name of a template.")]) -> None:
-    """Remove what was built of a template. Its definition stays."""
+    """Remove what was built of a template. Its definition stays, and so does what sandboxes use."""
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.remove(settings_of(ctx), name))
+
+
+@template_app.command("prune")
+def template_prune(
+    ctx: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also what templates are made from now.")] = False,
+) -> None:
+    """Remove what no template is made from any more. What sandboxes and servers use stays."""
+    from mcp_sandbox.commands import template
+
+    raise typer.Exit(template.prune(settings_of(ctx), dry_run=dry_run, every=every))
 
 
 @sandbox_app.command("list")

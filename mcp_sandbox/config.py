@@ -1,13 +1,15 @@
 """The settings: one model, filled from flags, MCP_SANDBOX_* variables and mcp-sandbox.toml, in that order."""
 
+import os
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from templates.catalogue import Catalogue
 from vmm.types import Isolation
 
 APP = "mcp-sandbox"
@@ -37,6 +39,10 @@ class Settings(BaseSettings):
     guest_kernel: Path | None = Field(None, description="A guest kernel to use instead of the built one.")
     guest_modules: Path | None = Field(None, description="The modules directory of that kernel, if it has any.")
     template: str = Field("python-data-analysis", description="The template used when none is named.")
+    template_path: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default_factory=lambda: (platformdirs.user_config_path(APP) / "templates",),
+        description="Directories with templates of your own; they come before the built-in ones.",
+    )
     toolset: Literal["default", "advanced"] = Field(
         "default", description="Tools clients get: advanced adds fork, pause and resume."
     )
@@ -84,6 +90,17 @@ class Settings(BaseSettings):
     max_list_entries: int = Field(500, ge=1, le=10_000, description="Most entries a listing shows.")
     inline_images: int = Field(4, ge=0, le=32, description="New pictures shown in the result of a run.")
     inline_image_bytes: int = Field(2 << 20, ge=0, description="Bytes all those pictures may have together.")
+
+    @field_validator("template_path", mode="before")
+    @classmethod
+    def _directories(cls, value: object) -> object:
+        """A variable holds several directories as PATH does."""
+        return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The templates there are."""
+        return Catalogue(self.template_path)
 
     @property
     def run_dir(self) -> Path:
@@ -146,4 +163,5 @@ def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks t
         raise ConfigError("run_timeout_s is greater than max_run_timeout_s")
     if settings.idle_timeout_s > settings.max_idle_timeout_s:
         raise ConfigError("idle_timeout_s is greater than max_idle_timeout_s")
-    return settings.model_copy(update={"home": settings.home.expanduser().absolute()})
+    path = tuple(directory.expanduser().absolute() for directory in settings.template_path)
+    return settings.model_copy(update={"home": settings.home.expanduser().absolute(), "template_path": path})

@@ -14,6 +14,7 @@ SandboxError
 │   └── NotSent        and before it was given any code
 ├── TemplateNotBuilt   the template has no snapshot for this host yet
 ├── UnknownTemplate    there is no template of that name
+├── UnusableTemplate   its template.toml has mistakes
 ├── HostNotReady       this host cannot run machines as configured
 ├── DiskFull           there is no room on the host's disk
 ├── TooWeak            the driver that was named isolates less than the settings demand
@@ -146,6 +147,13 @@ class UnknownTemplate(SandboxError):
 
     def __init__(self, template: str, known: list[str]) -> None:
         super().__init__(f"There is no template {template!r}. Choose one of: {', '.join(known) or '(none)'}.")
+
+
+class UnusableTemplate(SandboxError):
+    """The template's definition has mistakes; the message has a line for each."""
+
+    def __init__(self, template: str, problem: str) -> None:
+        super().__init__(f"Template {template!r} cannot be used until its definition is mended:\n{problem}")
 
 
 class HostNotReady(SandboxError):

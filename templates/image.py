@@ -5,17 +5,19 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
+from templates.links import inside, link_in, mount_point_in, read_in, remove_in, vacated_in, write_in
 from templates.model import Template
 from templates.tools import StepFailed, Tools
+from vmm.agent import PYTHON
 
 IMAGE = "root.erofs"
-RECIPE = 4  # raise it when a change here must reach machines that are already built
+RECIPE = 5  # raise it when a change here must reach machines that are already built
 READABLE = 0o644  # whatever the umask is: machines run as users of their own
 SANDBOX_UID = 1000  # whom user code runs as; the agent knows it too
 HOME = "/workspace"
@@ -43,12 +45,14 @@ _MOUNT_POINTS = {
     "tmp": 0o1777,
     "var/tmp": 0o1777,
 }
+# The account of user code, and root's where an image has none.
 _ACCOUNTS = {
-    "etc/passwd": f"sandbox:x:{SANDBOX_UID}:{SANDBOX_UID}:Sandbox:{HOME}:/bin/bash\n",
-    "etc/group": f"sandbox:x:{SANDBOX_UID}:\n",
-    "etc/shadow": "sandbox:!:20000:0:99999:7:::\n",
-    "etc/gshadow": "sandbox:!::\n",
+    "etc/passwd": (f"sandbox:x:{SANDBOX_UID}:{SANDBOX_UID}:Sandbox:{HOME}:{{shell}}", "root:x:0:0:root:/root:{shell}"),
+    "etc/group": (f"sandbox:x:{SANDBOX_UID}:", "root:x:0:"),
+    "etc/shadow": ("sandbox:!:20000:0:99999:7:::", "root:!:20000:0:99999:7:::"),
+    "etc/gshadow": ("sandbox:!::", "root:!::"),
 }
+_ID_FIELD = 2  # of a line in passwd and group
 
 
 def image_inputs(template: Template, base_key: str) -> dict[str, Any]:
@@ -57,18 +61,44 @@ def image_inputs(template: Template, base_key: str) -> dict[str, Any]:
     return {"recipe": RECIPE, "base": base_key, "wheels": sorted(template.source.debian.wheels)}
 
 
+def layered_image_inputs(layers_key: str, interpreter_key: str) -> dict[str, Any]:
+    """What an image made from somebody else's layers depends on."""
+    return {"recipe": RECIPE, "layers": layers_key, "interpreter": interpreter_key}
+
+
 async def make_image(tools: Tools, staging: Path, template: Template, base_tar: Path) -> dict[str, Any]:
     """Build `staging`/root.erofs: the base, the wheels, and an account for user code."""
     tree = staging / "tree"
     await extract_tree(tools, base_tar, tree)
     prepare_tree(tree)
+    link_in(tree, PYTHON.lstrip("/"), "/usr/bin/python3")
     assert template.source.debian is not None
     wheels = await install_wheels(tools, tree, template.source.debian.wheels)
     await compile_python(tools, tree)
+    await _finish(tools, tree, staging)
+    return {"template": template.name, "wheels": wheels}
+
+
+async def make_layered_image(
+    tools: Tools, staging: Path, layers_tar: Path, interpreter: Path, details: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Build `staging`/root.erofs from layers: an account for user code, and a Python for the agent. Nothing of it runs.
+
+    `details` is what is known about the layers; it stays with the image.
+    """
+    tree = staging / "tree"
+    await extract_tree(tools, layers_tar, tree)
+    prepare_tree(tree)
+    place = vacated_in(tree, str(Path(PYTHON).parent).lstrip("/"))
+    await anyio.to_thread.run_sync(shutil.copytree, interpreter, place)
+    await _finish(tools, tree, staging)
+    return dict(details)
+
+
+async def _finish(tools: Tools, tree: Path, staging: Path) -> None:
     await anyio.to_thread.run_sync(open_to_all, tree)
     await pack_tree(tools, tree, staging / IMAGE)
     await anyio.to_thread.run_sync(shutil.rmtree, tree)
-    return {"template": template.name, "wheels": wheels}
 
 
 async def extract_tree(tools: Tools, base_tar: Path, tree: Path) -> None:
@@ -79,20 +109,24 @@ async def extract_tree(tools: Tools, base_tar: Path, tree: Path) -> None:
 
 
 def prepare_tree(tree: Path) -> None:
-    """Add the account for user code and take out what belongs to the host."""
-    for name, line in _ACCOUNTS.items():
-        path = tree / name
-        path.write_text(path.read_text() + line if path.exists() else line)
-    for name in (*_NEUTRAL, *_IDENTITY):
-        (tree / name).unlink(missing_ok=True)  # could be a link to somewhere else
+    """Add the account for user code and take out what belongs to the host. The tree may be a stranger's."""
+    shell = "/bin/bash" if inside(tree, "bin/bash").is_file() else "/bin/sh"
+    for name, lines in _ACCOUNTS.items():
+        write_in(tree, name, _with_account(read_in(tree, name), *(line.format(shell=shell) for line in lines)))
     for name, text in _NEUTRAL.items():
-        (tree / name).write_text(text)
+        write_in(tree, name, text)
     for name, target in _IDENTITY.items():
-        (tree / name).symlink_to(target)
-    (tree / "etc/apt/sources.list").unlink(missing_ok=True)  # names the mirror of the host
+        link_in(tree, name, target)
+    remove_in(tree, "etc/apt/sources.list")  # names the mirror of the host
     for name, mode in _MOUNT_POINTS.items():
-        (tree / name).mkdir(parents=True, exist_ok=True)
-        (tree / name).chmod(mode)
+        mount_point_in(tree, name, mode)
+
+
+def _with_account(text: str, sandbox: str, root: str) -> str:
+    """A file of accounts with that of user code before all others of the same id: the first is the one that counts."""
+    lines = [line for line in text.splitlines() if not line.startswith("sandbox:")] or [root]
+    same = [line for line in lines if line.split(":")[_ID_FIELD : _ID_FIELD + 1] == [str(SANDBOX_UID)]]
+    return "".join(f"{line}\n" for line in (*(line for line in lines if line not in same), sandbox, *same))
 
 
 def open_to_all(tree: Path) -> None:

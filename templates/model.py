@@ -1,22 +1,18 @@
 """What a template.toml says, checked the moment it is read."""
 
 import re
-import tomllib
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
-
-from templates.errors import InvalidTemplate, UnknownTemplate
-
-BUILT_IN = Path(__file__).parent  # every directory here with a template.toml is a template
-FILE_NAME = "template.toml"
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 Language = Literal["python", "cpp", "go", "shell"]
 PoolMode = Literal["pooled", "cold", "singleton"]
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
+# Both go onto command lines, a reference behind "docker://" and a file behind the template's directory.
+ImageName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9\[][^\s\x00]*$")]
+FileName = Annotated[str, StringConstraints(pattern=r"^[\w-][^/\x00]*(/[\w-][^/\x00]*)*$")]  # nothing of it is ".."
 
 # Both go onto the command line of a package manager: a name must never look like an option or a path.
 # One of another suite is called like golang-go/trixie.
@@ -46,10 +42,10 @@ class Source(_Strict):
     """Where the files of a machine come from: one of these."""
 
     debian: DebianSource | None = None
-    oci: str | None = Field(
+    oci: ImageName | None = Field(
         default=None, description="name:tag, name@sha256:…, oci:DIR, oci-archive:FILE or docker-archive:FILE"
     )
-    dockerfile: str | None = Field(default=None, description="a Dockerfile in the template's directory")
+    dockerfile: FileName | None = Field(default=None, description="a Dockerfile in the template's directory")
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -99,62 +95,3 @@ class Template(_Strict):
     pool: PoolMode = Field(
         default="pooled", description="machines kept ready; started when asked for; or one that is shared by all"
     )
-
-
-def load_template(name: str, root: Path = BUILT_IN) -> Template:
-    """Read the template called `name`; raises UnknownTemplate or InvalidTemplate."""
-    path = root / name / FILE_NAME
-    if not NAME.fullmatch(name) or not path.is_file():
-        known = ", ".join(sorted(_names(root))) or "none"
-        raise UnknownTemplate(f"there is no template called {name!r}; there are: {known}")
-    status = path.stat()
-    return _parsed(path, (status.st_ino, status.st_mtime_ns, status.st_size))
-
-
-def find_templates(root: Path = BUILT_IN) -> dict[str, Template]:
-    """All templates in `root`, by name; one that cannot be read raises InvalidTemplate."""
-    return {name: load_template(name, root) for name in sorted(_names(root))}
-
-
-@lru_cache(maxsize=64)
-def _parsed(path: Path, _making: tuple[int, ...]) -> Template:
-    """A template as its file says now. Reading it takes a millisecond, which every new sandbox would feel."""
-    return parse_template(path)
-
-
-def parse_template(path: Path) -> Template:
-    """Read one template.toml; its name is that of the directory it lies in."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidTemplate(f"{path}: this is not valid TOML: {error}") from None
-    except OSError as error:
-        raise InvalidTemplate(f"{path}: cannot be read: {error.strerror}") from None
-    if "name" in table:
-        raise InvalidTemplate(f"{path}: name: remove it; a template is called what its directory is called")
-    if "folder" in table:
-        raise InvalidTemplate(f"{path}: folder: remove it; that is where this file lies")
-    try:
-        return Template.model_validate({"name": path.parent.name, "folder": path.parent, **table})
-    except ValidationError as error:
-        raise InvalidTemplate("\n".join(_explain(path, error))) from None
-
-
-def _names(root: Path) -> set[str]:
-    return {path.parent.name for path in root.glob(f"*/{FILE_NAME}") if NAME.fullmatch(path.parent.name)}
-
-
-def _explain(path: Path, error: ValidationError) -> list[str]:
-    """One line for each problem: the file, the field, what is wrong and what would be right."""
-    advice = {
-        "extra_forbidden": "there is no such field; remove it or mend its spelling",
-        "missing": "this field is required; add it",
-    }
-    lines = []
-    for problem in error.errors(include_url=False):
-        field = ".".join(str(part) for part in problem["loc"])
-        text = advice.get(problem["type"], problem["msg"])
-        if "wheels" in problem["loc"] and problem["type"] == "string_pattern_mismatch":
-            text = f"{problem['input']!r} must name one exact version, like 'numpy==2.4.6'"
-        lines.append(f"{path}: {field}: {text}")
-    return lines

@@ -13,7 +13,9 @@ from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools, StepFailed, Tools, tail
 from vmm.errors import VmmError
 
-Step = Literal["base", "packages", "image", "tree", "kernel", "initramfs", "agent", "runsc", "snapshot"]
+Step = Literal[
+    "base", "packages", "layers", "interpreter", "image", "tree", "kernel", "initramfs", "agent", "runsc", "snapshot"
+]
 State = Literal["started", "running", "done", "ready"]  # ready: was made before
 MakeStep = Callable[[Tools, Path], Awaitable[Mapping[str, Any]]]
 MakeTools = Callable[[Path, Callable[[str], None]], Tools]

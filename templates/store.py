@@ -3,9 +3,11 @@
     <home>/<kind>/<key>/            what was made, and meta.json that says from what
     <home>/staging/<kind>-<key>.*   being made; never looked at by readers
     <home>/locks/<kind>-<key>       held while somebody makes or removes it
+    <home>/logs/<step>-<key>.log    what was said while it was made
 
 An entry appears by one rename, whole or not at all. A maker that died leaves its staging directory behind and
-its lock free: whoever can take the lock knows that the maker is dead, and removes what it left.
+its lock free: whoever can take the lock knows that the maker is dead, and removes what it left. An entry that machines
+stand on is held (see `templates.holding`), and stays until nobody holds it.
 """
 
 import ctypes
@@ -17,15 +19,17 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
+
+from templates.holding import alone, is_at
 
 KEY_CHARS = 20  # 80 bits of SHA-256: no accidental twins, and names short enough to read
 LOCK_POLL_S = 0.2  # flock cannot be awaited; builds take seconds, so a fifth of one is not noticed
@@ -35,6 +39,7 @@ _NAME = re.compile(r"[a-z0-9]+")  # kinds and keys become parts of paths
 
 Inputs = Mapping[str, Any]
 Make = Callable[[Path], Awaitable[Mapping[str, Any]]]
+Removal = Literal["removed", "in use", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +100,35 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """All finished things, by kind and key."""
-        return [
-            _read_entry(meta)
-            for meta in sorted(self.home.glob(f"*/*/{META}"))
-            if meta.parent.parent.name not in ("staging", "locks", "logs")
-        ]
+        found = []
+        for meta in sorted(self.home.glob(f"*/*/{META}")):
+            if meta.parent.parent.name not in ("staging", "locks", "logs"):
+                with suppress(FileNotFoundError):  # removed just now
+                    found.append(_read_entry(meta))
+        return found
 
     def entry(self, path: Path) -> Entry:
         """What is known about the finished thing at `path`."""
         return _read_entry(path / META)
 
-    async def remove(self, kind: str, key: str) -> bool:
-        """Remove one thing; False if it was not there. Who has its files open can go on using them."""
+    async def remove(self, kind: str, key: str) -> Removal:
+        """Remove one thing, unless it was not there or somebody holds it."""
         path = self._path(kind, key)
         if not path.exists():
-            return False
+            return "gone"
         async with self._locked(kind, key):
-            with self._staging(kind, key) as staging, suppress(FileNotFoundError):
-                path.rename(staging / "removed")  # gone for readers at once, whatever happens next
-        return True
+            try:
+                with alone(path), self._staging(kind, key) as staging:
+                    path.rename(staging / "removed")  # gone for readers at once, whatever happens next
+            except FileNotFoundError:
+                return "gone"
+            except BlockingIOError:
+                return "in use"
+        return "removed"
+
+    def stamp(self, kinds: Iterable[str]) -> tuple[int, ...]:
+        """What changes whenever a thing of one of these kinds is made or removed, by whichever process."""
+        return tuple(_changed_ns(self.home / kind) for kind in kinds)
 
     def sweep(self) -> None:
         """Remove what makers that died have left behind."""
@@ -121,6 +136,18 @@ class Store:
             with self._try_lock(path.name.partition(".")[0]) as held:
                 if held:
                     shutil.rmtree(path, ignore_errors=True)
+
+    def tidy(self) -> None:
+        """Remove logs and locks of things that are neither there nor being made."""
+        self.sweep()
+        there = {entry.key for entry in self.entries()}
+        for lock in self.home.glob("locks/*"):
+            with self._try_lock(lock.name) as held:
+                key = lock.name.rpartition("-")[2]
+                if held and key not in there:
+                    for log in self.logs.glob(f"*-{key}.log"):
+                        log.unlink(missing_ok=True)
+                    lock.unlink(missing_ok=True)
 
     def _path(self, kind: str, key: str) -> Path:
         if not _NAME.fullmatch(kind) or not _NAME.fullmatch(key):
@@ -138,7 +165,6 @@ class Store:
 
     @contextmanager
     def _try_lock(self, name: str) -> Iterator[bool]:
-        # Lock files stay: removing one that another process has just opened would give two holders.
         path = self.home / "locks" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
@@ -147,7 +173,8 @@ class Store:
             except BlockingIOError:
                 yield False
             else:
-                yield True
+                # One that was removed after we opened it keeps nobody out: the next one would lock another file.
+                yield is_at(file.fileno(), path)
 
     @contextmanager
     def _staging(self, kind: str, key: str) -> Iterator[Path]:
@@ -171,6 +198,13 @@ class Store:
         staging.rename(final)
         _sync(final.parent)
         return final
+
+
+def _changed_ns(directory: Path) -> int:
+    try:
+        return directory.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _read_entry(meta: Path) -> Entry:

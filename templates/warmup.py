@@ -17,6 +17,8 @@ class ImageConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()  # ENTRYPOINT and CMD
     workdir: str | None = None
+    user: str | None = None  # not used: it is explained to whoever builds
+    left_out: tuple[str, ...] = ()  # variables that are not taken over, explained too
 
 
 def warm_up(template: Template, image: ImageConfig) -> WarmUp:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anyio.abc import ByteSendStream
 
-PYTHON = "/usr/bin/python3"
+PYTHON = "/usr/lib/mcp-sandbox/python3"  # in every image: a Python of its own, or a link to the image's
 PLACE = "/run/mcp-sandbox"
 LENGTH_BYTES = 4
 

@@ -16,6 +16,7 @@ from guest.places import CACHE, CONFIG, WORKSPACE
 
 PORT_NAME = "agent"
 PORTS = "/sys/class/virtio-ports"
+PRIVATE = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # how this agent was started is nothing to code
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
@@ -79,6 +80,8 @@ def main() -> None:
     pipes = take_pipes() if options.stdio else None
     user.make_places()
     rise_above_code(user)
+    for name in PRIVATE:
+        os.environ.pop(name, None)
     os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LANG="C.UTF-8", SHELL="/bin/sh")
     os.environ.update(XDG_CONFIG_HOME=CONFIG, XDG_CACHE_HOME=CACHE)
     os.umask(0o022)

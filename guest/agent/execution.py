@@ -12,7 +12,7 @@ from typing import Any
 from guest.agent.output import Capture
 from guest.agent.user import User
 from guest.places import OUTPUTS
-from guest.protocol import MAX_BODY, MAX_DISPLAYS
+from guest.protocol import MAX_BODY, MAX_DISPLAYS, decode_json
 
 MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for
 MAX_GRACE_S = 60.0
@@ -36,6 +36,7 @@ class Execution:
         self.kind = str(header.get("kind", "code"))
         self._code_bytes = header.get("code_bytes")  # what follows the code are options, as JSON
         self.begun = False  # a kernel has the code
+        self.kernel_lost = False  # while a command ran beside it
         self._reported = False
         self.stopped = False
         self._send = send
@@ -70,6 +71,16 @@ class Execution:
         if self._code_bytes is not None:
             order.update(kind=self.kind, code_bytes=int(self._code_bytes))
         return order
+
+    def order_for_shell(self) -> tuple[str, dict[str, Any]]:
+        """The command, and what goes with it. Raises ValueError or ProtocolError."""
+        if self._code_bytes is None:
+            return self.code.decode("utf-8"), {}
+        size = int(self._code_bytes)
+        options = decode_json(self.code[size:])
+        if type(options) is not dict:
+            raise ValueError("the options are not an object")
+        return self.code[:size].decode("utf-8"), options
 
     def feed(self, stream: str, data: bytes) -> None:
         """Output of the code."""
@@ -124,6 +135,13 @@ class Execution:
         except ValueError:
             name = f"SIG{number}"
         return {"status": "killed", "state": "lost", "signal": name}
+
+    def command_ended(self, status: int) -> dict[str, Any]:
+        """The end of a command's shell, as `waitpid` tells it. The kernel has no part in it, unless it is dead."""
+        result = {"status": "ok", "exit_code": 0} if status == 0 else self.died(status)
+        if self.stopped:
+            result["status"] = "interrupted"
+        return {**result, "state": "lost" if self.kernel_lost else "kept"}
 
     def refuse(self, code: str, message: str) -> None:
         """End a run whose code was never run."""

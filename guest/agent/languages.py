@@ -6,6 +6,7 @@ from collections.abc import Mapping
 # Run once before the snapshot, so that their pages are touched.
 WARM_CELLS: Mapping[str, tuple[str, ...]] = {
     "python": ("1+1", "print(1)", "1/0", "del _"),
+    "shell": ("true",),
     "cpp": (
         "#include <bits/stdc++.h>\nint main() { std::vector<int> v{2, 1}; std::sort(v.begin(), v.end());"
         ' std::cout << v[0] << "\\n"; }',

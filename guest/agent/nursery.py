@@ -4,20 +4,25 @@ Forks share their memory on Linux, so a warm process kept aside costs little and
 Where forks copy (gVisor) it would double the memory of a machine; there each kernel is warmed up for itself.
 """
 
+# pathlib costs imports and instructions that an emulated CPU feels
+# ruff: noqa: PTH120
+
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import guest
+from guest.agent.birth import START, python_for
 from guest.agent.children import Children
 from guest.agent.loop import Loop
 from guest.agent.sweep import sweep
 from guest.agent.user import User
 
+PLACE = os.path.dirname(guest.__path__[0])  # where our own code is
 ZYGOTE_FD = 3
 MAX_PACKET = 64 * 1024  # bytes of what a zygote says at once
 
@@ -32,12 +37,12 @@ class Expected(NamedTuple):
 class Nursery:
     """At most one zygote, started when it is needed."""
 
-    def __init__(self, loop: Loop, user: User, *, one_kernel: bool) -> None:
+    def __init__(self, loop: Loop, user: User, children: Children, *, one_kernel: bool) -> None:
         self._loop = loop
         self._user = user
         self._one_kernel = one_kernel
         self.language = "python"
-        self._children = Children(loop)
+        self._children = children
         self._zygote: socket.socket | None = None
         self._pid = 0  # of the zygote
         self._warm_up: str | None = None  # the code that every zygote runs first
@@ -67,17 +72,18 @@ class Nursery:
         born(self._pid)
         self._zygote, self._pid = None, 0
 
-    def sweep(self) -> None:
-        """End all that kernels have left behind."""
-        sweep(self._user, self._children, {self._pid} if self._pid else set())
+    def sweep(self, service: int) -> None:
+        """End all that kernels have left behind, but not the process `service` and those below it."""
+        sweep(self._user, self._children, {self._pid} if self._pid else set(), service)
 
     # ------------------------------------------------------------ the zygote
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), ZYGOTE_FD), (os.POSIX_SPAWN_DUP2, 2, 1)]
-        arguments = [sys.executable, "-B", "-m", "guest.agent.zygote", json.dumps(self._user), self.language]
-        self._pid = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=actions)
+        python = python_for(self.language)
+        arguments = [*python, "-B", "-c", START, PLACE, json.dumps(self._user), self.language]
+        self._pid = os.posix_spawn(python[0], arguments, os.environ, file_actions=actions)
         self._children.watch(self._pid, self._lose)
         theirs.close()
         ours.setblocking(False)

@@ -6,11 +6,14 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from guest.agent.children import Children
 from guest.agent.files import Files
 from guest.agent.identity import Identity
 from guest.agent.languages import WARM_CELLS, version_of
 from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
+from guest.agent.offline import go_offline
+from guest.agent.service import Service
 from guest.agent.supervisor import Supervisor
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
@@ -32,7 +35,9 @@ class Agent:
         self._user = user
         self._channel = Link(self._loop, None, self._hear, self._host_gone, seeking=True)
         self._on_host_gone: Callable[[], None] = self._loop.stop
-        self._kernels = Supervisor(self._loop, self._channel, user, one_kernel=one_kernel)
+        children = Children(self._loop)
+        self._service = Service(self._loop, children, user)
+        self._kernels = Supervisor(self._loop, self._channel, user, children, self._service, one_kernel=one_kernel)
         self._files = Files(user)
         self._identity = Identity()
         self._language_version = version_of(self._kernels.language)
@@ -119,18 +124,28 @@ class Agent:
     def _warm(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]
         os.environ.update({str(name): str(value) for name, value in header["env"].items()})
+        go_offline(os.environ)
         self._kernels.language = str(header["language"])
         self._language_version = version_of(self._kernels.language)
 
         def warmed(error: str | None) -> None:
             if error is not None:
-                self._refuse(request, RequestRefused("bad_request", f"the warm-up code failed:\n{error}"))
+                self._refuse(request, RequestRefused("bad_request", error))
                 return
             self._user.make_places()
             os.sync()  # nothing is left to be written to disk behind the first caller's back
             self._exercise(list(WARM_CELLS.get(self._kernels.language, ())), request)
 
-        self._kernels.warm(body.decode("utf-8"), warmed)
+        def served(failure: str | None) -> None:
+            if failure is not None:
+                self._refuse(request, RequestRefused("bad_request", f"the service does not start: {failure}"))
+                return
+            self._kernels.warm(body.decode("utf-8"), warmed)
+
+        if header["service"] is None:
+            served(None)
+        else:
+            self._service.start(header["service"], served)
 
     def _exercise(self, cells: list[str], request: int) -> None:
         """Run cells one after the other, for nothing but having run them."""

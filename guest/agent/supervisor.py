@@ -1,32 +1,30 @@
-"""Keeps a kernel at hand and runs code in it, one run at a time; replaces it when it dies."""
+"""Keeps a kernel at hand and runs code in it, or a command beside it, one run at a time; replaces it when it dies."""
 
-import fcntl
 import os
 import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from guest.agent.artifacts import Watch
+from guest.agent.children import Children
+from guest.agent.commands import Commands
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
 from guest.agent.nursery import Nursery
+from guest.agent.service import Service
+from guest.agent.streams import Streams
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
 from guest.protocol import Frame
 
-FIONREAD = 0x541B  # ioctl: how many bytes wait in a pipe
-PIPE_BYTES = 64 * 1024  # read at once; also how much output between two runs is kept for the next
-TURN_BYTES = 1024 * 1024  # read of one pipe before the others have a turn
-DRAIN_BYTES = 64 * 1024 * 1024  # read at the end of a run; only a process the run left behind writes more
-REST_S = 0.005  # after a short piece of output: many small writes become few frames
 MAX_UNREAD = 64 * 1024  # bytes of acknowledgements; a kernel waits for each before it asks for the next
-HIGH_WATER = 1024 * 1024  # unsent bytes to the host above which no more output is read
 MAX_FIGURES = 10**9  # a higher number is none the kernel gave
 MAX_STILLBORN = 3  # kernels started in a row for nothing
 LOST_GRACE_S = 1.0  # for a kernel to end after it closed its socket
+
+SHELL = "shell"  # the language without a kernel: its code is a command
 
 Send = Callable[[dict[str, Any], bytes], None]
 
@@ -34,12 +32,10 @@ Send = Callable[[dict[str, Any], bytes], None]
 class Kernel:
     """The agent's end of a kernel process."""
 
-    def __init__(self, link: Link, pipes: dict[str, int]) -> None:
+    def __init__(self, link: Link, streams: Streams) -> None:
         self.link = link
-        self.pipes = pipes
+        self.streams = streams
         self.pid = 0  # until it is born
-        self.early: dict[str, bytes] = {"stdout": b"", "stderr": b""}  # output while no run is on
-        self.resting: set[str] = set()
         self.ready = False  # it came to life and said so
         self.drained = 0  # the read of the link that all output so far was drained for
 
@@ -53,14 +49,18 @@ class Kernel:
 class Supervisor:
     """At most one kernel, at most one run."""
 
-    def __init__(self, loop: Loop, channel: Link, user: User, *, one_kernel: bool) -> None:
+    def __init__(
+        self, loop: Loop, channel: Link, user: User, children: Children, service: Service, *, one_kernel: bool
+    ) -> None:
         self._loop = loop
         self._channel = channel
         self._user = user
         self.watch = Watch()
-        self._nursery = Nursery(loop, user, one_kernel=one_kernel)
+        self._nursery = Nursery(loop, user, children, one_kernel=one_kernel)
+        self._commands = Commands(loop, channel, user, children)
+        self._service = service
         self._kernel: Kernel | None = None
-        self._run: Execution | None = None
+        self._run: Execution | None = None  # in the kernel
         self._figures = 0
         self._runs = 0
         self._stillborn = 0  # kernels in a row that ended before they were ready
@@ -81,26 +81,35 @@ class Supervisor:
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run warm-up code where kernels come from; `done` gets its traceback, or None."""
-        self._nursery.warm(code, done)
+        if self.language == SHELL:
+            self._commands.warm(code, done)
+        else:
+            self._nursery.warm(code, done)
 
     def run(self, header: dict[str, Any], code: bytes, send: Send, *, counted: bool = True) -> None:
         """Start a run. Its events and its end go through `send`. Raises RequestRefused."""
-        if self._run is not None:
+        if self._run or self._commands.run:
             raise RequestRefused("busy", "another run is on in this sandbox; wait for it or stop it")
-        kernel = self._kernel or self._start_kernel()
+        run = Execution(header, code, self._runs + 1 if counted else 0, self._user, send)
+        if run.kind == "command" or self.language == SHELL:
+            self._commands.start(run, self._command_ended)
+        else:
+            self._run = run
+            kernel = self._kernel or self._start_kernel()
+            if kernel.ready:
+                self._begin(kernel, run)
         self._runs += counted
-        self._run = Execution(header, code, self._runs if counted else 0, self._user, send)
-        if kernel.ready:
-            self._begin(kernel, self._run)
 
     def stop(self, request: int) -> None:
         """Interrupt a run, then kill it when its grace is over. Nothing happens if it has ended."""
-        run = self._run
+        run = self._run or self._commands.run
         if run is None or run.request != request or run.stopped:
             return
         run.stopped = True
-        if not run.begun:
-            self._finish(run.never_began(), b"")
+        if run is self._commands.run:
+            self._commands.stop()
+        elif not run.begun:
+            self._finish(run, run.never_began())
         elif self._kernel:
             self._kernel.signal(signal.SIGINT)
             self._loop.later(run.grace_s, lambda: self._kill(run))
@@ -118,25 +127,20 @@ class Supervisor:
     def _start_kernel(self) -> Kernel:
         """Order a new kernel, where nothing of the last one is left."""
         if not self._swept:
-            self._nursery.sweep()
+            self._nursery.sweep(self._service.pid)
             self._swept = True
         ours, theirs = socket.socketpair()
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
         control = ours.detach()
         link = Link(self._loop, (control, control), self._hear_kernel, self._kernel_hung_up)
-        kernel = self._kernel = Kernel(link, {"stdout": out_read, "stderr": err_read})
-        for stream, fd in kernel.pipes.items():
-            os.set_blocking(fd, False)
-            self._loop.add(fd, partial(self._read_pipe, kernel, stream))
+        streams = Streams(self._loop, self._channel, self._user)
+        kernel = self._kernel = Kernel(link, streams)
 
         def born(pid: int) -> None:
             kernel.pid = pid
 
-        self._nursery.bear(self._figures, (theirs.fileno(), out_write, err_write), born, self._lose_kernel)
+        self._nursery.bear(self._figures, (theirs.fileno(), *streams.writers), born, self._lose_kernel)
         theirs.close()
-        os.close(out_write)
-        os.close(err_write)
+        streams.close_writers()
         return kernel
 
     def _kernel_ready(self, kernel: Kernel) -> None:
@@ -152,10 +156,7 @@ class Supervisor:
     def _begin(self, kernel: Kernel, run: Execution) -> None:
         run.begun = True
         kernel.link.send(run.order(), run.code)
-        for stream, data in kernel.early.items():
-            if data:
-                run.feed(stream, data)
-                kernel.early[stream] = b""
+        kernel.streams.begin(run)
 
     def _kill(self, run: Execution) -> None:
         """End the run by force. What it started goes with the sweep before the next kernel."""
@@ -183,7 +184,7 @@ class Supervisor:
             return
         if kernel.drained != kernel.link.reads:  # what was sent at once comes after the same output
             kernel.drained = kernel.link.reads
-            self._drain(kernel)
+            kernel.streams.drain()
         if header.get("wait") is True:
             kernel.link.send({"op": "ack"})
             if kernel.link.unsent > MAX_UNREAD:
@@ -205,7 +206,7 @@ class Supervisor:
             case "done":
                 figures = header.get("figures")
                 self._figures = figures if type(figures) is int and 0 <= figures < MAX_FIGURES else self._figures
-                self._finish(run.ended(header), body)
+                self._finish(run, run.ended(header), body)
 
     def _lose_kernel(self, status: int) -> None:
         """The kernel is gone, by whatever means. Its run ends, and a fresh kernel takes its place.
@@ -214,17 +215,17 @@ class Supervisor:
         """
         kernel, run = self._kernel, self._run
         assert kernel is not None
-        self._drain(kernel)
-        for fd in kernel.pipes.values():
-            self._loop.remove(fd)
-            os.close(fd)
+        kernel.streams.drain()
+        kernel.streams.close()
         kernel.link.close()
         self._kernel = None
         self._swept = False
         self._reseeded()
         self._stillborn += not kernel.ready
+        if self._commands.run:
+            self._commands.run.kernel_lost = True
         if run and run.begun:
-            self._finish(run.died(status), b"")
+            self._finish(run, run.died(status))
         if self._stillborn < MAX_STILLBORN:
             self._loop.soon(self._replace_kernel)  # the caller has its answer first
         elif run and not run.begun:
@@ -232,61 +233,27 @@ class Supervisor:
             run.refuse("no_kernel", f"the process that runs code ended at its start ({run.died(status)})")
 
     def _replace_kernel(self) -> None:
-        if self._kernel is None:
+        """Not while a command is on: what is swept away before a kernel starts would be that, too."""
+        if self._kernel is None and not self._commands.run:
             self._start_kernel()
 
-    def _finish(self, result: dict[str, Any], trace: bytes) -> None:
-        run, self._run = self._run, None
-        assert run is not None
+    def _command_ended(self, run: Execution, result: dict[str, Any]) -> None:
+        self._finish(run, result)
+        if run.kernel_lost:
+            self._loop.soon(self._replace_kernel)
+
+    def _finish(self, run: Execution, result: dict[str, Any], trace: bytes = b"") -> None:
+        self._run = None
+        if self._kernel:
+            self._kernel.streams.end()
         changed = self.watch.changes()
         if not self.watch.complete:
             result["artifacts_complete"] = False
+        if self._service.loss is not None:
+            result["service_loss"] = self._service.loss
         run.finish(result, trace, changed)
 
-    # ------------------------------------------------------------ output
-
-    def _read_pipe(self, kernel: Kernel, stream: str, _events: int = 0) -> None:
-        """Read what the code wrote. Not while the host is slow to take it, nor piece by tiny piece."""
-        if self._kernel is not kernel or stream in kernel.resting or self._channel.unsent > HIGH_WATER:
-            return
-        size = self._read_until(kernel, stream, TURN_BYTES)
-        if size >= TURN_BYTES:
-            self._loop.soon(lambda: self._read_pipe(kernel, stream))
-        elif size:
-            kernel.resting.add(stream)
-
-            def wake() -> None:
-                kernel.resting.discard(stream)
-                self._read_pipe(kernel, stream)
-
-            self._loop.later(REST_S, wake)
-
     def _resume(self) -> None:
+        self._commands.streams.resume()
         if self._kernel:
-            for stream in self._kernel.pipes:
-                self._read_pipe(self._kernel, stream)
-
-    def _drain(self, kernel: Kernel) -> None:
-        """Read all that was written so far, so that what comes next comes after it."""
-        for stream, fd in kernel.pipes.items():
-            if any(fcntl.ioctl(fd, FIONREAD, b"\0\0\0\0")):  # reading an empty pipe would raise an exception
-                self._read_until(kernel, stream, DRAIN_BYTES)
-
-    def _read_until(self, kernel: Kernel, stream: str, limit: int) -> int:
-        fd = kernel.pipes[stream]
-        size = 0
-        while size < limit:
-            try:
-                data = os.read(fd, PIPE_BYTES)
-            except BlockingIOError:
-                break
-            if not data:
-                break
-            size += len(data)
-            if self._run:
-                self._run.feed(stream, data)
-            else:
-                kernel.early[stream] = (kernel.early[stream] + data)[-PIPE_BYTES:]
-            if len(data) < PIPE_BYTES:
-                break
-        return size
+            self._kernel.streams.resume()

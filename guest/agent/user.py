@@ -14,6 +14,7 @@ from guest.agent.rights import drop_capability_bounds, gain_nothing_by_exec, sho
 from guest.places import BUILD, CACHE, CONFIG, OUTPUTS, SETTINGS, WORKSPACE
 
 CODE_NICENESS = 15  # where agent and code are one user: the agent has to be heard among many busy processes
+CODE_OOM_SCORE = 500  # when memory runs out the code goes, not the agent
 MAX_PROCESSES = 160  # and threads, of the sandbox's user; a fork costs 1.4 MB, a small machine has 350 MB to spare
 
 
@@ -43,6 +44,15 @@ class User(NamedTuple):
         finally:
             os.seteuid(0)
             os.setegid(0)
+
+    def let_loose(self, *, oom_score: int = CODE_OOM_SCORE, watched: bool = False) -> None:
+        """In a child of the agent: be a process that runs code, below the agent in every way, and nothing else."""
+        os.setsid()
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(oom_score))
+        with suppress(OSError):  # the agent is above all that code can start
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
+        self.become(watched=watched)
 
     def become(self, *, watched: bool = False) -> None:
         """Give up all other rights, for good, and take on the limits of code.

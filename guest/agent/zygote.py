@@ -8,9 +8,6 @@ rights, where it has any, so the code it lets loose in its children cannot touch
     zygote → agent   {"event": "warmed", "error"}   {"event": "forked", "pid"}
 """
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH123
-
 import gc
 import json
 import os
@@ -18,7 +15,6 @@ import socket
 import sys
 import traceback
 import warnings
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
@@ -74,7 +70,7 @@ class Zygote:
         try:
             self._kernel.warm(code)
         except BaseException:  # whatever it is, the builder of the template has to see it
-            return traceback.format_exc()[-8000:]
+            return f"the warm-up code failed:\n{traceback.format_exc()[-8000:]}"
         finally:
             gc.collect()
             gc.freeze()  # children share these pages for longer when the collector leaves them alone
@@ -112,12 +108,7 @@ class Zygote:
         status = 1
         try:
             self._control.close()
-            os.setsid()
-            with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-                file.write("500")  # when memory runs out the code goes, not the agent
-            with suppress(OSError):  # the agent is above all that code can start
-                os.setpriority(os.PRIO_PROCESS, 0, 0)
-            self._user.become(watched=self._watched)
+            self._user.let_loose(watched=self._watched)
             control, stdout, stderr = fds
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)

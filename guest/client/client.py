@@ -125,8 +125,12 @@ class AgentClient:
         )
 
     async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
-        """Let a machine get ready for its first caller, and start the first kernel. Only before a snapshot."""
+        """Let a machine get ready for its first caller, and start the first kernel. Only before a snapshot.
+
+        A service has its own time to get ready, before that of all the rest.
+        """
         args, code = parsing.warm_args(warm_up), _encoded(warm_up.code)
+        timeout_s += warm_up.service.ready_timeout_s if warm_up.service else 0
         await self._ask("warm", args, code, parse=_nothing, timeout_s=timeout_s)
 
     @asynccontextmanager

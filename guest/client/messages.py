@@ -137,6 +137,7 @@ class Finished:
     duration_s: float
     output: OutputTotals
     artifacts_complete: bool = True  # False: there are more files among the outputs than the agent looks at
+    service_loss: str | None = None  # how the machine's service ended, if it had one and it has
 
 
 Event = Output | Display | Artifact | Report | Finished

@@ -98,6 +98,7 @@ def parse_finished(header: dict[str, Any], body: bytes) -> Finished:
             displays_dropped=whole(output, "displays_dropped"),
         ),
         artifacts_complete=flag(header, "artifacts_complete") if "artifacts_complete" in header else True,
+        service_loss=text_or_none(header, "service_loss"),
     )
 
 

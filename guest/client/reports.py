@@ -63,7 +63,9 @@ class HandlerReport:
 
     result: str | None  # JSON; None: it raised, or gave something that is not JSON
     result_bytes: int  # of the JSON, of which `result` may only be the beginning
-    end: ProcessEnd
+    result_file: str | None  # where in the machine all of it is, if it is not here
+    end: ProcessEnd  # its peak is not lower than that of the call itself
+    least_peak_bytes: int  # and this is not higher: the two differ where the machine only knows of earlier peaks
 
 
 Report = CompiledReport | HandlerReport
@@ -78,7 +80,9 @@ def parse_report(body: bytes) -> Report:
         return HandlerReport(
             result=read.text_or_none(fields, "result"),
             result_bytes=read.whole(fields, "result_bytes"),
+            result_file=read.text_or_none(fields, "result_file"),
             end=_end(fields.get("end")),
+            least_peak_bytes=read.whole(fields, "least_peak_bytes"),
         )
     cases = fields.get("cases", [])
     if type(cases) is not list or len(cases) > MAX_CASES:

@@ -20,8 +20,11 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from guest.errors import ProtocolError
+from guest.kernels import handlers
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.figures import BACKEND, install
+from guest.kernels.handlers import Invocation, run_coroutine
 from guest.kernels.orders import as_file, split
 from guest.kernels.reseed import Generators
 from guest.places import SETTINGS, WORKSPACE
@@ -34,11 +37,11 @@ AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing inspect
 MAX_TRACEBACK = 32 * 1024  # characters; the middle of a longer one is left out
 MAX_MESSAGE = 4000  # characters
+OWN_FILES = (__file__, handlers.__file__)
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags `from __future__` sets; they last from cell to cell
 
 
 INPUT = builtins.input  # before IPython or we put anything in its place
-NOTHING = nullcontext()
 
 
 class Exit(IPyAutocall):  # type: ignore[misc]
@@ -124,14 +127,14 @@ class Kernel:
 
     # ------------------------------------------------------------ one cell
 
-    def run(self, code: str, number: int) -> tuple[dict[str, Any], str]:
-        """Run a cell; returns how it ended and the traceback."""
+    def run(self, code: str, number: int, invocation: Invocation | None = None) -> tuple[dict[str, Any], str]:
+        """Run a cell, and call the handler that it leaves; returns how it ended and the traceback."""
         if _signal.getsignal(_signal.SIGINT) is not self._on_sigint:
             _signal.signal(_signal.SIGINT, self._on_sigint)  # an earlier cell changed it; this one can be stopped
         try:
             self._in_cell = True
             try:
-                return self._run(code, number)
+                return self._run(code, number, invocation)
             finally:
                 self._in_cell = False
         except KeyboardInterrupt as error:  # between the cell's own handling and here
@@ -142,13 +145,15 @@ class Kernel:
         if self._in_cell:
             raise KeyboardInterrupt
 
-    def _run(self, code: str, number: int) -> tuple[dict[str, Any], str]:
+    def _run(self, code: str, number: int, invocation: Invocation | None) -> tuple[dict[str, Any], str]:
         events = self.shell.events.callbacks
         try:
             for name in ("pre_execute", "pre_run_cell"):
                 if events[name]:
                     self.shell.events.trigger(name, *((None,) if name == "pre_run_cell" else ()))
             self._execute(code, number)
+            if invocation is not None:
+                invocation.call(self.shell.user_ns)
             ended: tuple[dict[str, Any], str] = {"status": "ok"}, ""
         except SystemExit as error:
             ended = describe_exit(error)
@@ -218,10 +223,7 @@ class Kernel:
         namespace = self.shell.user_ns
         value: object = eval(compiled, namespace)  # noqa: S307 - running code is what this is for
         if compiled.co_flags & COROUTINE:
-            import asyncio  # only cells with a top-level await need it
-
-            with asyncio.Runner() as runner:
-                return runner.run(cast("Coroutine[Any, Any, object]", value))
+            value = run_coroutine(cast("Coroutine[Any, Any, object]", value))
         return value
 
     def _end_fork(self, ended: tuple[dict[str, Any], str]) -> NoReturn:
@@ -246,6 +248,20 @@ class Kernel:
             for frame in decoder.feed(data):
                 self._obey(frame)
 
+    def _run_with_options(self, frame: Frame) -> tuple[dict[str, Any], str]:
+        """Run a cell that there is more to than its code."""
+        number = frame.header["run"]
+        try:
+            code, options = split(frame)
+        except ProtocolError as error:  # nested deeper than this Python reads
+            return describe(error)
+        invocation = Invocation(options, number) if frame.header["kind"] == "invoke" else None
+        with standard_input(options["stdin"]) if "stdin" in options else nullcontext():
+            ended = self.run(code, number, invocation)
+        if invocation is not None and (report := invocation.report()) is not None:
+            self.screen.send({"event": "report", "run": number}, report, hold=True)
+        return ended
+
     def _obey(self, frame: Frame) -> None:
         header = frame.header
         if header["op"] == "reseed":
@@ -255,9 +271,10 @@ class Kernel:
             return  # an acknowledgement that an interrupted display did not wait for
         self._generators.used |= header["run"] > 0  # the cells of the warm-up draw nothing
         self.screen.begin(header["run"], header["max_display_bytes"])
-        code, options = split(frame)
-        with standard_input(options["stdin"]) if "stdin" in options else NOTHING:
-            ended, trace = self.run(code, header["run"])
+        if "kind" in header:
+            ended, trace = self._run_with_options(frame)
+        else:
+            ended, trace = self.run(frame.body.decode("utf-8", "replace"), header["run"])
         ended.update(event="done", run=header["run"], figures=self.screen.figures)
         self.screen.send(ended, trace.encode("utf-8", "replace"))
 
@@ -315,7 +332,7 @@ def describe(error: BaseException) -> tuple[dict[str, Any], str]:
 def hide_own_frames(report: traceback.TracebackException | None) -> None:
     """Leave only the user's frames and those of libraries, in the whole chain of exceptions."""
     while report is not None:
-        report.stack[:] = [frame for frame in report.stack if frame.filename != __file__]
+        report.stack[:] = [frame for frame in report.stack if frame.filename not in OWN_FILES]
         report = report.__cause__ or report.__context__
 
 
@@ -327,7 +344,6 @@ _kernel: Kernel | None = None
 def prepare() -> None:
     """Import and build everything a kernel needs, once, before any is forked."""
     global _kernel  # noqa: PLW0603 - one kernel a process, by nature
-    os.environ.pop("PYTHONPATH", None)
     os.environ["IPYTHONDIR"] = SETTINGS
     os.environ["MPLBACKEND"] = f"module://{BACKEND}"
     os.chdir(WORKSPACE)

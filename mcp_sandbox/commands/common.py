@@ -10,6 +10,7 @@ from templates.errors import BuildFailed, TemplateError
 from vmm.errors import DriverUnavailable, VmmError
 
 EXIT_ERROR = 1
+EXPECTED = (SandboxError, TemplateError, VmmError, OSError)  # what can go wrong without being a mistake of ours
 SERVER = ("-m", "mcp_sandbox")  # arguments of this Python that make it an MCP server on stdio
 
 
@@ -17,15 +18,25 @@ def guarded(main: Callable[[], int]) -> int:
     """Run `main` to its exit status; what goes wrong with this host or the settings is said in words."""
     try:
         return main()
-    except BuildFailed as failure:
-        sys.stderr.write(f"mcp-sandbox: {failure}\n{failure.log_tail}\nThe log: {failure.log_path}\n")
-    except (SandboxError, TemplateError, VmmError, OSError) as error:
-        fix = error.fix if isinstance(error, DriverUnavailable) else None
-        sys.stderr.write(f"mcp-sandbox: {error}{f'; {fix}' if fix else ''}\n")
+    except EXPECTED as error:
+        tell(error)
     return EXIT_ERROR
+
+
+def tell(error: Exception) -> None:
+    """Say in words what went wrong."""
+    if isinstance(error, BuildFailed):
+        sys.stderr.write(f"mcp-sandbox: {error}\n{error.log_tail}\nThe log: {error.log_path}\n")
+        return
+    fix = error.fix if isinstance(error, DriverUnavailable) else None
+    sys.stderr.write(f"mcp-sandbox: {error}{f'; {fix}' if fix else ''}\n")
 
 
 def environment(settings: Settings) -> dict[str, str]:
     """Our variables with the settings among them, so that a server has the same ones wherever they came from."""
     values = settings.model_dump(mode="json", exclude_none=True)
-    return {**os.environ, **{f"{ENV_PREFIX}{name.upper()}": str(value) for name, value in values.items()}}
+    return {**os.environ, **{f"{ENV_PREFIX}{name.upper()}": _written(value) for name, value in values.items()}}
+
+
+def _written(value: object) -> str:
+    return os.pathsep.join(map(str, value)) if isinstance(value, list) else str(value)

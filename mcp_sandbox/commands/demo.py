@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Column, Table
 
-from mcp_sandbox.commands import template
+from mcp_sandbox.commands import template_build
 from mcp_sandbox.commands.common import SERVER, environment, guarded
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
@@ -63,7 +63,7 @@ class Timed:
 
 def main(settings: Settings) -> int:
     """Build the template if it is not there yet, and show the tour; the result is an exit status."""
-    status = template.build(settings, None)
+    status = template_build.build(settings, (), every=False, watch=False)
     if status != 0:
         return status
     return guarded(lambda: _shown(settings))

@@ -30,8 +30,9 @@ from mcp_sandbox.machines.choice import ISOLATION, Choice, choose
 from mcp_sandbox.machines.provider import CPUS
 from mcp_sandbox.operating.control import Request
 from templates.build import Builder
+from templates.catalogue import Listed
 from templates.errors import TemplateError
-from templates.model import Template, find_templates
+from templates.model import Template
 from templates.store import Entry
 from vmm.driver import DRIVER_NAMES
 from vmm.errors import DriverUnavailable, VmmError
@@ -48,16 +49,14 @@ _MACHINES = {
 
 
 async def examine(settings: Settings) -> Report:
-    """Probe this host; takes seconds when KVM has to be tried for the first time.
-
-    Raises:
-        TemplateError: a template's definition cannot be read.
-    """
+    """Probe this host; takes seconds when KVM has to be tried for the first time."""
+    listed = list(settings.catalogue.entries())
     async with Drivers(settings) as drivers:
         named = () if settings.driver == AUTO else (settings.driver,)
         verdicts = {name: await _ask(drivers, name) for name in dict.fromkeys((*DRIVER_NAMES, *named))}
         choice, refusal = await _choice(settings, verdicts)
-        templates = [await _template(drivers, choice.driver, template) for template in find_templates().values()]
+        usable = [entry.template for entry in listed if entry.template]
+        templates = [await _template(drivers, choice.driver, template) for template in usable]
     plan = make_plan(settings, choice.driver)
     missing = [
         MissingReport(what=need.what, package=need.package, purpose=need.purpose, when=need.when)
@@ -69,6 +68,9 @@ async def examine(settings: Settings) -> Report:
     default = next((template for template in templates if template.default), None)
     in_force = next(report for report in reports if report.in_force)
     ready, verdict, next_step = judge(in_force, default, missing, settings.template)
+    broken = {entry.name: entry for entry in listed if entry.problem}
+    if default is None and settings.template in broken:
+        verdict, next_step = f"Not ready: template {settings.template} cannot be used", "mend it as told below"
     if refusal is not None:
         ready, verdict, next_step = False, f"Not ready: {refusal}", None
     return Report(
@@ -76,7 +78,7 @@ async def examine(settings: Settings) -> Report:
         ready=ready,
         verdict=verdict,
         next_step=next_step,
-        warnings=list(_warnings(host, home, default)),
+        warnings=[*_warnings(host, home, default), *map(_mistakes, broken.values())],
         choice=ChoiceReport(
             driver=choice.driver,
             setting=settings.driver,
@@ -228,6 +230,10 @@ def _free(directory: Path) -> int:
     """Room in `directory`, or in the one it would be made in."""
     place = next(path for path in (directory, *directory.parents) if path.is_dir())
     return shutil.disk_usage(place).free
+
+
+def _mistakes(broken: Listed) -> str:
+    return f"template {broken.name} cannot be used:\n{broken.problem}"
 
 
 def _warnings(host: HostReport, home: HomeReport, template: TemplateReport | None) -> Iterator[str]:

@@ -3,9 +3,10 @@
 import os
 import pwd
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -66,6 +67,11 @@ DRIVER_NEEDS = {
     "bubblewrap": (Need("bwrap", "bubblewrap", "runs sandboxes in namespaces", "run"),),
 }
 ORDINARY_USER_NEEDS = (Need("newuidmap", "uidmap", "lets an ordinary user put a Debian together", "build"),)
+IMAGE_NEEDS = (
+    Need("skopeo", "skopeo", "fetches the image that a template names", "build"),
+    Need("buildah", "buildah", "builds a template's Dockerfile", "build"),
+    *FETCHING_NEEDS,
+)
 OWN_KERNEL_NEEDS = (Need("busybox", "busybox-static", "boots a guest kernel of your own", "build"),)
 
 
@@ -98,7 +104,7 @@ class Plan:
         return " && ".join(parts)
 
 
-def needs_of(driver: str, *, own_kernel: bool, root: bool) -> Iterator[Need]:
+def needs_of(driver: str, *, own_kernel: bool, root: bool, images: bool) -> Iterator[Need]:
     """What the system has to have for machines of this driver. Whether the driver exists is not asked here."""
     yield from DRIVER_NEEDS.get(driver, ())
     yield from NEEDS
@@ -106,13 +112,15 @@ def needs_of(driver: str, *, own_kernel: bool, root: bool) -> Iterator[Need]:
         yield from OWN_KERNEL_NEEDS
     if not root:
         yield from ORDINARY_USER_NEEDS
+    if images:
+        yield from IMAGE_NEEDS
 
 
-def make_plan(settings: Settings, driver: str) -> Plan:
-    """Look at this host and decide. Takes a millisecond."""
+def make_plan(settings: Settings, driver: str, *, images: bool = False) -> Plan:
+    """Look at this host and decide; `images`: for templates of OCI images and Dockerfiles too. Takes a millisecond."""
     root = os.geteuid() == 0
-    wanted = needs_of(driver, own_kernel=settings.guest_kernel is not None, root=root)
-    missing = [need for need in wanted if not is_met(need)]
+    wanted = needs_of(driver, own_kernel=settings.guest_kernel is not None, root=root, images=images)
+    missing = [need for need in dict.fromkeys(wanted) if not is_met(need)]
     grant_ids_to = None if root else _user_without_ids()
     if grant_ids_to is not None:
         purpose = f"user ids for {grant_ids_to} to put a Debian together with"
@@ -160,16 +168,16 @@ def _granted(file: Path) -> Iterator[tuple[str, int]]:
             yield owner, int(first) + int(count)
 
 
-def main(settings: Settings, *, check: bool) -> int:
+def main(settings: Settings, *, check: bool, images: bool = False) -> int:
     """Get what is missing, or with `check` only say what it is; the result is an exit status."""
-    return guarded(lambda: run_command(lambda: _setup(settings, check=check)))
+    return guarded(lambda: run_command(lambda: _setup(settings, check=check, images=images)))
 
 
 class _Incomplete(Exception):
     """Something is missing that we may not or cannot get. People have been told."""
 
 
-async def _setup(settings: Settings, *, check: bool) -> int:
+async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
     """Equip one driver after another, best first, until one works: mostly the first."""
     with err.status("looking at this host") as status:
 
@@ -180,7 +188,7 @@ async def _setup(settings: Settings, *, check: bool) -> int:
         async with Drivers(settings, report) as drivers:
 
             async def checked(driver: str) -> Probe:
-                plan = make_plan(settings, driver)
+                plan = make_plan(settings, driver, images=images)
                 if not plan.complete:
                     show(plan)
                     explain(plan)
@@ -193,7 +201,7 @@ async def _setup(settings: Settings, *, check: bool) -> int:
 
             async def equipped(driver: str) -> Probe:
                 drivers.load(driver)  # there is one of that name
-                await _get_packages(settings, driver, status)
+                await _get_packages(partial(make_plan, settings, driver, images=images), settings, status)
                 verdict = await drivers.ask_after_fetching(driver)
                 if not verdict.usable:
                     err.print(f"[yellow]![/] {driver} has all it needs, but {escape(verdict.reason)}")
@@ -214,9 +222,9 @@ def _conclude(choice: Choice) -> int:
     return 0
 
 
-async def _get_packages(settings: Settings, driver: str, status: Status) -> None:
-    """Install what the driver needs of the system; raises _Incomplete unless all of it is there afterwards."""
-    plan = make_plan(settings, driver)
+async def _get_packages(look: Callable[[], Plan], settings: Settings, status: Status) -> None:
+    """Install what is needed of the system; raises _Incomplete unless all of it is there afterwards."""
+    plan = look()
     if plan.complete:
         return
     show(plan)
@@ -224,7 +232,7 @@ async def _get_packages(settings: Settings, driver: str, status: Status) -> None
         explain(plan)
         raise _Incomplete
     await _install(settings, plan.packages, status)
-    left = make_plan(settings, driver)
+    left = look()
     if not left.complete:
         names = ", ".join(need.what for need in left.missing)
         err.print(f"[red]The packages are installed, but {names} cannot be found on the PATH.[/]")

@@ -1,17 +1,22 @@
-"""`mcp-sandbox template …`: build, list, show and remove, for people."""
+"""`mcp-sandbox template …`: list, show, remove and prune, for people."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from mcp_sandbox.app import make_builder, open_host
+from mcp_sandbox.app import Drivers, make_builder, open_host
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.serving.lifetime import run_command
-from templates.build import Builder, Progress
-from templates.model import Template, find_templates, load_template
-from templates.store import Entry
+from templates.catalogue import Listed
+from templates.errors import TemplateError
+from templates.holding import is_held
+from templates.store import Entry, Store
+from vmm.driver import DRIVER_NAMES, Driver
+from vmm.errors import VmmError
 
 MB = 1_000_000
 
@@ -19,56 +24,29 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def build(settings: Settings, name: str | None) -> int:
-    """Build a template and show how it goes."""
-
-    async def main() -> int:
-        template = load_template(name or settings.template)
-        with err.status("looking at this host") as status:
-            told: set[str] = set()
-
-            def report(progress: Progress) -> None:
-                if progress.state in ("done", "ready"):
-                    if progress.step in told:  # fetched for the driver, and found again by the build
-                        return
-                    told.add(progress.step)
-                    how = "made before" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
-                    err.print(f"[green]✓[/] {progress.step} ({how})")
-                else:
-                    status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
-
-            async with open_host(settings, report, fetch=True) as host:
-                verdict = host.choice.verdict
-                if not verdict.usable:
-                    raise HostNotReady(verdict.reason, verdict.fix)
-                err.print(f"[green]✓[/] driver {host.driver.name} ({host.driver.capabilities.isolation} isolation)")
-                await host.builder.build(template, host.driver)
-                for entry in await host.builder.outdated(template, host.driver):
-                    await host.store.remove(entry.kind, entry.key)
-        err.print(f"Template [bold]{template.name}[/] is ready.")
-        return 0
-
-    return guarded(lambda: run_command(main))
-
-
 def show_all(settings: Settings) -> int:
-    """A table of all templates."""
+    """A table of all templates, and what is wrong with some."""
 
     async def main() -> int:
-        table = Table(Column("template", no_wrap=True), "title", "memory", "ready", "on disk")
+        table = Table(
+            Column("template", no_wrap=True), "title", "memory", "ready", "on disk", Column("from", overflow="fold")
+        )
+        listed = list(settings.catalogue.entries())
         async with open_host(settings) as host:
-            for template in find_templates().values():
-                ready = host.facts is not None and await host.builder.find(template, host.driver) is not None
-                size = sum(entry.size_bytes for entry in host.builder.entries_of(template))
-                table.add_row(
-                    template.name,
-                    escape(template.title),
-                    f"{template.machine.memory_mb} MB",
-                    "yes" if ready else "no",
-                    f"{size / MB:.0f} MB",
-                )
+            for entry in listed:
+                place = "built in" if entry.built_in else escape(str(entry.folder.parent))
+                if entry.template is None:
+                    table.add_row(escape(entry.name), "[red]cannot be used[/]", "", "no", "", place)
+                    continue
+                ready = host.facts is not None and await host.builder.find(entry.template, host.driver) is not None
+                size = sum(stored.size_bytes for stored in host.builder.entries_of(entry.template))
+                memory = f"{entry.template.machine.memory_mb} MB"
+                title = escape(entry.template.title)
+                table.add_row(entry.name, title, memory, "yes" if ready else "no", f"{size / MB:.0f} MB", place)
         out.print(table)
-        err.print("`mcp-sandbox template build NAME` makes one ready.")
+        for entry in listed:
+            _print_remarks(entry)
+        err.print("`mcp-sandbox template build NAME` makes one ready, `template init NAME` begins a new one.")
         return 0
 
     return guarded(lambda: run_command(main))
@@ -78,35 +56,92 @@ def show(settings: Settings, name: str | None) -> int:
     """One template in detail."""
 
     def main() -> int:
-        template = load_template(name or settings.template)
+        wanted = name or settings.template
+        template = settings.catalogue.load(wanted)
         _, builder = make_builder(settings)
-        out.print_json(template.model_dump_json())
-        _print_entries(builder, template)
+        out.print(f"[bold]{template.name}[/] from {escape(str(template.folder))}", soft_wrap=True)
+        for entry in settings.catalogue.entries():
+            if entry.name == wanted:
+                _print_remarks(entry)
+        out.print_json(template.model_dump_json(exclude_none=True))
+        _print_entries(builder.entries_of(template))
+        for note in builder.notes_of(template):
+            out.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
         return 0
 
     return guarded(main)
 
 
 def remove(settings: Settings, name: str) -> int:
-    """Remove everything built for one template alone."""
+    """Remove what was built for one template alone. Its definition stays."""
 
     async def main() -> int:
         store, builder = make_builder(settings)
-        entries = builder.entries_of(load_template(name))
-        for entry in entries:
-            await store.remove(entry.kind, entry.key)
-        err.print(f"Removed {_total(entries)} of {name}.")
+        await _remove(store, builder.entries_of_it_alone(settings.catalogue.load(name)))
         return 0
 
     return guarded(lambda: run_command(main))
 
 
-def _print_entries(builder: Builder, template: Template) -> None:
-    table = Table("kind", "key", "made", "on disk")
-    for entry in builder.entries_of(template):
-        table.add_row(entry.kind, entry.key, f"{entry.made:%Y-%m-%d %H:%M}", f"{entry.size_bytes / MB:.0f} MB")
+def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
+    """Remove what no template is made from any more, or even `every` thing that can be built again."""
+
+    async def main() -> int:
+        async with Drivers(settings) as drivers:
+            unused = drivers.store.entries()
+            if not every:
+                unused = await drivers.builder.unused(await _usable(drivers))
+        if dry_run:
+            states = {entry.path: "in use, would stay" if is_held(entry.path) else "would go" for entry in unused}
+            _print_entries(unused, states)
+            return 0
+        await _remove(drivers.store, unused)
+        drivers.store.tidy()
+        return 0
+
+    return guarded(lambda: run_command(main))
+
+
+async def _usable(drivers: Drivers) -> list[Driver]:
+    """The drivers that can say which snapshots they take."""
+    found = []
+    for name in DRIVER_NAMES:
+        try:
+            if (await drivers.ask(name)).usable:
+                found.append(drivers.load(name))
+        except (VmmError, TemplateError, OSError):  # `doctor` tells why
+            continue
+    return found
+
+
+async def _remove(store: Store, entries: Sequence[Entry]) -> None:
+    """Remove entries, and say which went and which are in use."""
+    states = {entry.path: await store.remove(entry.kind, entry.key) for entry in entries}
+    if entries:
+        _print_entries(entries, {path: "in use, stays" if how == "in use" else how for path, how in states.items()})
+    gone = [entry for entry in entries if states[entry.path] == "removed"]
+    left = [entry for entry in entries if states[entry.path] == "in use"]
+    kept = f" {len(left)} stay: sandboxes or servers use them." if left else ""
+    err.print(f"Removed {len(gone)} entries, {_size(gone)}.{kept}")
+
+
+def _print_remarks(entry: Listed) -> None:
+    for folder in entry.hides:
+        err.print(f"[yellow]![/] {escape(entry.name)} hides the one in {escape(str(folder.parent))}", soft_wrap=True)
+    if entry.problem:
+        err.print(f"[red]✗[/] {escape(entry.name)} cannot be used:\n{escape(entry.problem)}", soft_wrap=True)
+
+
+def _print_entries(entries: Sequence[Entry], states: Mapping[Path, str] | None = None) -> None:
+    """A table of entries: with their keys, or with what becomes of them."""
+    last = "what becomes of it" if states else "key"
+    table = Table("kind", "of", "made", "on disk", Column(last, no_wrap=True))
+    for entry in entries:
+        of = " for ".join(str(entry.details[word]) for word in ("template", "driver") if entry.details.get(word))
+        made, size = f"{entry.made:%Y-%m-%d %H:%M}", f"{entry.size_bytes / MB:.0f} MB"
+        table.add_row(entry.kind, escape(of), made, size, states[entry.path] if states else entry.key)
     out.print(table)
 
 
-def _total(entries: list[Entry]) -> str:
-    return f"{len(entries)} entries, {sum(entry.size_bytes for entry in entries) / MB:.0f} MB,"
+def _size(entries: Sequence[Entry]) -> str:
+    return f"{sum(entry.size_bytes for entry in entries) / MB:.0f} MB"

@@ -1,12 +1,10 @@
 """Machines of this host: started from their template the moment somebody asks."""
 
-import errno
-import logging
 import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,37 +14,38 @@ import anyio.to_thread
 
 from guest.client import AgentClient
 from guest.client.messages import Identity
-from guest.errors import AgentGone, GuestError
-from mcp_sandbox.errors import (
-    CannotFreeze,
-    DiskFull,
-    HostNotReady,
-    SandboxError,
-    StateLost,
-    TemplateNotBuilt,
-    UnknownTemplate,
-)
+from guest.errors import AgentGone
+from mcp_sandbox.errors import CannotFreeze, HostNotReady, StateLost
+from mcp_sandbox.machines.builds import Builds
+from mcp_sandbox.machines.mapping import mapped
 from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings
 from mcp_sandbox.machines.unique import new_identity, open_unique, same_again
 from mcp_sandbox.processes import of_pid
-from templates.build import Builder, BuiltTemplate
-from templates.errors import TemplateError
-from templates.errors import UnknownTemplate as NoSuchTemplate
-from templates.model import Template, find_templates, load_template
+from templates.build import BuiltTemplate
+from templates.holding import held
+from templates.model import Template
 from vmm.driver import Driver, Machine, SnapshotDriver
-from vmm.errors import DriverUnavailable, LaunchFailed, SnapshotFailed, ToolFailed, VmmError
+from vmm.errors import LaunchFailed, SnapshotFailed
 from vmm.types import MachineSpec, Snapshot
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-logger = logging.getLogger(__name__)
+LAST_WORDS_S = 2.0  # a process that closed its output is about to end
 
 
 @dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a machine of this host was started from, and is started from again when it was frozen."""
+
+    template: Template
+    version: str
+    spec: MachineSpec  # a template that was built anew since has other files
+    entries: tuple[Path, ...]  # where in the store those files are: held as long as they are needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLease(Lease):
     """A machine of this host, with what it takes to start it again."""
 
-    spec: MachineSpec
+    origin: _Origin
     identity: Identity
 
 
@@ -55,24 +54,20 @@ class LocalFrozen(Frozen):
     """A machine frozen into a directory of this host."""
 
     snapshot: Snapshot
-    spec: MachineSpec  # a template that was built anew since has other files
+    origin: _Origin
     identity: Identity
-
-
-LAST_WORDS_S = 2.0  # a process that closed its output is about to end
 
 
 class LocalProvider:
     """Starts machines with one driver, a few at a time."""
 
-    def __init__(self, driver: Driver, builder: Builder, *, max_restores: int, run_dir: Path) -> None:
+    def __init__(self, driver: Driver, builds: Builds, *, max_restores: int, run_dir: Path) -> None:
         self._driver = driver
-        self._builder = builder
+        self._builds = builds
         self._run_dir = run_dir
         self._restores = anyio.CapacityLimiter(max_restores)
         self._probing = anyio.Lock()
         self._facts: HostFacts | None = None
-        self._built: dict[str, BuiltTemplate] = {}  # looking one up hashes files: too slow for every restore
 
     async def facts(self) -> HostFacts:
         """What this host offers. The first call probes it, which can take seconds.
@@ -82,7 +77,7 @@ class LocalProvider:
         """
         async with self._probing:
             if self._facts is None:
-                with _mapped():
+                with mapped():
                     verdict = await self._driver.probe()
                 if not verdict.usable:
                     raise HostNotReady(verdict.reason, verdict.fix)
@@ -95,15 +90,17 @@ class LocalProvider:
         """A machine of `template`: its own entropy, clock and identity, and its agent has answered.
 
         Raises:
-            UnknownTemplate, TemplateNotBuilt, HostNotReady, SandboxError: there is no machine.
+            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, HostNotReady, SandboxError: there is no machine.
         """
         asked_at = anyio.current_time()
         await self.facts()  # says why, if this host cannot start any
-        built = await self._find(template)
-        identity = new_identity()
-        source = start(self._driver, built, identity)
-        async with self._leased(source, built.template, built.spec(identity.hostname), identity, asked_at) as lease:
-            yield lease
+        with ExitStack() as stack:
+            built = await self._builds.hold(template, stack)
+            identity = new_identity()
+            source = start(self._driver, built, identity)
+            origin = _Origin(built.template, built.version, built.spec(identity.hostname), built.entries())
+            async with self._leased(source, origin, identity, asked_at) as lease:
+                yield lease
 
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
@@ -118,12 +115,13 @@ class LocalProvider:
             raise CannotFreeze(driver.name)
         assert isinstance(lease, LocalLease), "a lease of this provider"
         async with self._directory() as directory:
-            with _mapped("frozen"):
-                await lease.agent.usage()  # answers come in order: now nothing is on its way any more
-                with anyio.CancelScope(shield=True):  # a machine that is left half-way may stand still for ever
-                    snapshot = await driver.snapshot(lease.machine, directory, keep=True)
-                    await lease.agent.refresh(same_again(lease.identity))
-            yield LocalFrozen(lease.template, snapshot, lease.spec, lease.identity)
+            with _held(lease.origin):
+                with mapped("frozen"):
+                    await lease.agent.usage()  # answers come in order: now nothing is on its way any more
+                    with anyio.CancelScope(shield=True):  # a machine that is left half-way may stand still for ever
+                        snapshot = await driver.snapshot(lease.machine, directory, keep=True)
+                        await lease.agent.refresh(same_again(lease.identity))
+                yield LocalFrozen(lease.template, snapshot, lease.origin, lease.identity)
 
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
@@ -136,17 +134,17 @@ class LocalProvider:
         asked_at = anyio.current_time()
         assert isinstance(frozen, LocalFrozen), "frozen by this provider"
         identity = new_identity() if copy else same_again(frozen.identity)
-        spec = replace(frozen.spec, id=identity.hostname)
-        source = _thawed(self._driver, frozen.snapshot, spec, identity)
-        async with self._leased(source, frozen.template, spec, identity, asked_at) as lease:
-            yield lease
+        origin = replace(frozen.origin, spec=replace(frozen.origin.spec, id=identity.hostname))
+        source = _thawed(self._driver, frozen.snapshot, origin.spec, identity)
+        with _held(origin):
+            async with self._leased(source, origin, identity, asked_at) as lease:
+                yield lease
 
     @asynccontextmanager
     async def _leased(
         self,
         source: AbstractAsyncContextManager[tuple[Machine, AgentClient]],
-        template: Template,
-        spec: MachineSpec,
+        origin: _Origin,
         identity: Identity,
         asked_at: float,
     ) -> AsyncIterator[Lease]:
@@ -154,11 +152,13 @@ class LocalProvider:
         async with AsyncExitStack() as stack:
             async with self._restores:
                 began_at = anyio.current_time()
-                with _mapped():
+                with mapped():
                     machine, agent = await stack.enter_async_context(source)
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
-            yield LocalLease(machine, agent, template, facts, timings, spec, identity)
+            yield LocalLease(
+                machine, agent, origin.template, facts, timings, origin.version, origin=origin, identity=identity
+            )
 
     @asynccontextmanager
     async def _directory(self) -> AsyncIterator[Path]:
@@ -166,28 +166,13 @@ class LocalProvider:
         server = of_pid(os.getpid())
         assert server is not None
         path = self._run_dir / f"{server.pid}-{server.started}-frozen-{secrets.token_hex(4)}"
-        with _mapped("frozen"):
+        with mapped("frozen"):
             path.mkdir(mode=0o700, parents=True)
         try:
             yield path
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
-
-    async def _find(self, name: str) -> BuiltTemplate:
-        try:
-            template = load_template(name)
-        except NoSuchTemplate:
-            raise UnknownTemplate(name, sorted(find_templates())) from None
-        known = self._built.get(name)
-        if known is not None and known.template == template and known.is_there():
-            return known
-        with _mapped():
-            built = await self._builder.find(template, self._driver)
-        if built is None:
-            raise TemplateNotBuilt(name)
-        self._built[name] = built
-        return built
 
 
 @asynccontextmanager
@@ -239,30 +224,10 @@ async def _thawed(
 
 
 @contextmanager
-def _mapped(done: str = "started") -> Iterator[None]:
-    """Other rooms' errors as this room's."""
-    try:
+def _held(origin: _Origin) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(origin.entries))
+        except FileNotFoundError as error:
+            raise StateLost(f"what it was started from is not there any more: {error.filename}") from error
         yield
-    except DriverUnavailable as error:
-        raise HostNotReady(str(error), error.fix) from error
-    except (VmmError, GuestError, TemplateError, OSError) as error:
-        causes = list(_causes(error))
-        for tool in (cause for cause in causes if isinstance(cause, ToolFailed)):
-            logger.warning("a sandbox could not be %s: %s", done, tool)  # the caller has no use for a command line
-        if any(map(_disk_full, causes)):
-            raise DiskFull(done) from error
-        why = error.gist if isinstance(error, ToolFailed) else error
-        raise SandboxError(
-            f"The sandbox could not be {done}: {why}. Try again; if it stays so, `mcp-sandbox doctor` tells more."
-        ) from error
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
-def _disk_full(error: BaseException) -> bool:
-    """Whether room on the disk was what was missing; programs we call only have words for it."""
-    return getattr(error, "errno", None) in DISK_FULL or os.strerror(errno.ENOSPC) in str(error)

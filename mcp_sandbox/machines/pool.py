@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -16,13 +16,14 @@ import anyio.lowlevel
 
 from guest.errors import GuestError
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import first_of
+from mcp_sandbox.errors import SandboxError, first_of
 from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
-from mcp_sandbox.machines.provider import Frozen, Lease, Provider
+from mcp_sandbox.machines.provider import Frozen, Lease, Provider, Supply
 from templates.model import Template
 
 CHECK_EVERY_S = 15.0  # a machine that waits is asked so often whether it still answers
+FOLLOW_EVERY_S = 2.0  # so soon after a build machines of the new one are started, even if nobody asks for any
 CHECK_S = 5.0  # one that hangs never does, one on a busy host does by then
 LET_ANSWER_S = 0.02  # starting a machine keeps the event loop busy: whoever just got one hears of it first
 
@@ -74,6 +75,8 @@ def pool_limits(settings: Settings) -> PoolLimits:
 class Pool:
     """Keeps machines of `source` ready, as many as the plan says. Leaving it ends all of them.
 
+    `supply` says what they are made from. Machines of something that was built anew meanwhile are nobody's any more.
+
     Every machine has a task of its own, its holder, that enters and leaves the source's context: contexts with task
     groups inside must be left by the task that entered them, and whoever gets the machine runs in another one.
     """
@@ -81,7 +84,7 @@ class Pool:
     def __init__(
         self,
         source: Provider,
-        templates: Iterable[Template],
+        supply: Supply,
         limits: PoolLimits,
         *,
         clock: Clock | None = None,
@@ -91,7 +94,8 @@ class Pool:
         self._on_request = on_request
         self._limits = limits
         self._clock = clock or Clock()
-        self._shelves = {template.name: Shelf(template) for template in templates}
+        self._supply = supply
+        self._shelves: dict[str, Shelf] = {}
         self._on_demand = 0  # machines that somebody waits for
         self._numbers = count(1)
         self._wake = anyio.Event()  # something happened that may change the plan
@@ -99,6 +103,7 @@ class Pool:
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
+        self._tasks.start_soon(self._keep_current, name="pool's builds")
         self._tasks.start_soon(self._keep_filled, name="pool")
         return self
 
@@ -127,8 +132,9 @@ class Pool:
         Raises:
             SandboxError: the source has no machine. A refill that failed is nobody's error here.
         """
-        await anyio.lowlevel.checkpoint_if_cancelled()  # the only one on this way: nothing can get lost after it
-        machine = self._take(template)
+        version = await self._supply.version(template)
+        await anyio.lowlevel.checkpoint_if_cancelled()  # the last one on this way: nothing can get lost after it
+        machine = self._take(template, version)
         if machine is None:
             async with self._start_now(template) as lease:
                 yield lease
@@ -152,17 +158,18 @@ class Pool:
                 lease = await stack.enter_async_context(self._source.thaw(frozen, copy=copy))
             yield lease
 
-    def _take(self, template: str) -> PooledMachine | None:
+    def _take(self, template: str, version: str) -> PooledMachine | None:
         """The oldest machine that is in order: what waits longest has to be renewed soonest."""
         shelf = self._shelves.get(template)
         if shelf is None or shelf.template.pool != "pooled":
             return None
+        shelf.version = version
         now, wall = self._clock.now(), self._clock.wall()
         shelf.demand = shelf.demand.after_request(now, self._limits.max_ready)
         self._wake.set()
         while shelf.ready:
             machine = shelf.ready[0]
-            if machine.healthy(now, wall) and machine.since + self._limits.max_age_s > now:
+            if machine.healthy(now, wall, version) and machine.since + self._limits.max_age_s > now:
                 shelf.hand_out(machine)
                 self._on_request(template, hit=True)
                 return machine
@@ -189,6 +196,36 @@ class Pool:
             yield
         finally:
             self._on_demand -= 1
+            self._wake.set()
+
+    # -- following what is built ---------------------------------------------------------------------------
+
+    async def _keep_current(self) -> None:
+        while True:
+            await self._follow()
+            await self._clock.sleep(FOLLOW_EVERY_S)
+
+    async def _follow(self) -> None:
+        """Find out which templates there are now, and which making of each machines are to be of."""
+        templates = self._supply.templates()
+        for name, template in templates.items():
+            shelf = self._shelves.setdefault(name, Shelf(template))
+            self._update(shelf, template, await self._version(name))
+        for name in self._shelves.keys() - templates.keys():
+            self._update(self._shelves[name], self._shelves[name].template, None)
+
+    async def _version(self, template: str) -> str | None:
+        try:
+            return await self._supply.version(template)
+        except SandboxError:  # it is not built, say; whoever asks for a machine is told
+            return None
+        except Exception as error:
+            logger.warning("nobody knows what is built of %s", template, exc_info=error)
+            return None
+
+    def _update(self, shelf: Shelf, template: Template, version: str | None) -> None:
+        if (shelf.template, shelf.version) != (template, version):
+            shelf.template, shelf.version = template, version
             self._wake.set()
 
     # -- refilling -----------------------------------------------------------------------------------------
@@ -220,6 +257,8 @@ class Pool:
         machine: PooledMachine | None = None
         try:
             async with self._source.acquire(shelf.name) as lease:
+                if lease.version != shelf.version:  # something was built meanwhile, or it was late
+                    self._update(shelf, shelf.template, await self._version(shelf.name))
                 # It was made unique and its clock was set just now. Both stay so: it is handed out once, and a
                 # machine that waits is running, so its clock runs too. `healthy` sees what could part the clocks.
                 machine = PooledMachine(next(self._numbers), lease, self._clock.now(), self._clock.wall())

@@ -54,11 +54,13 @@ class PooledMachine:
         self.ended = anyio.Event()  # nothing of it is left
         self._wall_offset = wall - now
 
-    def healthy(self, now: float, wall: float) -> bool:
-        """Whether it can be given to somebody. Asked at every hand-out: it reads a few fields and waits for nothing."""
+    def healthy(self, now: float, wall: float, version: str | None) -> bool:
+        """Whether it can be given to somebody who is to get one of `version`. Asked at every hand-out: it reads a few
+        fields and waits for nothing."""
         # The two clocks of the host part when it was suspended or its date was set; the guest's went its own way then.
         jumped = abs(wall - now - self._wall_offset) > MAX_CLOCK_SKEW_S
-        return not self.lost and not jumped and self.lease.agent.failure is None
+        current = self.lease.version == version
+        return current and not self.lost and not jumped and self.lease.agent.failure is None
 
 
 class Shelf:
@@ -67,6 +69,7 @@ class Shelf:
     def __init__(self, template: Template) -> None:
         self.template = template
         self.name = template.name
+        self.version: str | None = None  # of what is built of the template now; None: nothing is
         self.ready: list[PooledMachine] = []  # oldest first
         self.starting = 0
         self.demand = Demand()
@@ -79,11 +82,11 @@ class Shelf:
 
     def state(self, now: float, wall: float) -> TemplateState:
         """What the plan has to know."""
-        ready = tuple(ReadyMachine(m.id, m.since, m.healthy(now, wall)) for m in self.ready)
+        ready = tuple(ReadyMachine(m.id, m.since, m.healthy(now, wall, self.version)) for m in self.ready)
         return TemplateState(
             self.name,
             self.template.machine.memory_mb,
-            self.template.pool,
+            self.template.pool if self.version is not None else "cold",
             ready,
             self.starting,
             self._stopping,

@@ -1,10 +1,15 @@
 """Where machines come from: whoever runs code asks a provider for a lease."""
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from guest.client import AgentClient
+from mcp_sandbox.errors import UnknownTemplate, UnusableTemplate
+from templates.catalogue import Catalogue
+from templates.errors import InvalidTemplate
+from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template
 from vmm.driver import Machine
 from vmm.types import Accel, Isolation
@@ -50,6 +55,7 @@ class Lease:
     template: Template
     facts: HostFacts
     timings: LeaseTimings
+    version: str = ""  # of what is built of the template: see Supply
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,36 @@ class Frozen:
     """The whole state of a machine at one moment, kept aside. It ends with the context that gave it."""
 
     template: Template
+
+
+def find_template(catalogue: Catalogue, name: str) -> Template:
+    """The definition of a template, for somebody who wants a machine of it.
+
+    Raises:
+        UnknownTemplate, UnusableTemplate: there is none.
+    """
+    try:
+        return catalogue.load(name)
+    except NoSuchTemplate:
+        raise UnknownTemplate(name, catalogue.names()) from None
+    except InvalidTemplate as error:
+        raise UnusableTemplate(name, str(error)) from None
+
+
+class Supply(Protocol):
+    """What machines can be had of at the moment. Builds change it while a server runs."""
+
+    def templates(self) -> Mapping[str, Template]:
+        """All templates, built or not."""
+        ...
+
+    async def version(self, template: str) -> str:
+        """Which making of a template the next machine would be of. Asked often, so it is quick while nothing changes.
+
+        Raises:
+            SandboxError: there would be no machine.
+        """
+        ...
 
 
 class Provider(Protocol):

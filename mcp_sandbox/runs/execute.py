@@ -13,6 +13,7 @@ from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import NEXT_CREATE, BadRequest, FileProblem, SandboxError
 from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.runs.invocations import check_invocation, with_limits
 from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.results import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
 from mcp_sandbox.runs.running import LiveRun
@@ -42,13 +43,16 @@ def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> 
     Raises:
         BadRequest: it cannot be carried out by any sandbox.
     """
-    if not request.code.strip():
-        raise BadRequest("The code is empty. Give the source to run.")
+    what = "command" if request.kind == "command" else "code"
+    if request.kind == "invoke":
+        check_invocation(request, settings.max_code_bytes)
+    elif not request.code.strip():
+        raise BadRequest(f"The {what} is empty. Give the source to run.")
     if "\0" in request.code:
-        raise BadRequest("The code contains a null byte. Remove it; write_file takes binary data as base64.")
+        raise BadRequest(f"The {what} contains a null byte. Remove it; write_file takes binary data as base64.")
     if len(request.code.encode(errors="replace")) > settings.max_code_bytes:
         raise BadRequest(
-            f"The code has more than {settings.max_code_bytes:,} bytes. Put data into a file with write_file."
+            f"The {what} has more than {settings.max_code_bytes:,} bytes. Put data into a file with write_file."
         )
     if request.sandbox_id is not None and request.template is not None:
         raise BadRequest("Give sandbox_id or template, not both: a sandbox keeps the template it was made from.")
@@ -82,15 +86,18 @@ async def _carry_out(box: Sandbox, live: LiveRun, request: CheckedRun, settings:
 async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Settings) -> RunResult:
     fold = live.fold
     lost_before = box.take_loss()
-    code = RunCode(
-        request.code,
-        kind=request.kind,
-        options=request.options,
-        grace_s=INTERRUPT_GRACE_S,
-        head_bytes=settings.live_output_bytes,
-        tail_bytes=settings.output_tail_bytes,
-    )
     async with box.use() as lease:
+        options = request.options
+        if request.kind == "invoke":
+            options = with_limits(request.options, lease.template, request.timeout_s)
+        code = RunCode(
+            request.code,
+            kind=request.kind,
+            options=options,
+            grace_s=INTERRUPT_GRACE_S,
+            head_bytes=settings.live_output_bytes,
+            tail_bytes=settings.output_tail_bytes,
+        )
         with _refusals():
             async with lease.agent.run(code) as run:
                 live.sent = True
@@ -118,6 +125,7 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
         pictures=pictures,
         timings=_timings(live, request, lease, ran_at),
         report=fold.report,
+        service_loss=finished.service_loss,
         language=lease.template.language,
     )
 
@@ -137,6 +145,8 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except RequestRefused as refusal:
+        if refusal.code in ("bad_request", "too_large"):
+            raise BadRequest(f"{refusal.message}.") from refusal
         raise SandboxError(f"The sandbox could not run the code: {refusal.message}. {NEXT_CREATE}") from refusal
 
 

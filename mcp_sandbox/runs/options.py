@@ -6,6 +6,7 @@ from typing import Any
 from guest.client.reports import MAX_CASES
 from guest.protocol import MAX_BODY, encode_json
 from mcp_sandbox.errors import BadRequest
+from mcp_sandbox.runs.invocations import check_language
 from mcp_sandbox.runs.results import RunRequest
 from templates.model import Template
 
@@ -24,6 +25,8 @@ def check_options(request: RunRequest, template: Template) -> None:
         BadRequest: it cannot.
     """
     options = request.options
+    if request.kind == "invoke":
+        check_language(template)
     if request.kind != "code" or options is None:
         return
     if template.language not in COMPILED and (wrong := options.keys() - _understood(template)):

@@ -93,6 +93,7 @@ class RunResult:
     pictures: tuple[Picture, ...]  # the artifacts that are small enough to be shown at once
     timings: RunTimings
     report: Report | None = None  # what the run has measured, where it does
+    service_loss: str | None = None  # how the template's service ended, if it has
     language: Language = "python"  # of the sandbox
     expires_in_s: float | None = None  # until the sandbox ends if it is not used
 

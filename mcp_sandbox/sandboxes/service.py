@@ -14,8 +14,8 @@ import anyio.lowlevel
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import LimitReached, NotFound, NotSent, UnknownTemplate
-from mcp_sandbox.machines.provider import Lease, Provider
+from mcp_sandbox.errors import LimitReached, NotFound, NotSent
+from mcp_sandbox.machines.provider import Lease, Provider, find_template
 from mcp_sandbox.runs.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.runs.execute import CheckedRun, check
 from mcp_sandbox.runs.options import check_options
@@ -29,8 +29,6 @@ from mcp_sandbox.sandboxes.info import SandboxInfo, info_of
 from mcp_sandbox.sandboxes.keeper import KeptSandbox
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, Lifespan, lifespan
 from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
-from templates.errors import UnknownTemplate as NoSuchTemplate
-from templates.model import Template, find_templates, load_template
 
 
 class SandboxService:
@@ -41,6 +39,7 @@ class SandboxService:
         self._watcher = watcher or Watcher()
         self.admission = Admission(Limits.of(settings), settings.queue_timeout_s, self._watcher.refused)
         self._provider = provider
+        self._catalogue = settings.catalogue
         self._alive: dict[str, Sandbox] = {}
         self._graves = Graves()
         self._forks = Forks(provider, self.admission, settings)
@@ -65,7 +64,8 @@ class SandboxService:
         """A new sandbox, ready to use.
 
         Raises:
-            BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, HostNotReady, SandboxError: there is none.
+            BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, UnusableTemplate, HostNotReady, SandboxError:
+                there is none.
         """
         return info_of(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
 
@@ -89,7 +89,8 @@ class SandboxService:
 
     async def _start(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
         name = template or self.settings.template
-        ticket = Ticket(owner, _template(name).machine.memory_mb, passing=one_off)
+        memory_mb = find_template(self._catalogue, name).machine.memory_mb
+        ticket = Ticket(owner, memory_mb, passing=one_off)
         box = self._open(name, span, ticket, self._placed(ticket, self._provider.acquire(name)), one_off=one_off)
         with all_or_none([box]):
             await all_ready([box])
@@ -231,7 +232,7 @@ class SandboxService:
             if (lease := box.lease or box.last_lease) is not None:
                 check_options(request, lease.template)
             return await self._run_in(box, checked, until, report)
-        check_options(request, _template(request.template or self.settings.template))
+        check_options(request, find_template(self._catalogue, request.template or self.settings.template))
         try:
             return await self._run_once(request, checked, until, report)
         except NotSent:  # its machine was dead already, as one that had been kept ready may be
@@ -294,11 +295,3 @@ class SandboxService:
     async def artifacts(self, owner: str, sandbox_id: str) -> Listing:
         """The files that runs have left for the owner."""
         return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
-
-
-def _template(name: str) -> Template:
-    """What machines called `name` are made from."""
-    try:
-        return load_template(name)
-    except NoSuchTemplate:
-        raise UnknownTemplate(name, sorted(find_templates())) from None

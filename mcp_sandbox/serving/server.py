@@ -24,7 +24,7 @@ from mcp_sandbox.sandboxes.files import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
 from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
-from mcp_sandbox.tools import code, files, forks, sandboxes
+from mcp_sandbox.tools import code, commands, files, forks, handlers, sandboxes
 from mcp_sandbox.tools.common import lifetime_of
 
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
@@ -66,7 +66,7 @@ def create_server(
         lifespan=lifespan,
         log_level=settings.log_level,
     )
-    for family in (sandboxes, code, files, *([forks] if settings.toolset == "advanced" else [])):
+    for family in (sandboxes, code, commands, files, *([forks, handlers] if settings.toolset == "advanced" else [])):
         family.register(server, settings)
     return server
 
@@ -77,7 +77,7 @@ def instructions(settings: Settings, isolation: str) -> str:
         f"Runs code in isolated sandboxes. Isolation level in force: {isolation}. "
         "Sandboxes are offline: they have no network device. "
         f"create_sandbox gives a sandbox_id; variables, imports and files persist across calls that name it. "
-        f"{lifetime_of(settings)}. run_code without sandbox_id keeps nothing. "
+        f"{lifetime_of(settings)}. run_code and run_command without sandbox_id keep nothing. "
         f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts to be read with read_artifact. "
         f"A run may take {settings.run_timeout_s:g} s unless timeout_s says otherwise "
         f"(at most {settings.max_run_timeout_s:g} s)."

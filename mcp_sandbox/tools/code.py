@@ -10,7 +10,7 @@ from guest.client.reports import MAX_CASES
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.options import MIN_MEMORY_MB
-from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     RunId,
@@ -24,6 +24,7 @@ from mcp_sandbox.tools.common import (
     told_to_the_model,
 )
 from mcp_sandbox.tools.results import run_blocks, view_blocks
+from mcp_sandbox.tools.running import InBackground, OneOffTemplate, result_of, timeout_field
 
 WAIT_S = 10.0  # read_output's own idea of waiting: few calls, and none that seems to hang
 
@@ -73,27 +74,9 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         ctx: ToolContext,
         code: Annotated[str, Field(description=f"Source code, at most {settings.max_code_bytes:,} bytes.")],
         sandbox_id: SandboxId | None = None,
-        template: Annotated[
-            str | None,
-            Field(max_length=63, description="For a run without sandbox_id: what its sandbox is made from."),
-        ] = None,
-        timeout_s: Annotated[
-            float | None,
-            Field(
-                gt=0,
-                le=settings.max_run_timeout_s,
-                description=(
-                    f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given, "
-                    f"{settings.max_run_timeout_s:g} in the background."
-                ),
-            ),
-        ] = None,
-        background: Annotated[
-            bool,
-            Field(
-                description="Return a run_id at once instead of waiting. Without sandbox_id the fresh sandbox is kept."
-            ),
-        ] = False,
+        template: OneOffTemplate = None,
+        timeout_s: Annotated[float | None, timeout_field(settings)] = None,
+        background: InBackground = False,
         stdin: Annotated[str | None, Field(description="What the code reads from standard input.")] = None,
         cases: Annotated[
             list[Case] | None,
@@ -127,10 +110,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             sanitize=sanitize,
         )
         request = RunRequest(owner_of(ctx), code, sandbox_id, template, timeout_s, options=options)
-        report = reporter(ctx)
-        with told_to_the_model():
-            outcome = await service_of(ctx).run_for_client(request, background=background, report=report)
-        return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))
+        return await result_of(ctx, request, background=background)
 
 
 def _given(**options: object) -> dict[str, object] | None:

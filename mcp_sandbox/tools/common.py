@@ -21,7 +21,9 @@ ToolContext = Context[SandboxService, Any]
 SandboxId = Annotated[
     str, Field(min_length=1, max_length=64, description="Id of a sandbox, as create_sandbox returned it.")
 ]
-RunId = Annotated[str, Field(min_length=1, max_length=64, description="Id of a run, as run_code returned it.")]
+RunId = Annotated[
+    str, Field(min_length=1, max_length=64, description="Id of a run, as run_code or run_command returned it.")
+]
 
 
 def service_of(ctx: ToolContext) -> SandboxService:

@@ -9,15 +9,17 @@ from urllib.parse import quote
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from guest.client.messages import Display
-from guest.client.reports import CompiledReport
+from guest.client.reports import CompiledReport, HandlerReport
 from mcp_sandbox.runs.options import COMPILED
 from mcp_sandbox.runs.results import Captured, Picture, RunResult, readable
 from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.files import mime_of
 from mcp_sandbox.tools.compiled_results import compiled_parts, compiled_words
+from mcp_sandbox.tools.handler_results import measured_part, result_part
 
 MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
 MAX_VALUES_CHARS = 10_000  # of all shown values of a run, about 2,500 tokens
+MAX_LOSS_CHARS = 600  # of how a service ended
 MAX_NAMED_ARTIFACTS = 50
 MAX_ARTIFACTS_CHARS = 6000  # of the lines that name them: a path can have 4,095 bytes
 
@@ -78,8 +80,9 @@ def view_blocks(view: RunView) -> list[ContentBlock]:
 
 
 def _blocks(result: RunResult, *output: str) -> list[ContentBlock]:
-    parts = [*output, *_report(result), *_values(result), _error(result), _artifacts(result), _status(result)]
-    text = "\n\n".join(part for part in parts if part)
+    before, after = _handler(result)
+    parts = [before, *output, *_report(result), *_values(result), _error(result), _artifacts(result), _service(result)]
+    text = "\n\n".join(part for part in (*parts, after, _status(result)) if part)
     return [text_block(text), *(image_block(picture) for picture in result.pictures)]
 
 
@@ -127,6 +130,18 @@ def _rest(captured: Captured, result: RunResult) -> str:
     offset = len(captured.head.encode()) - 2 * captured.head.count("\ufffd")
     cut = "" if captured.spill_bytes is None else f"only the first {captured.spill_bytes:,} bytes were kept; "
     return f"{cut}to read on: {call_of('read_file', result.sandbox_id, captured.spill)}, offset={offset})"
+
+
+def _handler(result: RunResult) -> tuple[str, str]:
+    """What a handler gave back, to be read first, and what its call took."""
+    report = result.report
+    if not isinstance(report, HandlerReport):
+        return "", ""
+    if result.sandbox_id is None or report.result_file is None:
+        how = "lost with the one-off sandbox; call the handler in a sandbox from create_sandbox to keep it"
+    else:
+        how = f"to read it: {call_of('read_artifact', result.sandbox_id, report.result_file)})"
+    return result_part(report, how), measured_part(report)
 
 
 def _report(result: RunResult) -> list[str]:
@@ -179,6 +194,13 @@ def _artifacts(result: RunResult) -> str:
     else:
         how = f"To read one: read_artifact(sandbox_id={quoted(result.sandbox_id)}, path=…)"
     return "\n".join(["artifacts:", *lines, how])
+
+
+def _service(result: RunResult) -> str:
+    if result.service_loss is None:
+        return ""
+    how = result.service_loss[:MAX_LOSS_CHARS]
+    return f"service:\nThe template's service has ended ({how}). For one that runs, call create_sandbox."
 
 
 def _status(result: RunResult) -> str:

@@ -18,7 +18,6 @@ from mcp_sandbox.tools.common import (
     service_of,
     told_to_the_model,
 )
-from templates.model import find_templates
 
 
 class SandboxView(BaseModel):
@@ -62,7 +61,7 @@ class ClosedView(BaseModel):
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add this family's tools."""
-    names = "; ".join(f"{name}: {template.title}" for name, template in find_templates().items())
+    names = "; ".join(f"{name}: {template.title}" for name, template in settings.catalogue.templates().items())
 
     @mcp.tool(
         title="Create sandbox",
@@ -77,7 +76,12 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ctx: ToolContext,
         template: Annotated[
             str,
-            Field(min_length=1, max_length=63, description=f"What is in the sandbox. Available: {names}."),
+            # Made once: a template that is added while the server runs can be named all the same.
+            Field(
+                min_length=1,
+                max_length=63,
+                description=f"What is in the sandbox. Known when the server started: {names}.",
+            ),
         ] = settings.template,
         ttl_s: Annotated[
             float,

@@ -19,6 +19,7 @@ import pytest
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from vmm.agent import PYTHON
 from vmm.driver import DriverConfig
 from vmm.drivers.bubblewrap import BubblewrapDriver, BubblewrapMachine
 from vmm.types import GuestCode, MachineSpec
@@ -59,8 +60,9 @@ def make_tree(tree: Path) -> Path:
     for file in copies:
         (tree / file.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, tree / file.relative_to("/"))
-    if not (tree / "usr/bin/python3").exists():
-        (tree / "usr/bin/python3").symlink_to(python)
+    own = tree / PYTHON.lstrip("/")
+    own.parent.mkdir(parents=True)
+    own.symlink_to(python)
     return tree
 
 

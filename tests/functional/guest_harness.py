@@ -161,3 +161,9 @@ async def run(client: AgentClient, code: str, **request: Any) -> Result:
     """Run code to its end."""
     async with client.run(RunCode(code, **request)) as events:
         return Result([event async for event in events])
+
+
+async def command(client: AgentClient, line: str, **options: object) -> Result:
+    """Run a shell command to its end."""
+    async with client.run(RunCode(line, kind="command", options=options)) as events:
+        return Result([event async for event in events])

@@ -17,15 +17,15 @@ import psutil
 import pytest
 
 from guest.client import AgentClient
-from guest.client.messages import Artifact, Display, Finished, RunCode
+from guest.client.messages import Artifact, Display, Finished, RunCode, RunKind
 from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.config import load_settings
+from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider, start, start_machine
 from mcp_sandbox.machines.provider import HostFacts, Lease
 from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.runs.results import Captured, Fold, HeadTail
 from templates.build import BuiltTemplate
-from templates.model import load_template
 from vmm.driver import DRIVER_NAMES, Machine
 
 START_S = 60.0  # a clone takes half a second; both cores of the test machine may be busy with other things
@@ -68,10 +68,12 @@ class Ran:
         return self.stdout.head.strip()
 
 
-async def run(agent: AgentClient, code: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
-    """Run code to its end, or stop it after a while."""
+async def run(
+    agent: AgentClient, code: str, *, kind: RunKind = "code", stop_after_s: float | None = None, grace_s: float = 2.0
+) -> Ran:
+    """Run code, or a command, to its end, or stop it after a while."""
     fold = Fold(HeadTail(SHOWN_BYTES, SHOWN_BYTES), HeadTail(SHOWN_BYTES, SHOWN_BYTES))
-    request = RunCode(code, grace_s=grace_s, head_bytes=SHOWN_BYTES, tail_bytes=SHOWN_BYTES)
+    request = RunCode(code, kind, grace_s=grace_s, head_bytes=SHOWN_BYTES, tail_bytes=SHOWN_BYTES)
     with anyio.fail_after(RUN_S):
         async with agent.run(request) as running:
             with anyio.move_on_after(stop_after_s):
@@ -105,6 +107,9 @@ class Clone:
 
     async def run(self, code: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
         return await run(self.agent, code, stop_after_s=stop_after_s, grace_s=grace_s)
+
+    async def command(self, line: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
+        return await run(self.agent, line, kind="command", stop_after_s=stop_after_s, grace_s=grace_s)
 
 
 class Machines:
@@ -147,7 +152,8 @@ class Machines:
     def provider(self) -> LocalProvider:
         """What the service gets its machines from."""
         host = self.host
-        return LocalProvider(host.driver, host.builder, max_restores=4, run_dir=host.settings.run_dir)
+        builds = Builds(host.driver, host.builder, host.settings.catalogue)
+        return LocalProvider(host.driver, builds, max_restores=4, run_dir=host.settings.run_dir)
 
     async def assert_none_left(self) -> None:
         """Nothing of any machine started here is on this host any more."""
@@ -291,14 +297,14 @@ async def in_force(anyio_backend: str) -> HostFacts:
     async with open_host(load_settings(), fetch=True) as host:
         if host.facts is None:
             pytest.skip(f"{host.driver.name}: {host.choice.verdict.reason}")
-        await host.builder.build(load_template(host.settings.template), host.driver)
+        await host.builder.build(host.settings.catalogue.load(host.settings.template), host.driver)
         return host.facts
 
 
 @pytest.fixture(scope="package")
 async def built(host: Host, anyio_backend: str) -> BuiltTemplate:
     """The template all tests use, built if it has to be."""
-    return await host.builder.build(load_template(host.settings.template), host.driver)
+    return await host.builder.build(host.settings.catalogue.load(host.settings.template), host.driver)
 
 
 @pytest.fixture(scope="package")

@@ -11,7 +11,6 @@ from mcp_sandbox.app import Host, open_service
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.results import run_blocks
-from templates.model import load_template
 from tests.functional.machines import only
 
 pytestmark = [pytest.mark.vm, only("gvisor"), pytest.mark.anyio]
@@ -53,7 +52,7 @@ class Box:
 
 @pytest.fixture(scope="module", params=["cpp-algorithm", "go-algorithm"])
 async def box(request: pytest.FixtureRequest, host: Host, anyio_backend: str) -> AsyncIterator[Box]:
-    await host.builder.build(load_template(request.param), host.driver)
+    await host.builder.build(host.settings.catalogue.load(request.param), host.driver)
     async with open_service(host, pooled=False) as service:
         yield Box(service, (await service.create(OWNER, request.param)).id)
 

@@ -13,7 +13,6 @@ import pytest
 
 from mcp_sandbox.app import open_host
 from mcp_sandbox.config import load_settings
-from templates.model import load_template
 from tests.functional.emulated_host import SYSTEMD, run_in_emulated_host
 
 SCRIPTS = [Path(__file__).parent / f"{name}_script.py" for name in ("kvm", "limits", "scopes")]
@@ -30,7 +29,7 @@ Facts = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 async def printed(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     async with open_host(load_settings(driver="qemu")) as host:
-        built = await host.builder.find(load_template(host.settings.template), host.driver)
+        built = await host.builder.find(host.settings.catalogue.load(host.settings.template), host.driver)
     assert built is not None, "build the template first: mcp-sandbox template build"
     scratch = tmp_path_factory.mktemp("host")
     with anyio.fail_after(540):

@@ -13,7 +13,7 @@ from mcp_sandbox.machines.provider import Lease, LeaseTimings
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.service import SandboxService
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from tests.functional.guest_harness import agent_client
 from tests.unit.fakes import FACTS, FakeMachine, FakeProvider
 
@@ -35,7 +35,7 @@ class NativeProvider(FakeProvider):
     async def acquire(self, template: str) -> AsyncIterator[Lease]:
         async with agent_client() as agent:
             machine = cast("Machine", FakeMachine())
-            yield Lease(machine, agent, load_template(template), FACTS, LeaseTimings(0, 0))
+            yield Lease(machine, agent, Catalogue().load(template), FACTS, LeaseTimings(0, 0))
 
 
 @pytest.fixture
@@ -72,6 +72,20 @@ async def test_output_comes_while_code_runs_and_a_stop_keeps_its_variables(servi
     ticks = (read + last.page.text).split("\n")[:-1]
     assert ticks == [f"tick {n + 1}" for n in range(len(ticks))]
     assert int(await printed(service, box, "print(n)")) in (len(ticks), len(ticks) + 1)
+
+
+async def test_a_command_in_the_background_is_read_and_stopped_as_code_is(service: SandboxService):
+    box = (await service.create(ME)).id
+    line = "export X=1; n=0; while true; do n=$((n + 1)); echo tick $n; sleep 0.01; done"
+    view = await service.run_for_client(RunRequest(ME, line, box, kind="command"), background=True)
+    assert isinstance(view, RunView)
+    while "tick 3\n" not in view.page.text:
+        view = await service.read_output(ME, box, view.run_id, offset=0, wait_s=0.05)
+        assert view.result is None
+    result = await service.stop_run(ME, box, view.run_id)
+    assert (result.status, result.state, result.stopped) == ("interrupted", "kept", True)
+    after = await service.run(RunRequest(ME, "echo ${X-none}", box, kind="command"))
+    assert (after.stdout.head, after.lost_before) == ("none\n", False)
 
 
 async def test_a_cancelled_call_interrupts_real_code_and_its_variables_are_there(service: SandboxService):

@@ -119,6 +119,18 @@ async def test_variables_and_imports_persist_between_runs(box: Box):
     assert "stdout:\n120" in await box.run("print(math.factorial(5))")
 
 
+async def test_a_project_of_several_files_is_written_and_run_with_commands(box: Box):
+    await box.call("write_file", path="project/tool/__init__.py", content="NAME = 'tool'\n")
+    await box.call(
+        "write_file", path="project/tool/__main__.py", content="import sys, tool\nsys.exit(len(tool.NAME))\n"
+    )
+    text_of(await box.call("run_command", command="cd project; export PYTHONWARNINGS=error"))
+    ran = text_of(await box.call("run_command", command="pwd; python3 -m tool; echo it said $?; exit 3"))
+    assert "stdout:\n/workspace/project\nit said 4" in ran
+    assert "[exited with code 3 · sandbox" in ran
+    assert "cwd: /workspace/project/nowhere" in error_of(await box.call("run_command", command="ls", cwd="nowhere"))
+
+
 async def test_a_table_is_shown_as_text(box: Box):
     code = "import pandas as pd\npd.DataFrame({'city': ['Oslo', 'Rome'], 'people': [709037, 2748109]})"
     shown = await box.run(code)

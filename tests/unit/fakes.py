@@ -26,7 +26,7 @@ from guest.client.messages import (
 )
 from guest.errors import AgentGone, GuestError, RequestRefused
 from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from vmm.types import Accel, Exit, Isolation
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class FakeProvider:
             yield Lease(
                 cast("Machine", machine),
                 cast("AgentClient", agent),
-                load_template(template),
+                Catalogue().load(template),
                 FACTS,
                 LeaseTimings(queue_s=0.001, restore_s=0.1),
             )

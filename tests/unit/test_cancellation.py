@@ -13,12 +13,13 @@ from guest.client.messages import WarmUp
 from guest.protocol import MAX_BODY
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import Closed, SandboxError
+from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.lifecycle import State
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, BuiltTemplate
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from tests.unit.fake_guest import FakeGuest
 from tests.unit.fakes import TEMPLATE
 from tests.unit.turns import cancelled_at_each_turn
@@ -41,15 +42,21 @@ class Bench:
         self.driver = FakeDriver(self._guest)
         self.run_dir = path / "run"
         (path / STATE).write_text("{}")
-        built = BuiltTemplate(load_template(TEMPLATE), path, GuestKernel(path, path), WarmUp(), Snapshot("fake", path))
+        built = BuiltTemplate(
+            Catalogue().load(TEMPLATE), path, GuestKernel(path, path), WarmUp(), Snapshot("fake", path)
+        )
 
         class StubBuilder:
+            def stamp(self) -> tuple[int, ...]:
+                return ()
+
             async def find(self, *_: object) -> BuiltTemplate:
                 await anyio.lowlevel.checkpoint()
                 return built
 
-        builder = cast("Builder", StubBuilder())
-        provider = LocalProvider(cast("SnapshotDriver", self.driver), builder, max_restores=2, run_dir=self.run_dir)
+        driver = cast("SnapshotDriver", self.driver)
+        builds = Builds(driver, cast("Builder", StubBuilder()), Catalogue())
+        provider = LocalProvider(driver, builds, max_restores=2, run_dir=self.run_dir)
         self.service = SandboxService(provider, Settings(max_sandboxes=3))
 
     async def _guest(self, stream: "ByteStream", memory: Memory) -> None:

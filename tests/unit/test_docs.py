@@ -13,7 +13,7 @@ from mcp_sandbox.cli import app
 from mcp_sandbox.config import ENV_PREFIX, Settings
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server
-from templates.model import find_templates
+from templates.catalogue import Catalogue
 from tests.unit.fakes import FakeProvider
 
 ROOT = Path(__file__).parents[2]
@@ -57,11 +57,14 @@ def settings_documented() -> dict[str, tuple[str, str]]:
 
 
 def test_every_setting_is_documented_with_its_variable_and_its_default(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
     expected = {}
     for name, field in Settings.model_fields.items():
         default = field.get_default(call_default_factory=True, validated_data={})
         assert default is not PydanticUndefined
+        if isinstance(default, tuple):
+            (default,) = default
         if isinstance(default, Path):
             default = f"~/{default.relative_to(Path.home())}"
         expected[name] = (f"{ENV_PREFIX}{name.upper()}", "none" if default is None else str(default))
@@ -71,7 +74,7 @@ def test_every_setting_is_documented_with_its_variable_and_its_default(monkeypat
 def test_every_template_is_documented():
     overview = text_of("docs/templates.md").split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", overview, re.MULTILINE)
-    assert set(rows) == set(find_templates())
+    assert set(rows) == set(Catalogue().templates())
 
 
 def command_lines() -> set[tuple[str, ...]]:
@@ -107,7 +110,8 @@ def problem_of(words: tuple[str, ...]) -> str | None:
             path.append(word)
         else:
             arguments += 1
-    if arguments > sum(parameter.param_type_name == "argument" for parameter in command.params):
+    taken = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    if arguments > len(taken) and not any(parameter.nargs == -1 for parameter in taken):
         return "too many arguments"
     done = CliRunner().invoke(app, [*path, "--help"])
     return None if done.exit_code == 0 else done.output

@@ -11,7 +11,7 @@ from mcp_sandbox.cli import app
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.choice import ISOLATION
 from mcp_sandbox.operating.metrics import Metrics
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from tests.unit.test_docs import ROOT, text_of
 from vmm.driver import DRIVER_NAMES
 from vmm.drivers import bubblewrap, gvisor, qemu
@@ -69,7 +69,7 @@ def test_what_every_driver_needs_of_the_store_is_as_described():
 
 
 def test_the_ceilings_of_a_machine_are_as_described():
-    size = load_template(Settings().template).machine
+    size = Catalogue().load(Settings().template).machine
     spec = MachineSpec("m", Path("/"), GuestCode(Path("/")), size.memory_mb, size.vcpus, size.disk_mb)
     text = section("docs/operations.md", "## Limits on a machine")
     assert f"(`memory_mb` {size.memory_mb}, `vcpus` {size.vcpus}, `disk_mb` {size.disk_mb})" in text

@@ -154,7 +154,7 @@ async def test_a_host_on_which_nothing_was_built_gets_a_whole_report(tmp_path: P
         "gvisor": True,
         "bubblewrap": False,
     }
-    assert [(template.built, template.default) for template in report.templates] == [(False, True)]
+    assert [template.built for template in report.templates if template.default] == [False]
     assert (report.guest_kernel, report.home.used_bytes) == (None, 0)
     assert report.home.free_bytes > 0
     assert 0 < report.host.memory_available_bytes <= report.host.memory_bytes
@@ -165,7 +165,7 @@ async def test_a_driver_that_does_not_exist_is_reported_and_not_raised(tmp_path:
     report = await examine(Settings(home=tmp_path, driver="nonsense"))
     driver = report.drivers[-1]
     assert (driver.name, driver.usable, driver.fix) == ("nonsense", False, "choose one of: qemu, gvisor, bubblewrap")
-    assert [template.built for template in report.templates] == [None]
+    assert {template.built for template in report.templates} == {None}
 
 
 async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
@@ -221,3 +221,14 @@ async def test_servers_that_run_are_shown_with_what_they_keep_ready(tmp_path: Pa
     [server] = (await examine(Settings(home=tmp_path))).servers
     assert (server.pid, server.sandboxes) == (4711, 3)
     assert [(pool.ready, pool.hits, pool.misses) for pool in server.pools] == [(1, 7, 2)]
+
+
+@pytest.mark.parametrize("default", ["broken", "python-data-analysis"])
+async def test_a_template_with_mistakes_is_told_of_and_takes_no_other_down(tmp_path: Path, default: str):
+    file = tmp_path / "templates" / "broken" / "template.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("title =")
+    report = await examine(Settings(home=tmp_path, template_path=(tmp_path / "templates",), template=default))
+    assert "python-data-analysis" in [template.name for template in report.templates]
+    assert [warning for warning in report.warnings if f"{file}:1: this is not valid TOML" in warning]
+    assert (report.verdict == "Not ready: template broken cannot be used") == (default == "broken")

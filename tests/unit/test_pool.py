@@ -13,12 +13,13 @@ import pytest
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
 from mcp_sandbox.machines import pool
-from mcp_sandbox.machines.pool import CHECK_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
+from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
 from mcp_sandbox.machines.provider import Frozen, Lease, LeaseTimings
 from mcp_sandbox.sandboxes.service import SandboxService
-from templates.model import PoolMode, Template, load_template
+from templates.catalogue import Catalogue
+from templates.model import PoolMode, Template
 from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LIMITS = PoolLimits(min_ready=1, max_ready=3, max_starting=2, memory_mb=4096, ma
 
 
 def template(name: str, mode: PoolMode = "pooled") -> Template:
-    return load_template(TEMPLATE).model_copy(update={"name": name, "pool": mode})
+    return Catalogue().load(TEMPLATE).model_copy(update={"name": name, "pool": mode})
 
 
 def agent_of(lease: Lease) -> FakeAgent:
@@ -77,7 +78,10 @@ class ManualClock(Clock):
 class Source:
     """Starts machines in contexts that must be left by the task that entered them, and remembers all it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, *templates: Template) -> None:
+        self.offered = {template.name: template for template in templates}
+        self.versions: dict[str, str] = {}  # of what is built; the first one where it does not say
+        self.unbuilt: set[str] = set()
         self.begun: list[str] = []
         self.log: list[str] = []
         self.ended: list[FakeAgent] = []
@@ -87,6 +91,14 @@ class Source:
         self.end_error: Exception | None = None
         self.hold: anyio.Event | None = None  # starts wait for it
         self.hold_end: anyio.Event | None = None  # ends wait for it
+
+    def templates(self) -> dict[str, Template]:
+        return self.offered
+
+    async def version(self, template: str) -> str:
+        if template in self.unbuilt:
+            raise TemplateNotBuilt(template)
+        return self.versions.get(template, "v1")
 
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
@@ -99,6 +111,7 @@ class Source:
     @asynccontextmanager
     async def acquire(self, template_name: str) -> AsyncIterator[Lease]:
         self.begun.append(template_name)
+        version = self.versions.get(template_name, "v1")
         await anyio.lowlevel.checkpoint()
         if self.hold is not None:
             await self.hold.wait()
@@ -115,9 +128,10 @@ class Source:
                 yield Lease(
                     cast("Machine", machine),
                     cast("AgentClient", agent),
-                    load_template(TEMPLATE),
+                    Catalogue().load(TEMPLATE),
                     FACTS,
                     LeaseTimings(queue_s=1.0, restore_s=2.0),
+                    version,
                 )
                 tasks.cancel_scope.cancel()
         finally:
@@ -135,9 +149,9 @@ class Bench:
     """A pool, what is below it, and the time."""
 
     def __init__(self, *templates: Template, **limits: float) -> None:
-        self.source = Source()
+        self.source = Source(*(templates or [template("a")]))
         self.clock = ManualClock()
-        self.pool = Pool(self.source, templates or [template("a")], replace(LIMITS, **limits), clock=self.clock)  # type: ignore[arg-type]
+        self.pool = Pool(self.source, self.source, replace(LIMITS, **limits), clock=self.clock)  # type: ignore[arg-type]
 
     def stats(self, name: str = "a") -> TemplateStats:
         return self.pool.stats().templates[name]
@@ -400,6 +414,94 @@ async def test_a_machine_that_dies_in_somebodys_hands_is_not_the_pools_failure()
             await anyio.wait_all_tasks_blocked()
             assert bench.source.alive["a"] == 2  # its user has not let go of it
         assert bench.stats().failed == 0
+
+
+# -- builds ------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_gets_a_machine_of_an_old_build():
+    async with filled() as bench:
+        bench.source.versions["a"] = "v2"  # and the pool has not looked yet
+        lease = await bench.use()
+        assert lease.version == "v2"
+        assert bench.source.agents[0] in bench.source.ended
+        assert (bench.stats().ready, bench.stats().misses, bench.stats().failed) == (1, 1, 0)
+
+
+async def test_machines_of_an_old_build_are_replaced_though_nobody_asks():
+    async with filled() as bench:
+        bench.source.versions["a"] = "v2"
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.source.ended == bench.source.agents[:1]
+        assert (bench.stats().ready, bench.source.alive["a"]) == (1, 1)
+        async with bench.pool.acquire("a") as lease:
+            assert (lease.version, lease.timings) == ("v2", LeaseTimings(0.0, 0.0))
+
+
+async def test_somebody_who_has_a_machine_of_an_old_build_keeps_it():
+    async with filled() as bench, bench.pool.acquire("a"):
+        bench.source.versions["a"] = "v2"
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.source.agents[0] not in bench.source.ended
+
+
+async def test_a_machine_that_was_started_from_an_old_build_is_not_kept():
+    bench = Bench()
+    bench.source.hold = anyio.Event()
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            bench.source.versions["a"] = "v2"
+            await bench.clock.advance(FOLLOW_EVERY_S)
+            bench.source.hold.set()
+            await anyio.wait_all_tasks_blocked()
+            assert bench.source.ended == bench.source.agents[:1]
+            assert (await bench.use()).version == "v2"
+
+
+async def test_nothing_is_kept_ready_of_what_is_not_built_and_nobody_is_told():
+    bench = Bench()
+    bench.source.unbuilt.add("a")
+    with anyio.fail_after(20):
+        async with bench.pool:
+            await anyio.wait_all_tasks_blocked()
+            assert (bench.source.begun, bench.stats().last_error) == ([], None)
+            with pytest.raises(TemplateNotBuilt):
+                await bench.use()
+            bench.source.unbuilt.clear()
+            await bench.clock.advance(FOLLOW_EVERY_S)
+            assert bench.stats().ready == 1
+
+
+async def test_a_template_that_appears_is_kept_ready_and_one_that_disappears_is_not():
+    async with filled() as bench:
+        bench.source.offered = {"b": template("b")}
+        bench.source.unbuilt.add("a")
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert dict(+bench.source.alive) == {"b": 1}
+        assert bench.stats("b").ready == 1
+
+
+async def test_a_template_that_says_another_mode_now_is_treated_so():
+    async with filled() as bench:
+        bench.source.offered = {"a": template("a", "cold")}
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.source.alive["a"] == 0
+        assert (await bench.use()).timings == LeaseTimings(1.0, 2.0)
+
+
+async def test_a_supply_that_fails_ends_no_pool(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    async with filled() as bench:
+
+        async def fail(_source: Source, _template: str) -> str:
+            raise OSError("the disk is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Source, "version", fail)
+            await bench.clock.advance(FOLLOW_EVERY_S)
+        assert "the disk is gone" in caplog.text
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert bench.stats().ready == 1
 
 
 # -- failures ----------------------------------------------------------------------------------------------

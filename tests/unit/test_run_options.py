@@ -7,9 +7,9 @@ import pytest
 from mcp_sandbox.errors import BadRequest
 from mcp_sandbox.runs.options import check_options
 from mcp_sandbox.runs.results import RunRequest
-from templates.model import load_template
+from templates.catalogue import Catalogue
 
-CPP, GO, PYTHON = (load_template(name) for name in ("cpp-algorithm", "go-algorithm", "python-data-analysis"))
+CPP, GO, PYTHON = (Catalogue().load(name) for name in ("cpp-algorithm", "go-algorithm", "python-data-analysis"))
 CASES = [{"stdin": "1", "expected": "2"}]
 
 

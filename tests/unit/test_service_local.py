@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,11 +23,13 @@ from mcp_sandbox.errors import (
     TemplateNotBuilt,
     UnknownTemplate,
 )
+from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.operating.recovery import OWNED
 from mcp_sandbox.processes import of_pid
 from templates.build import Builder, BuiltTemplate
-from templates.model import load_template
+from templates.catalogue import Catalogue
+from templates.holding import is_held
 from tests.unit.fakes import TEMPLATE, FakeMachine
 from vmm.errors import SnapshotFailed, ToolFailed
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
@@ -95,10 +97,24 @@ class StubDriver:
 
 class StubBuilder:
     def __init__(self, path: Path) -> None:
+        root, boot, snapshot = self.stored = [path / name for name in ("image", "kernel", "snapshot")]
+        for entry in self.stored:
+            entry.mkdir(parents=True)
         self.found: BuiltTemplate | None = BuiltTemplate(
-            load_template(TEMPLATE), path, GuestKernel(path, path), WARM_UP, Snapshot("stub", path)
+            Catalogue().load(TEMPLATE),
+            root / "root.erofs",
+            GuestKernel(boot / "vmlinuz", boot / "initramfs"),
+            WARM_UP,
+            Snapshot("stub", snapshot),
+            "v1",
         )
+        (root / "root.erofs").touch()
         self.lookups = 0
+
+        self.builds = 0
+
+    def stamp(self) -> tuple[int, ...]:
+        return (self.builds,)
 
     async def find(self, *_: object) -> BuiltTemplate | None:
         self.lookups += 1
@@ -142,7 +158,7 @@ class Bench:
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = StubDriver()
         self.run_dir = tmp_path / "run"
-        self.builder = StubBuilder(tmp_path)
+        self.builder = StubBuilder(tmp_path / "store")
         self.agents: list[StubAgent] = []
         self.skew_s = 0.0
         self.kind = StubAgent
@@ -150,7 +166,8 @@ class Bench:
         self.greeting: Exception | None = None
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
-        self.provider = LocalProvider(driver, builder, max_restores=2, run_dir=self.run_dir)
+        self.builds = Builds(driver, builder, Catalogue())
+        self.provider = LocalProvider(driver, self.builds, max_restores=2, run_dir=self.run_dir)
 
     @asynccontextmanager
     async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:
@@ -241,6 +258,59 @@ async def test_a_built_template_is_looked_up_once(bench: Bench):
         async with bench.provider.acquire(TEMPLATE):
             pass
     assert bench.builder.lookups == 1
+
+
+async def test_a_template_is_looked_up_again_after_a_build(bench: Bench, tmp_path: Path):
+    assert bench.builder.found is not None
+    first = bench.builder.found
+    async with bench.provider.acquire(TEMPLATE) as before:
+        bench.builder.found = replace(first, version="v2")
+        assert await bench.builds.version(TEMPLATE) == first.version, "nothing says that there was a build"
+        bench.builder.builds += 1
+        async with bench.provider.acquire(TEMPLATE) as after:
+            assert (before.version, after.version) == (first.version, "v2")
+    bench.builder.found, bench.builder.builds = None, bench.builder.builds + 1
+    for _ in range(2):
+        with pytest.raises(TemplateNotBuilt):
+            await bench.builds.version(TEMPLATE)
+    assert bench.builder.lookups == 3, "that there is nothing is remembered, too"
+
+
+async def test_what_a_machine_or_a_frozen_state_stands_on_is_held_as_long_as_it_lasts(bench: Bench):
+    entries = bench.builder.stored
+    async with AsyncExitStack() as frozen_for:
+        async with bench.provider.acquire(TEMPLATE) as lease:
+            assert all(map(is_held, entries))
+            frozen = await frozen_for.enter_async_context(bench.provider.freeze(lease))
+        assert all(map(is_held, entries)), "the machine has ended, its state has not"
+        async with bench.provider.thaw(frozen, copy=False):
+            await frozen_for.aclose()
+            assert all(map(is_held, entries))
+    assert not any(map(is_held, entries))
+
+
+async def test_a_start_that_fails_holds_nothing(bench: Bench):
+    bench.driver.error = SnapshotFailed("no")
+    with pytest.raises(SandboxError):
+        async with bench.provider.acquire(TEMPLATE):
+            pass
+    assert not any(map(is_held, bench.builder.stored))
+
+
+async def test_what_is_removed_between_finding_and_holding_it_is_looked_for_again(bench: Bench, tmp_path: Path):
+    good = bench.builder.found
+    assert good is not None
+    bench.builder.found = replace(good, snapshot=Snapshot("stub", tmp_path / "gone"))
+    find = bench.builder.find
+
+    async def find_then_build(*args: object) -> BuiltTemplate | None:
+        found = await find(*args)
+        bench.builder.found = good
+        return found
+
+    bench.builder.find = find_then_build  # type: ignore[method-assign]
+    async with bench.provider.acquire(TEMPLATE):
+        assert bench.builder.lookups == 2
 
 
 async def test_what_is_missing_is_said(bench: Bench):

@@ -1,5 +1,6 @@
 """One model of settings, three sources, and no silent mistakes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,19 @@ def test_everything_moves_with_the_home(tmp_path: Path, monkeypatch: pytest.Monk
     assert settings.home == tmp_path / "home"
     assert settings.run_dir.is_relative_to(settings.home)
     assert settings.cache_dir.is_relative_to(settings.home)
+
+
+def test_directories_with_templates_come_from_all_sources_in_their_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert load_settings().template_path == (tmp_path / "config" / "mcp-sandbox" / "templates",)
+    write_config('template_path = ["/a", "b"]')
+    assert load_settings().template_path == (Path("/a"), tmp_path / "here" / "b")
+    monkeypatch.setenv("MCP_SANDBOX_TEMPLATE_PATH", f"/c{os.pathsep}~/d")
+    assert load_settings().template_path == (Path("/c"), Path.home() / "d")
+    settings = load_settings(template_path=(Path("/e"), Path("/f")))
+    assert settings.template_path == (Path("/e"), Path("/f"))
+    assert environment(settings)["MCP_SANDBOX_TEMPLATE_PATH"] == f"/e{os.pathsep}/f"
 
 
 def test_a_relative_home_does_not_depend_on_later_directories(tmp_path: Path):

@@ -116,6 +116,12 @@ def test_each_driver_needs_its_own_programs_only(programs, settings):
     assert make_plan(settings, "gvisor").complete
 
 
+def test_tools_for_images_are_got_when_somebody_asks_for_them(programs, settings):
+    add_all(programs)
+    assert make_plan(settings, "gvisor").complete
+    assert make_plan(settings, "gvisor", images=True).packages == ("skopeo", "buildah")
+
+
 def test_without_kvm_nobody_is_asked_for_qemu(programs, settings, drivers, capsys):
     add_all(programs, but=("qemu-system-x86_64", "mkfs.ext4"))
     drivers.unfetched_things["gvisor"] = "gVisor"

@@ -1,6 +1,7 @@
 """Builds, with tools and machines that only pretend."""
 
 import io
+import shutil
 import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,12 +13,15 @@ import pytest
 
 from guest.client.messages import WarmUp
 from guest.errors import AgentTimeout
-from templates import image
-from templates.build import Builder, Progress
+from templates import current, image
+from templates.build import Builder, BuiltTemplate, Progress
+from templates.catalogue import Catalogue
+from templates.current import ImagePlan
 from templates.errors import BuildFailed
 from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
+from vmm.driver import Driver
 from vmm.drivers.fake import FakeDriver
 from vmm.types import Capabilities, GuestCode, GuestKernel, Isolation
 
@@ -364,6 +368,144 @@ async def test_what_all_drivers_share_is_outdated_when_its_code_has_changed(
     assert sorted(entry.kind for entry in outdated) == ["agent", "initramfs", "snapshot", "snapshot"]
 
 
+# -- what nothing uses any more ----------------------------------------------------------------------------
+
+MINE = """
+title = "T"
+description = "D"
+language = "python"
+source.debian = { suite = "bookworm", wheels = ["numpy==2.4.6"] }
+machine = { memory_mb = 128, disk_mb = 64 }
+warmup.code = "import numpy"
+"""
+
+
+class Shop:
+    """A builder whose catalogue has templates that tests write."""
+
+    def __init__(self, path: Path, workshop: Workshop) -> None:
+        self.path = path
+        self.store = Store(path / "home")
+        self.catalogue = Catalogue([path / "templates"])
+        self.builder = Builder(self.store, make_tools=workshop.tools, catalogue=self.catalogue)
+
+    def write(self, name: str, text: str = MINE) -> Template:
+        folder = self.path / "templates" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "template.toml").write_text(text)
+        return self.catalogue.load(name)
+
+    async def build(self, name: str, driver: Driver, text: str = MINE) -> BuiltTemplate:
+        return await self.builder.build(self.write(name, text), driver)
+
+    async def unused(self, *drivers: Driver) -> list[tuple[str, str | None]]:
+        return sorted((entry.kind, entry.details.get("template")) for entry in await self.builder.unused(drivers))
+
+
+@pytest.fixture
+def shop(tmp_path: Path, workshop: Workshop, agent: type[PretendedAgent]) -> Shop:
+    return Shop(tmp_path, workshop)
+
+
+async def test_nothing_is_unused_while_templates_are_as_they_were_built(shop: Shop):
+    for driver in (FakeVm(), FakeGvisor(), FakeJail()):
+        await shop.build("mine", driver)
+    assert await shop.unused(FakeVm(), FakeGvisor()) == []
+
+
+async def test_an_older_version_of_a_template_is_unused(shop: Shop):
+    for code in ("import os", "import re"):
+        await shop.build("mine", FakeGvisor(), MINE.replace("import numpy", code))
+    assert await shop.unused(FakeGvisor()) == [("snapshot", "mine")]
+
+
+async def test_what_was_built_of_a_template_that_is_gone_is_unused(shop: Shop):
+    await shop.build("mine", FakeGvisor())
+    await shop.build("other", FakeGvisor(), MINE.replace("numpy==2.4.6", "numpy==2.4.7"))
+    shutil.rmtree(shop.path / "templates" / "mine")
+    assert await shop.unused(FakeGvisor()) == [("image", "mine"), ("snapshot", "mine")]
+
+
+async def test_a_template_that_cannot_be_read_keeps_what_was_built_of_it(shop: Shop):
+    await shop.build("mine", FakeGvisor())
+    (shop.path / "templates" / "mine" / "template.toml").write_text("title =")
+    assert await shop.unused(FakeGvisor()) == []
+
+
+async def test_a_template_whose_files_cannot_be_looked_at_keeps_what_was_built_of_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    await shop.build("mine", FakeGvisor(), MINE.replace("numpy==2.4.6", "numpy==2.4.7"))
+    shop.write("mine", MINE.replace("numpy==2.4.6", "numpy==2.4.8"))
+    assert await shop.unused(FakeGvisor()) == [("image", "mine"), ("snapshot", "mine")]
+    plan = current.plan_image
+
+    def refuse(template: Template) -> ImagePlan:
+        if template.name == "mine":
+            raise PermissionError("secret")
+        return plan(template)
+
+    monkeypatch.setattr(current, "plan_image", refuse)
+    assert await shop.unused(FakeGvisor()) == []
+
+
+async def test_a_snapshot_that_its_driver_would_not_take_is_unused_once_the_driver_can_be_asked(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+):
+    await shop.build("mine", FakeGvisor())
+
+    async def newer(_driver: FakeDriver) -> str:
+        return "newer"
+
+    monkeypatch.setattr(FakeGvisor, "fingerprint", newer)
+    assert await shop.unused(FakeJail()) == []
+    assert await shop.unused(FakeGvisor()) == [("snapshot", "mine")]
+
+
+async def test_templates_that_say_the_same_have_it_together_and_one_cannot_be_removed_from_under_the_other(shop: Shop):
+    built = await shop.build("mine", FakeGvisor())
+    twin = await shop.build("twin", FakeGvisor())
+    assert (twin.root, twin.snapshot) == (built.root, built.snapshot)
+    for template in (built.template, twin.template):
+        assert {entry.kind for entry in shop.builder.entries_of(template)} == {"image", "snapshot"}
+        assert shop.builder.entries_of_it_alone(template) == []
+    shutil.rmtree(shop.path / "templates" / "mine")
+    assert await shop.unused(FakeGvisor()) == []
+    assert {entry.kind for entry in shop.builder.entries_of_it_alone(twin.template)} == {"image", "snapshot"}
+
+
+async def test_a_version_tells_apart_all_that_machines_can_differ_in(shop: Shop):
+    changes = [MINE, MINE.replace("import numpy", "import os"), MINE.replace("128", "256"), MINE + 'env.A = "1"\n']
+    versions = [(await shop.build("mine", FakeJail(), text)).version for text in changes]
+    assert len(set(versions)) == len(changes)
+    again = await shop.build("mine", FakeJail(), MINE.replace('"T"', '"Another title"'))
+    assert again.version == versions[0]
+    found = await shop.builder.find(again.template, FakeJail())
+    assert found is not None
+    assert found.version == again.version
+
+
+async def test_what_a_machine_stands_on_are_entries_of_the_store(shop: Shop):
+    kinds = {FakeVm: {"image", "kernel", "initramfs", "snapshot"}, FakeGvisor: {"image", "agent", "snapshot"}}
+    kinds[FakeJail] = {"tree", "agent"}
+    for driver, expected in kinds.items():
+        built = await shop.build("mine", driver())
+        assert {shop.store.entry(path).kind for path in built.entries()} == expected
+
+
+async def test_a_build_keeps_others_from_removing_what_it_takes_its_snapshot_of(
+    shop: Shop, agent: type[PretendedAgent], monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[str] = []
+
+    async def remove_meanwhile(_agent: PretendedAgent, _warm_up: WarmUp, timeout_s: float) -> None:
+        seen.extend([await shop.store.remove(entry.kind, entry.key) for entry in shop.store.entries()])
+
+    monkeypatch.setattr(agent, "warm", remove_meanwhile)
+    await shop.build("mine", FakeGvisor())
+    assert sorted(seen) == ["in use", "in use", "removed"]  # image and agent; and the base, which nobody needs any more
+
+
 async def test_an_image_outlives_the_base_it_was_made_from(builder: Builder, workshop: Workshop, tmp_path: Path):
     await builder.build_image(template())
     store = Store(tmp_path)
@@ -492,6 +634,8 @@ async def test_a_host_without_debian_packages_is_told_the_setting(builder: Build
 
 def test_an_image_has_an_account_for_user_code_and_nothing_of_the_host(tmp_path: Path):
     _grow_tree(tmp_path)
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "usr/bin/bash").write_text("")
     (tmp_path / "etc/apt/sources.list").write_text("deb http://mirror.example x main\n")
     (tmp_path / "etc/resolv.conf").write_text("nameserver 192.0.2.1\n")
     (tmp_path / "etc/hostname").write_text("host\n")

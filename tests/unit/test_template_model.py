@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from templates.errors import InvalidTemplate, UnknownTemplate
-from templates.model import Template, find_templates, load_template
+from templates.catalogue import Catalogue
+from templates.errors import InvalidTemplate
+from templates.model import Template
 
 GOOD = """
 title = "T"
@@ -23,21 +24,14 @@ disk_mb = 1024
 def load(root: Path, text: str, name: str = "some-name") -> Template:
     (root / name).mkdir()
     (root / name / "template.toml").write_text(text)
-    return load_template(name, root)
+    return Catalogue([root]).load(name)
 
 
 def test_a_template_is_called_what_its_directory_is_called(tmp_path: Path):
     template = load(tmp_path, GOOD)
     assert template.name == "some-name"
+    assert template.folder == tmp_path / "some-name"
     assert template.machine.vcpus == 1
-    assert find_templates(tmp_path) == {"some-name": template}
-
-
-def test_a_template_that_was_changed_is_read_again(tmp_path: Path):
-    first = load(tmp_path, GOOD)
-    assert load_template("some-name", tmp_path) is first
-    (tmp_path / "some-name" / "template.toml").write_text(GOOD.replace("512", "1024"))
-    assert load_template("some-name", tmp_path).machine.memory_mb == 1024
 
 
 @pytest.mark.parametrize("mode", ["pooled", "cold", "singleton"])
@@ -50,44 +44,58 @@ def test_machines_are_kept_ready_unless_a_template_says_otherwise(tmp_path: Path
 
 
 def test_the_templates_we_ship_are_valid():
-    template = find_templates()["python-data-analysis"]
+    template = Catalogue().load("python-data-analysis")
     assert template.machine.memory_mb == 512
     compile(template.warmup.code, "warmup", "exec")
-
-
-@pytest.mark.parametrize("name", ["nothing-here", "../etc", "", "UPPER", "a" * 64])
-def test_an_unknown_name_is_refused_with_the_names_there_are(tmp_path: Path, name: str):
-    load(tmp_path, GOOD, "only-one")
-    with pytest.raises(UnknownTemplate, match="there are: only-one"):
-        load_template(name, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('language = "python"', 'language = "cobol"', "language: Input should be 'python'"),
-        ('title = "T"', "", "title: this field is required"),
-        ('title = "T"', 'titel = "T"', "titel: there is no such field"),
-        ('title = "T"', 'title = "T"\nname = "x"', "name: remove it"),
-        ("memory_mb = 512", "memory_mb = 5", "machine.memory_mb: Input should be greater than or equal to 128"),
-        ("memory_mb = 512", 'memory_mb = "512"', "machine.memory_mb: Input should be a valid integer"),
-        ("memory_mb = 512", "memory_mb = 512\nram = 1", "machine.ram: there is no such field"),
-        ('title = "T"', 'title = "T"\npool = "hot"', "pool: Input should be 'pooled', 'cold' or 'singleton'"),
-        ('suite = "bookworm"', 'suite = "woody"', "source.debian.suite: Input should be 'bookworm' or"),
-        ("numpy==2.4.6", "numpy>=2", "source.debian.wheels.0: 'numpy>=2' must name one exact version"),
+        ('language = "python"', 'language = "cobol"', "4: language: Input should be 'python'"),
+        ('title = "T"', "", "1: title: this field is required"),
+        ('title = "T"', 'titel = "T"', "2: titel: there is no such field"),
+        ('title = "T"', 'title = "T"\nname = "x"', "3: name: remove it"),
+        ('title = "T"', 'title = "T"\nfolder = "x"', "3: folder: remove it"),
+        ("memory_mb = 512", "memory_mb = 5", "9: machine.memory_mb: Input should be greater than or equal to 128"),
+        ("memory_mb = 512", 'memory_mb = "512"', "9: machine.memory_mb: Input should be a valid integer"),
+        ("memory_mb = 512", "memory_mb = 512\nram = 1", "10: machine.ram: there is no such field"),
+        ("memory_mb = 512", "", "8: machine.memory_mb: this field is required"),
+        ('title = "T"', 'title = "T"\npool = "hot"', "3: pool: Input should be 'pooled', 'cold' or 'singleton'"),
+        ('suite = "bookworm"', 'suite = "woody"', "6: source.debian.suite: Input should be 'bookworm' or"),
+        ("numpy==2.4.6", "numpy>=2", "7: source.debian.wheels[0]: 'numpy>=2' must name one exact version"),
+        ('"numpy==2.4.6"', '\n"a==1", # one\n"b"\n', "9: source.debian.wheels[1]: 'b' must name one exact version"),
         ("numpy==2.4.6", "--index-url=x==1", "must name one exact version"),
-        ("[machine]", 'packages = ["-o x"]\n[machine]', "source.debian.packages.0:"),
-        ("[machine]", "[machine", "this is not valid TOML"),
+        ("[machine]", 'packages = ["-o x"]\n[machine]', "8: source.debian.packages[0]:"),
+        ('title = "T"', 'title = "T"\nsource.oci = "a:b"', "3: source: give exactly one of debian, oci, dockerfile"),
+        ('title = "T"', 'title = "T"\nenv = { A = "1",  "B C" = "2" }', "3: env.B C: String should match"),
+        ("[machine]", "[machine", "8: this is not valid TOML: Expected ']' at the end of a table declaration"),
+        ("disk_mb = 1024", "disk_mb = [1024", "10: this is not valid TOML: Unclosed array"),
+        ('title = "T"', 'title = "T"\ntitle = "U"', "3: this is not valid TOML: Cannot overwrite a value"),
+        ("memory_mb = 512", f"memory_mb = {'[' * 100_000}", "this is not valid TOML"),
     ],
 )
-def test_a_mistake_is_named_with_file_and_field(tmp_path: Path, old: str, new: str, complaint: str):
+def test_a_mistake_is_named_with_file_line_and_field(tmp_path: Path, old: str, new: str, complaint: str):
     with pytest.raises(InvalidTemplate) as caught:
         load(tmp_path, GOOD.replace(old, new))
-    assert str(tmp_path / "some-name" / "template.toml") in str(caught.value)
+    file = tmp_path / "some-name" / "template.toml"
+    assert str(caught.value).startswith(f"{file}:")
     assert complaint in str(caught.value)
 
 
-def test_all_mistakes_are_named_at_once(tmp_path: Path):
+def test_a_file_that_is_no_text_is_told_with_the_line_it_breaks_off_at(tmp_path: Path):
+    (tmp_path / "some-name").mkdir()
+    (tmp_path / "some-name" / "template.toml").write_bytes(b"title = 1\n\xff\n")
+    with pytest.raises(InvalidTemplate, match=r"template\.toml:2: this is not UTF-8"):
+        Catalogue([tmp_path]).load("some-name")
+
+
+def test_all_mistakes_are_named_at_once_in_the_order_of_the_file(tmp_path: Path):
     with pytest.raises(InvalidTemplate) as caught:
-        load(tmp_path, GOOD.replace("memory_mb = 512", "").replace('title = "T"', ""))
-    assert len(str(caught.value).splitlines()) == 2
+        load(tmp_path, GOOD.replace("memory_mb = 512", "").replace('title = "T"', "") + "ram = 2\n")
+    lines = [line.removeprefix(f"{tmp_path}/some-name/template.toml:") for line in str(caught.value).splitlines()]
+    assert [line.split(": ")[:2] for line in lines] == [
+        ["1", "title"],
+        ["8", "machine.memory_mb"],
+        ["11", "machine.ram"],
+    ]

@@ -8,7 +8,7 @@ from anyio.abc import ByteStream
 
 from guest.client.messages import WarmUp
 from guest.protocol import PROTOCOL_VERSION, Decoder, encode
-from templates.model import load_template
+from templates.catalogue import Catalogue
 from templates.snapshot import make_snapshot
 from templates.tools import LoggedTools
 from vmm.driver import Machine
@@ -57,7 +57,7 @@ class EndsWhenFrozen(FakeDriver):
 
 
 async def test_a_machine_is_frozen_warm_with_its_stream_open_and_may_end_with_it(tmp_path: Path):
-    driver, template = EndsWhenFrozen(), load_template("python-data-analysis")
+    driver, template = EndsWhenFrozen(), Catalogue().load("python-data-analysis")
     spec = MachineSpec("build-1", tmp_path, GuestCode(tmp_path), memory_mb=128, vcpus=1, disk_mb=64)
     tools = LoggedTools(tmp_path / "log", lambda line: None)
     with anyio.fail_after(10):

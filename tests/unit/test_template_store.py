@@ -1,5 +1,6 @@
 """The store: whole things or nothing, made once, however many want them."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from templates.holding import alone, held, is_held
 from templates.store import Store, key_of
 
 INPUTS = {"suite": "bookworm", "packages": ["a", "b"]}
@@ -71,7 +73,7 @@ async def test_an_entry_may_be_a_tree_of_anything_and_each_file_in_it_counts_onc
     assert (path / "root/a/b/up").readlink() == Path("../..")
     assert 1_000_000 <= store.entry(path).size_bytes < 1_500_000
     assert [entry.kind for entry in store.entries()] == ["tree"]
-    assert await store.remove("tree", key_of(INPUTS))
+    assert await store.remove("tree", key_of(INPUTS)) == "removed"
     assert left_in_staging(store) == []
 
 
@@ -164,8 +166,8 @@ async def test_what_a_killed_maker_left_is_removed_and_never_used(tmp_path: Path
 async def test_a_removed_thing_is_gone_and_can_be_made_again(tmp_path: Path):
     store = Store(tmp_path)
     first = store.entry(await store.obtain("base", INPUTS, make_hello))
-    assert await store.remove("base", first.key)
-    assert not await store.remove("base", first.key)
+    assert await store.remove("base", first.key) == "removed"
+    assert await store.remove("base", first.key) == "gone"
     assert store.entries() == []
     assert left_in_staging(store) == []
     second = store.entry(await store.obtain("base", INPUTS, make_hello))
@@ -177,3 +179,125 @@ async def test_a_removed_thing_is_gone_and_can_be_made_again(tmp_path: Path):
 async def test_names_cannot_lead_out_of_the_store(tmp_path: Path, kind: str, key: str):
     with pytest.raises(ValueError, match="not a name"):
         await Store(tmp_path).remove(kind, key)
+
+
+# -- things in use -----------------------------------------------------------------------------------------
+
+
+async def test_what_somebody_holds_is_not_removed_until_nobody_does(tmp_path: Path):
+    store = Store(tmp_path)
+    path = await store.obtain("base", INPUTS, make_hello)
+    with held([path]), held([path]):
+        assert is_held(path)
+        assert await store.remove("base", path.name) == "in use"
+        assert (path / "hello").read_text() == "hello"
+    assert not is_held(path)
+    assert await store.remove("base", path.name) == "removed"
+
+
+async def test_what_is_gone_cannot_be_held(tmp_path: Path):
+    store = Store(tmp_path)
+    path = await store.obtain("base", INPUTS, make_hello)
+    await store.remove("base", path.name)
+    with pytest.raises(FileNotFoundError), held([path]):
+        pass
+
+
+async def test_what_is_being_removed_cannot_be_held(tmp_path: Path):
+    path = await Store(tmp_path).obtain("base", INPUTS, make_hello)
+    with alone(path), pytest.raises(FileNotFoundError, match="being removed"), held([path]):
+        pass
+
+
+async def test_who_fails_to_hold_one_of_several_holds_none(tmp_path: Path):
+    store = Store(tmp_path)
+    path = await store.obtain("base", INPUTS, make_hello)
+    with pytest.raises(FileNotFoundError), held([path, tmp_path / "nothing"]):
+        pass
+    assert not is_held(path)
+
+
+def _hold_and_hang(path: Path, ready: Any) -> None:
+    with held([path]):
+        ready.set()
+        signal.pause()
+
+
+async def test_other_processes_are_heeded_and_a_killed_one_holds_nothing(tmp_path: Path):
+    store = Store(tmp_path)
+    path = await store.obtain("base", INPUTS, make_hello)
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    holder = context.Process(target=_hold_and_hang, args=(path, ready))
+    holder.start()
+    assert holder.pid
+    assert await anyio.to_thread.run_sync(ready.wait, 30)
+    assert await store.remove("base", path.name) == "in use"
+    os.kill(holder.pid, signal.SIGKILL)
+    await anyio.to_thread.run_sync(holder.join, 30)
+    holder.close()
+    assert await store.remove("base", path.name) == "removed"
+
+
+async def test_a_making_and_a_removal_change_the_stamp_and_nothing_else_does(tmp_path: Path):
+    store = Store(tmp_path)
+    stamps = [store.stamp(["base", "image"])]
+    path = await store.obtain("base", INPUTS, make_hello)
+    stamps.append(store.stamp(["base", "image"]))
+    await store.obtain("other", INPUTS, make_hello)
+    with held([path]):
+        await store.remove("base", path.name)
+    assert store.stamp(["base", "image"]) == stamps[-1]
+    await store.remove("base", path.name)
+    stamps.append(store.stamp(["base", "image"]))
+    assert len(set(stamps)) == 3
+
+
+async def test_tidying_leaves_logs_and_locks_of_what_is_there_or_being_made(tmp_path: Path):
+    store = Store(tmp_path)
+    store.logs.mkdir()
+    gone, kept = {"n": 1}, {"n": 2}
+    making = key_of(INPUTS)
+    for inputs in (gone, kept):
+        await store.obtain("base", inputs, make_hello)
+    for key in (key_of(gone), key_of(kept), making):
+        (store.logs / f"packages-{key}.log").write_text("said")
+    (store.logs / "setup.log").write_text("of something else")
+    await store.remove("base", key_of(gone))
+
+    async def tidy(staging: Path) -> Mapping[str, Any]:
+        store.tidy()
+        assert staging.exists()
+        assert {path.name for path in store.logs.iterdir()} == {
+            "setup.log",
+            f"packages-{key_of(kept)}.log",
+            f"packages-{making}.log",
+        }
+        assert {path.name for path in store.home.glob("locks/*")} == {f"base-{key_of(kept)}", f"base-{making}"}
+        return {}
+
+    await store.obtain("base", INPUTS, tidy)
+
+
+async def test_a_lock_that_was_removed_before_it_was_taken_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever comes next would lock another file of that name, and there would be two of them."""
+    store = Store(tmp_path)
+    lock = tmp_path / "locks" / f"base-{key_of(INPUTS)}"
+    flock = fcntl.flock
+    removed: list[Path] = []
+    made: list[bool] = []
+
+    def remove_then_lock(file: Any, how: int) -> None:
+        if not removed:
+            lock.unlink()
+            removed.append(lock)
+        flock(file, how)
+
+    async def make(staging: Path) -> Mapping[str, Any]:
+        made.append(lock.exists())
+        return await make_hello(staging)
+
+    monkeypatch.setattr("fcntl.flock", remove_then_lock)
+    with anyio.fail_after(10):
+        await store.obtain("base", INPUTS, make)
+    assert (removed, made) == ([lock], [True])

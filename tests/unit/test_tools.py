@@ -22,10 +22,11 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import SandboxServer, create_server
 from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
 
-ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox"}
+ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox", "invoke_handler"}
 NAMES = {
     "create_sandbox",
     "run_code",
+    "run_command",
     "read_output",
     "stop_run",
     "list_artifacts",
@@ -346,12 +347,27 @@ async def test_files_go_in_as_text_and_base64(client: Client, provider: FakeProv
     }
 
 
+async def test_a_command_reaches_the_machine_with_what_goes_with_it(client: Client, provider: FakeProvider):
+    arguments = {"command": "make", "cwd": "src", "env": {"CC": "cc"}, "stdin": "yes\n", "timeout_s": 3}
+    assert "stdout:\nran" in text_of(await client.call_tool("run_command", arguments))
+    request = provider.agent.requests[-1]
+    assert (request.code, request.kind) == ("make", "command")
+    assert request.options == {"cwd": "src", "env": {"CC": "cc"}, "stdin": "yes\n"}
+
+
 ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("run_code", {"code": ""}, "empty"),
     ("run_code", {"code": "a\0"}, "null byte"),
     ("run_code", {"code": "1", "timeout_s": 0}, "timeout_s"),
     ("run_code", {"code": "1", "timeout_s": 10_000}, "600"),
     ("run_code", {"code": "1", "sandbox_id": "sb-0"}, "create_sandbox"),
+    ("run_command", {"command": " "}, "The command is empty"),
+    ("run_command", {"command": "true", "cwd": ""}, "directory in the sandbox"),
+    ("run_command", {"command": "true", "cwd": "a\0"}, "directory in the sandbox"),
+    ("run_command", {"command": "true", "env": {"A-B": "1"}}, "'A-B' cannot be the name of a variable"),
+    ("run_command", {"command": "true", "env": {"A": "1\0"}}, "null byte"),
+    ("run_command", {"command": "true", "env": {"A": "1" * 70_000}}, "write_file"),
+    ("run_command", {"command": "true", "stdin": "1" * 2_000_000}, "COMMAND < FILE"),
     ("create_sandbox", {"ttl_s": 1e9}, "14400"),
     ("create_sandbox", {"idle_s": 1e9}, "3600"),
     ("read_output", {"sandbox_id": "BOX", "run_id": "run-7"}, "has no run 'run-7'"),

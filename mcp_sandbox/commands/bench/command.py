@@ -15,7 +15,7 @@ from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
 from mcp_sandbox.serving.lifetime import run_command
-from templates.model import Template, load_template
+from templates.model import Template
 from vmm.driver import DRIVER_NAMES
 from vmm.errors import VmmError
 
@@ -73,7 +73,7 @@ def chosen(names: Collection[str], *, soaked: bool) -> dict[str, Topic]:
 
 async def _bench(settings: Settings, topics: dict[str, Topic], plan: Plan) -> Report:
     """Measure what concerns the driver that was named, or each one that is ready here."""
-    template = load_template(settings.template)
+    template = settings.catalogue.load(settings.template)
     concerned = {name for topic in topics.values() for name in topic.drivers}
     named = settings.driver != AUTO
     drivers = [settings.driver] if named else [name for name in DRIVER_NAMES if name in concerned]

@@ -9,6 +9,7 @@ from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import NO_OP, BenchServer, open_server, sandbox_of
 from mcp_sandbox.commands.bench.subject import Subject
 from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 
 READY = 4  # machines in the pool that a burst comes upon
@@ -72,12 +73,9 @@ async def bursts(subject: Subject) -> tuple[Figure, Figure, float]:
 
 async def _restores_at_once(subject: Subject, count: int) -> float:
     """Milliseconds until all of them are there, as many at a time as a server would do."""
-    provider = LocalProvider(
-        subject.driver,
-        subject.builder,
-        max_restores=subject.settings.max_restores,
-        run_dir=subject.settings.run_dir,
-    )
+    settings = subject.settings
+    builds = Builds(subject.driver, subject.builder, settings.catalogue)
+    provider = LocalProvider(subject.driver, builds, max_restores=settings.max_restores, run_dir=settings.run_dir)
     await provider.facts()
     began, missing, all_there = anyio.current_time(), count, anyio.Event()
 

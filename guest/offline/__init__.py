@@ -1,0 +1,1 @@
+"""Stands before what cannot work without a network. Code finds this directory on PYTHONPATH."""

@@ -1,0 +1,30 @@
+"""`python -m pip`: the real pip, and advice if it cannot install; only the advice where there is none."""
+
+import runpy
+import sys
+from importlib.util import find_spec
+
+from . import ADVICE, make_way
+
+INSTALLS = {"install", "download", "wheel"}
+
+
+def main() -> int:
+    """Do what pip does, offline."""
+    make_way()
+    status = _run_pip() if find_spec("pip") else 1
+    if status and (INSTALLS & {*sys.argv} or not find_spec("pip")):
+        sys.stderr.write(f"pip: {ADVICE.format(field='wheels')}\n")
+    return status
+
+
+def _run_pip() -> int:
+    try:
+        runpy.run_module("pip", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""`mcp-sandbox template init`: a template.toml to start from, with a comment for everything that can be said in one."""
+
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+
+from mcp_sandbox.commands.common import guarded
+from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import BadRequest
+from templates.catalogue import FILE_NAME, NAME
+from templates.model import Language
+
+SourceKind = Literal["debian", "oci", "dockerfile"]
+
+DOCKERFILE = "Dockerfile"
+
+err = Console(stderr=True, highlight=False)
+
+_HEAD = """\
+# A template says what is in a sandbox. What you can say here, and why: docs/templates.md
+title = "{title}"
+description = "What a model should know about it before it chooses it."
+language = "{language}"  # what run_code takes: python, cpp, go or shell
+# pool = "cold"  # keep no machine of it ready; each one is started when somebody asks
+
+"""
+
+# What each language cannot do without, from Debian.
+_DEBIAN = {
+    "python": """\
+[source.debian]
+suite = "bookworm"  # or "trixie"
+packages = []  # Debian packages, such as "graphviz"
+wheels = [  # exact versions, so that a rebuild gives the same machine
+  "ipython==9.18.1",  # run_code needs it
+]
+""",
+    "cpp": """\
+[source.debian]
+suite = "bookworm"  # or "trixie"
+packages = ["g++", "make"]  # more of them, such as "libboost-dev"
+""",
+    "go": """\
+[source.debian]
+suite = "trixie"  # bookworm's Go is too old for slices and maps
+packages = ["golang-go", "golang-src"]
+""",
+    "shell": """\
+[source.debian]
+suite = "bookworm"  # or "trixie"
+packages = ["jq"]  # whatever commands are to be there
+""",
+}
+
+# Machines of an image bring a Python of their own for the agent; what is in the image's they cannot import.
+_IMAGES = {
+    "cpp": "gcc:14",
+    "go": "golang:1.24",
+    "shell": "debian:bookworm-slim",
+}
+
+_OCI = """\
+[source]
+# name:tag, name@sha256:…, or files: oci:DIR, oci-archive:FILE, docker-archive:FILE
+oci = "{image}"
+"""
+
+_BY_DOCKERFILE = f"""\
+[source]
+dockerfile = "{DOCKERFILE}"  # in this directory, which is also what COPY copies from
+"""
+
+_ADDED = {
+    "shell": "RUN apt-get update && apt-get install --yes --no-install-recommends jq && rm -rf /var/lib/apt/lists/*\n",
+}
+
+_TAIL = """\
+
+[machine]
+memory_mb = {memory_mb}
+vcpus = 1
+disk_mb = 1024  # room for what a sandbox writes
+
+# What code, commands and the service find set.
+[env]
+# EXAMPLE = "value"
+{env}
+# Runs once, before the snapshot: every sandbox starts with it done.
+[warmup]
+code = \"""
+\"""
+
+# A process that is started before the snapshot, and is alive in every sandbox.
+# [service]
+# start_cmd = "python3 -m http.server 8000"
+# ready_cmd = "curl --silent --fail localhost:8000"  # succeeds as soon as it serves
+"""
+
+_ENV = {"go": 'CGO_ENABLED = "0"  # there is no C compiler\nGOPROXY = "off"  # there is no network\n'}
+_MEMORY_MB = {"python": 512, "cpp": 1024, "go": 1024, "shell": 256}
+
+
+def init(settings: Settings, name: str, language: Language | None, source: SourceKind, directory: Path | None) -> int:
+    """Write a new template, and say what comes next."""
+    chosen: Language = language or ("python" if source == "debian" else "shell")
+
+    def main() -> int:
+        root = directory.absolute() if directory else settings.template_path[0]
+        folder = write_template(root, name, chosen, source)
+        err.print(f"Wrote {escape(str(folder / FILE_NAME))}.", soft_wrap=True)
+        if root not in settings.template_path:
+            shown = escape(str(root))
+            err.print(f"[yellow]![/] {shown} is not on the search path: add it to template_path.", soft_wrap=True)
+        err.print(f"Say in it what you need, then: mcp-sandbox template build {name}", soft_wrap=True)
+        err.print(f"While you try things out: mcp-sandbox template build {name} --watch", soft_wrap=True)
+        return 0
+
+    return guarded(main)
+
+
+def write_template(root: Path, name: str, language: Language, source: SourceKind) -> Path:
+    """Make a directory with a template that can be built as it is.
+
+    Raises:
+        BadRequest: the name cannot be one, there is something of that name, or nothing could be built from it.
+    """
+    if source != "debian" and language not in _IMAGES:
+        raise BadRequest(
+            f"A template for {language} is made from Debian: leave out --source, and name Python packages as wheels. "
+            "An image's own Python can be used with --language shell."
+        )
+    if not NAME.fullmatch(name):
+        raise BadRequest(f"{name!r} cannot be a template's name. Use up to 63 lower-case letters, digits and hyphens.")
+    folder = root / name
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise BadRequest(f"{folder} exists already. Choose another name, or edit what is there.") from None
+    if source == "dockerfile":
+        (folder / DOCKERFILE).write_text(f"FROM {_IMAGES[language]}\n{_ADDED.get(language, '')}")
+    (folder / FILE_NAME).write_text(text_of(name, language, source))
+    return folder
+
+
+def text_of(name: str, language: Language, source: SourceKind) -> str:
+    """A template.toml with everything in it that can be said."""
+    title = name.replace("-", " ").capitalize()
+    sources = {
+        "debian": _DEBIAN[language],
+        "oci": _OCI.format(image=_IMAGES.get(language)),
+        "dockerfile": _BY_DOCKERFILE,
+    }
+    tail = _TAIL.format(memory_mb=_MEMORY_MB[language], env=_ENV.get(language, ""))
+    return _HEAD.format(title=title, language=language) + sources[source] + tail

@@ -1,0 +1,74 @@
+"""The tool that calls a handler, as AWS Lambda does: the toolset `advanced`."""
+
+from typing import Annotated, Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp_types import CallToolResult
+from pydantic import Field, JsonValue
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.runs.invocations import invocation
+from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.tools.common import (
+    SandboxId,
+    ToolContext,
+    hints,
+    owner_of,
+    reporter,
+    service_of,
+    told_to_the_model,
+)
+from mcp_sandbox.tools.results import run_blocks, view_blocks
+
+
+def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+    """Add this family's tools."""
+
+    @mcp.tool(
+        title="Invoke handler",
+        description=(
+            "Run Python code that defines an AWS-Lambda-style function handler(event, context), call it with a JSON "
+            "event, and return its JSON result, what it printed, and the call's duration, CPU time and peak memory. "
+            "An async handler is awaited. context has function_name, memory_limit_in_mb, aws_request_id, "
+            "get_remaining_time_in_millis() and an attribute for every key of the argument context. "
+            "With sandbox_id the handler stays defined: call it again with another event and empty code. "
+            "Without sandbox_id it is called once in a fresh sandbox and nothing is kept. An exception, a missing "
+            "handler or a result that is not JSON comes back as an error with its traceback. Sandboxes, time limits "
+            "and artifacts are as for run_code."
+        ),
+        annotations=hints(read_only=False, destructive=True, idempotent=False),
+        structured_output=False,
+    )
+    async def invoke_handler(
+        ctx: ToolContext,
+        code: Annotated[
+            str,
+            Field(
+                description=(
+                    "Source that defines the handler; empty to call one that an earlier run has defined. With event "
+                    f"and context at most {settings.max_code_bytes:,} bytes."
+                )
+            ),
+        ],
+        event: Annotated[JsonValue, Field(description="Any JSON value: the handler's first argument.")],
+        sandbox_id: SandboxId | None = None,
+        context: Annotated[
+            dict[str, Any] | None, Field(description="Attributes of the handler's second argument.")
+        ] = None,
+        handler: Annotated[str, Field(min_length=1, max_length=200, description="Name of the function.")] = "handler",
+        timeout_s: Annotated[
+            float | None,
+            Field(
+                gt=0,
+                le=settings.max_run_timeout_s,
+                description=f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given.",
+            ),
+        ] = None,
+    ) -> CallToolResult:
+        options = invocation(handler, event, context)
+        request = RunRequest(owner_of(ctx), code, sandbox_id, None, timeout_s, "invoke", options)
+        report = reporter(ctx)
+        with told_to_the_model():
+            outcome = await service_of(ctx).run_for_client(request, report=report)
+        return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))

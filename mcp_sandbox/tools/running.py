@@ -1,0 +1,39 @@
+"""What all tools that start a run share: arguments, and how its outcome is answered."""
+
+from typing import Annotated, Any
+
+from mcp_types import CallToolResult
+from pydantic import Field
+
+from mcp_sandbox.config import Settings
+from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.tools.common import ToolContext, reporter, service_of, told_to_the_model
+from mcp_sandbox.tools.results import run_blocks, view_blocks
+
+OneOffTemplate = Annotated[
+    str | None,
+    Field(max_length=63, description="For a run without sandbox_id: what its sandbox is made from."),
+]
+InBackground = Annotated[
+    bool,
+    Field(description="Return a run_id at once instead of waiting. Without sandbox_id the fresh sandbox is kept."),
+]
+
+
+def timeout_field(settings: Settings) -> Any:  # noqa: ANN401 - what pydantic calls it is its own affair
+    """Of an argument that says how long a run may take."""
+    return Field(
+        gt=0,
+        le=settings.max_run_timeout_s,
+        description=(
+            f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given, "
+            f"{settings.max_run_timeout_s:g} in the background."
+        ),
+    )
+
+
+async def result_of(ctx: ToolContext, request: RunRequest, *, background: bool) -> CallToolResult:
+    """Have a run carried out, and answer with its result, or with where it stands."""
+    with told_to_the_model():
+        outcome = await service_of(ctx).run_for_client(request, background=background, report=reporter(ctx))
+    return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))

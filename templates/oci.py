@@ -1,0 +1,114 @@
+"""Images from registries and files: fetched by skopeo, checked against their digests, and made into one tar file."""
+
+import hashlib
+import json
+import re
+import shutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from templates.container_tools import run_container_tool
+from templates.image_config import read_config, to_details
+from templates.layers import merge_layers
+from templates.model import Template
+from templates.tools import StepFailed, Tools
+
+LAYERS_TAR = "layers.tar"
+RECIPE = 1  # raise it when a change here must reach machines that are already built
+MAX_JSON = 4 * 1024 * 1024  # bytes of a manifest; registries refuse larger ones
+_FILE = re.compile(r"(oci|oci-archive|docker-archive):([^:]+)(:.+)?")  # kind, path, which of the images in it
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")  # where nobody can listen in
+
+
+def oci_inputs(template: Template) -> dict[str, Any]:
+    """What the files of an image depend on. Where a tag leads is found out when it is fetched, and stays so."""
+    name = _name(template)
+    file = _FILE.fullmatch(name)
+    content = _content(template.folder / file[2]) if file else None
+    return {"recipe": RECIPE, "template": template.name, "image": name, "content": content}
+
+
+async def make_oci(tools: Tools, staging: Path, template: Template) -> dict[str, Any]:
+    """Fetch the image that a template names into `staging`/layers.tar."""
+    name = _name(template)
+    file = _FILE.fullmatch(name)
+    if file is None:
+        return await _fetch(tools, staging, template, name)
+    kind, path, which = file.groups()
+    if not (template.folder / path).exists():
+        raise StepFailed(f"there is no {template.folder / path}")
+    return await unpack_image(tools, staging, template, f"{kind}:{template.folder / path}{which or ''}")
+
+
+async def _fetch(tools: Tools, staging: Path, template: Template, name: str) -> dict[str, Any]:
+    """Find out the digest that a name stands for today, then fetch what has that digest and nothing else."""
+    plain = "tls-verify=false" if _LOOPBACK.match(name) else "tls-verify=true"
+    digest = name.partition("@")[2]
+    if not digest:
+        looked_up = ("inspect", f"--{plain}", "--no-tags", "--format={{.Digest}}", f"docker://{name}")
+        said = await run_container_tool(tools, staging, "skopeo", *looked_up)
+        digest = next((line for line in reversed(said) if _DIGEST.fullmatch(line)), "")
+        name = re.sub(r":[^:/]*$", "", name)
+    if not _DIGEST.fullmatch(digest):
+        raise StepFailed(f"{name} has no digest of the kind sha256:…")
+    source = f"docker://{name.partition('@')[0]}@{digest}"
+    details = await unpack_image(tools, staging, template, source, f"--src-{plain}")
+    return {**details, "digest": digest}
+
+
+async def unpack_image(tools: Tools, staging: Path, template: Template, source: str, *options: str) -> dict[str, Any]:
+    """Copy an image with skopeo, which checks every digest, and put its layers into one tar file."""
+    copy = staging / "copy"
+    # A directory is the one kind of place where skopeo leaves layers unpacked, whatever they were packed with.
+    await run_container_tool(tools, staging, "skopeo", "copy", *options, "--dest-decompress", source, f"dir:{copy}")
+    manifest = _read_json(copy / "manifest.json")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("layers"), list):
+        raise StepFailed("the image's manifest is damaged")
+    config = read_config(_read_json(_blob(copy, manifest.get("config"))))
+    layers = [_blob(copy, layer) for layer in manifest["layers"]]
+    tools.note(f"putting {len(layers)} layers together")
+    await anyio.to_thread.run_sync(merge_layers, layers, staging / LAYERS_TAR)
+    await anyio.to_thread.run_sync(shutil.rmtree, copy)
+    return {"template": template.name, "config": to_details(config)}
+
+
+def _name(template: Template) -> str:
+    assert template.source.oci is not None
+    return template.source.oci
+
+
+def _blob(copy: Path, described: object) -> Path:
+    """The file of something that a manifest describes. What is in it has the digest it is called by."""
+    digest = described.get("digest") if isinstance(described, dict) else None
+    if not isinstance(digest, str) or not (found := _DIGEST.fullmatch(digest)):
+        raise StepFailed("the image's manifest is damaged")
+    return copy / found[1]
+
+
+def _read_json(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            return json.loads(file.read(MAX_JSON))
+    except (OSError, ValueError, RecursionError):
+        raise StepFailed("the image's manifest or configuration is damaged") from None
+
+
+def _content(path: Path) -> str:
+    """What tells one content of a file or an OCI layout from another; the layout's index names all that is in it."""
+    path = path / "index.json" if path.is_dir() else path
+    try:
+        status = path.stat()
+    except OSError:
+        return "missing"
+    return file_digest(path, (status.st_ino, status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=16_384)
+def file_digest(path: Path, _making: tuple[int, ...]) -> str:
+    """The hash of a file as it is now. A large one takes seconds, which every new sandbox would feel."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,214 @@
+"""Shell commands through a real agent: beside a Python kernel, and in a machine that has none."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from guest.client import AgentClient
+from guest.client.messages import Artifact, Event, Output, RunCode, WarmUp
+from guest.errors import RequestRefused
+from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, command, run
+
+LIMIT_S = 60.0
+ONLY_SHELL = pytest.mark.parametrize("machine", ["shell"], indirect=True)
+ONLY_PYTHON = pytest.mark.parametrize("machine", ["python"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=["shell", "python"])
+async def machine(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[AgentClient]:
+    """A machine with a Python kernel, and one without any."""
+    async with agent_client(WarmUp(request.param)) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+async def limit() -> AsyncIterator[None]:
+    with anyio.fail_after(LIMIT_S):
+        yield
+
+
+async def stopped(client: AgentClient, line: str, grace_s: float) -> Result:
+    """Stop a command when it has said something."""
+    async with client.run(RunCode(line, kind="command", grace_s=grace_s)) as running:
+        events: list[Event] = []
+        async for event in running:
+            if isinstance(event, Output) and not events:
+                await running.stop()
+            events.append(event)
+        return Result(events)
+
+
+async def test_a_command_runs_with_its_streams_apart_and_its_exit_code(machine):
+    result = await command(machine, "echo out; echo err >&2; exit 3")
+    assert (result.stdout, result.stderr) == ("out\n", "err\n")
+    assert (result.finished.status, result.finished.exit_code, result.finished.state) == ("exited", 3, "kept")
+    result = await command(machine, "true")
+    assert (result.finished.status, result.finished.exit_code) == ("ok", 0)
+
+
+async def test_directory_and_exported_variables_last(machine):
+    await command(machine, "mkdir -p deep/down; cd deep/down; export GREETING='good day'")
+    assert (await command(machine, 'echo "$GREETING from $PWD"')).stdout == "good day from /workspace/deep/down\n"
+    result = await command(machine, 'echo "$GREETING from $PWD"', cwd="..", env={"GREETING": "hi"})
+    assert result.stdout == "hi from /workspace/deep\n"
+    assert (await command(machine, "pwd; cd /workspace")).stdout == "/workspace/deep/down\n"
+
+
+async def test_a_command_that_dies_of_a_signal_leaves_the_session_as_it_was(machine):
+    result = await command(machine, "cd /; kill -SEGV $$")
+    assert (result.finished.status, result.finished.signal, result.finished.state) == ("killed", "SIGSEGV", "kept")
+    assert (await command(machine, "pwd")).stdout == "/workspace\n"
+
+
+async def test_a_session_whose_directory_is_gone_starts_over_and_says_so(machine):
+    await command(machine, "mkdir gone; cd gone; rmdir ../gone")
+    result = await command(machine, "pwd")
+    assert result.stdout == "/workspace\n"
+    assert "/workspace/gone: No such file or directory" in result.stderr
+
+
+async def test_stdin_is_what_was_given_and_otherwise_empty(machine):
+    assert (await command(machine, "cat; echo .", stdin="first\nlast ä\n")).stdout == "first\nlast ä\n.\n"
+    assert (await command(machine, "cat; echo .")).stdout == ".\n"
+
+
+async def test_a_command_is_interrupted_when_it_is_stopped(machine):
+    result = await stopped(machine, "cd /; echo begun; sleep 1000; echo never", LIMIT_S)
+    assert result.stdout == "begun\n"
+    assert (result.finished.status, result.finished.state) == ("interrupted", "kept")
+    assert (await command(machine, "pwd")).stdout == "/workspace\n"
+
+
+async def test_a_command_that_does_not_react_is_killed_with_all_of_its_group(machine):
+    result = await stopped(machine, "trap '' INT; sleep 1000 & echo $!; sleep 1000", 0.1)
+    assert (result.finished.status, result.finished.signal) == ("interrupted", "SIGKILL")
+    # A process that is not reaped yet is no process any more, but has a directory in /proc.
+    assert (await command(machine, f"grep -s '^State:.[^Z]' /proc/{result.stdout.strip()}/status")).stdout == ""
+
+
+async def test_what_a_command_leaves_running_goes_on_and_its_words_come_with_the_next(machine):
+    await command(machine, "mkfifo gate said; (read -r line <gate; echo heard $line; echo >said) & echo left")
+    result = await command(machine, "echo it >gate; read -r _ <said; rm gate said")
+    assert result.stdout == "heard it\n"
+
+
+async def test_a_run_that_is_on_keeps_others_out(machine):
+    async with machine.run(RunCode("echo begun; sleep 1000", kind="command", grace_s=0.1)) as running:
+        async for event in running:
+            if isinstance(event, Output):
+                break
+        for kind in ("command", "code"):
+            with pytest.raises(RequestRefused) as refusal:
+                await result_of(machine, RunCode("true", kind=kind))
+            assert refusal.value.code == "busy"
+
+
+async def result_of(client: AgentClient, request: RunCode) -> Result:
+    async with client.run(request) as events:
+        return Result([event async for event in events])
+
+
+@ONLY_SHELL
+@pytest.mark.parametrize(
+    ("line", "options", "words"),
+    [
+        ("pwd", {"cwd": "nowhere"}, "cwd: /workspace/nowhere: No such file or directory"),
+        ("pwd", {"cwd": "/etc/passwd"}, "Not a directory"),
+        ("pwd", {"env": {"a b": "c"}}, "names of variables"),
+        ("pwd # " + "x" * 200_000, {}, "write it to a file"),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_and_nothing_has_changed(machine, line, options, words):
+    with pytest.raises(RequestRefused, match=words):
+        await command(machine, line, **options)
+    assert (await command(machine, "pwd")).stdout == "/workspace\n"
+
+
+@ONLY_SHELL
+async def test_files_left_in_the_outputs_directory_are_artifacts_of_their_command(machine):
+    result = await command(machine, "echo 1,2 > /tmp/outputs/table.csv")
+    assert [event.path for event in result.events if isinstance(event, Artifact)] == ["/tmp/outputs/table.csv"]
+    assert not [event for event in (await command(machine, "true")).events if isinstance(event, Artifact)]
+
+
+@ONLY_SHELL
+async def test_long_output_is_cut_and_whole_in_a_file(machine):
+    result = await command(machine, "seq 1 200000")
+    output = result.finished.output
+    assert output.stdout_spill is not None
+    assert result.stdout.endswith("199999\n200000\n")
+    assert (await command(machine, f"tail -n 1 {output.stdout_spill}; wc -l < {output.stdout_spill}")).stdout == (
+        "200000\n200000\n"
+    )
+
+
+async def test_a_command_has_the_users_rights_and_nothing_of_the_agents(machine):
+    words = (await command(machine, "id -u; ulimit -u; env")).stdout.splitlines()
+    if SEPARATE_USER:
+        assert words[:2] == ["1000", "160"]
+    variables = dict(line.split("=", 1) for line in words[2:])
+    assert variables["HOME"] == "/workspace"
+    assert "PYTHONDONTWRITEBYTECODE" not in variables
+    assert variables["PYTHONPATH"].endswith("/guest/offline")
+    opened = (await command(machine, "ls -l /proc/self/fd")).stdout
+    assert "session" in opened
+    assert "socket:" not in opened
+    assert "anon_inode:" not in opened
+
+
+@ONLY_SHELL
+async def test_a_pipeline_ends_when_its_reader_does(machine):
+    assert (await command(machine, "yes | head -n 1")).stdout == "y\n"
+
+
+@ONLY_PYTHON
+async def test_commands_and_code_have_processes_of_their_own(machine):
+    await run(machine, "kept = 1\nimport os; os.chdir('/tmp')")
+    assert (await command(machine, "pwd; cd /")).stdout == "/workspace\n"
+    assert (await run(machine, "kept, os.getcwd()")).shown == ["(1, '/tmp')"]
+    await command(machine, "cd /workspace")
+
+
+@ONLY_PYTHON
+async def test_a_command_that_kills_the_kernel_says_that_its_variables_are_lost(machine):
+    pid = (await run(machine, "import os\nlost = 1\nprint(os.getpid())")).stdout.strip()
+    result = await command(machine, f"kill -KILL {pid}; while [ -e /proc/{pid} ]; do :; done; echo on")
+    assert (result.stdout, result.finished.status, result.finished.state) == ("on\n", "ok", "lost")
+    error = (await run(machine, "lost")).finished.error
+    assert error is not None
+    assert error.name == "NameError"
+
+
+@ONLY_SHELL
+async def test_in_a_shell_machine_code_is_a_command(machine):
+    assert machine.hello.language == "python"  # said before it was warmed up
+    await run(machine, "export FROM_CODE=1")
+    assert (await command(machine, "echo $FROM_CODE")).stdout == "1\n"
+    with pytest.raises(RequestRefused, match="shell commands only"):
+        await result_of(machine, RunCode("x", kind="invoke", options={}))
+
+
+async def test_a_shell_machines_warm_up_leaves_files_and_no_session():
+    async with agent_client(WarmUp("shell", "cd /tmp; export X=1; echo warm > /workspace/file")) as client:
+        assert (await command(client, 'pwd; echo "${X-none}"; cat file')).stdout == "/workspace\nnone\nwarm\n"
+
+
+async def test_a_warm_up_script_that_fails_says_how():
+    async with agent_client(None) as client:
+        with pytest.raises(RequestRefused, match=r"(?s)no such thing.*'exit_code': 7"):
+            await client.warm(WarmUp("shell", "echo no such thing >&2; exit 7"), LIMIT_S)
+
+
+async def test_a_templates_variables_are_there_and_go_before_ours():
+    env = {"GOPROXY": "direct", "PYTHONPATH": "/tmp", "MINE": "it's"}
+    async with agent_client(WarmUp("python", env=env)) as client:
+        await client.write("/tmp/ours.py", b"NAME = 'ours'\n")
+        assert (await run(client, "import ours; ours.NAME")).shown == ["'ours'"]
+        result = await command(client, 'python3 -c "import ours; print(ours.NAME)"; echo $GOPROXY $MINE')
+        assert result.stdout == "ours\ndirect it's\n"

@@ -1,0 +1,155 @@
+"""A service of a machine, against an agent that runs natively. It shares this host's network: files tell instead."""
+
+import anyio
+import pytest
+
+from guest.client import AgentClient
+from guest.client.messages import RunCode, Service, WarmUp
+from guest.errors import RequestRefused
+from tests.functional.guest_harness import SANDBOX_USER, SEPARATE_USER, agent_client, run
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 60.0
+STAY = "exec sleep infinity"
+SHELL = ("/bin/sh", "-c")
+
+ALIVE = """
+import os
+def alive():
+    names = [open(f'/proc/{pid}/cmdline').read().split(chr(0)) for pid in os.listdir('/proc') if pid.isdigit()]
+    return sorted(name[1] for name in names if name[0] == 'sleep')
+alive()
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def served(start: str, ready: str, *, code: str = "", ready_timeout_s: float = LIMIT_S) -> WarmUp:
+    service = Service((*SHELL, start), (*SHELL, ready), {"GREETING": "hello"}, "/tmp", ready_timeout_s)
+    return WarmUp(code=code, env={"ADDRESSEE": "world"}, service=service)
+
+
+async def lost_service(client: AgentClient) -> str:
+    """How the service ended, as soon as the agent has heard of it."""
+    while True:
+        if (loss := (await run(client, "")).finished.service_loss) is not None:
+            return loss
+
+
+async def test_a_service_has_its_variables_and_directory_and_is_ready_before_the_warm_up_code():
+    ours = "$(python3 -c 'import guest' 2>/dev/null && echo ours)"
+    start = f'echo "$GREETING $ADDRESSEE $(id -u) $(pwd) [{ours}]" >told; {STAY}'
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            await client.warm(served(start, "test -s told", code="assert open('/tmp/told').read()"), LIMIT_S)
+            told = await run(client, "import os; print(os.getuid(), open('/tmp/told').read())")
+    user, greeting = told.stdout.split(maxsplit=1)
+    assert greeting.strip() == f"hello world {user} /tmp []"
+
+
+async def test_the_ready_command_is_tried_until_it_succeeds():
+    ready = 'echo again >>tries; test "$(wc -l <tries)" = 4'
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            await client.warm(served(STAY, ready), LIMIT_S)
+            assert (await run(client, "print(open('/tmp/tries').read().count('again'))")).stdout == "4\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "user"), [((), SANDBOX_USER), (("--one-kernel",), SANDBOX_USER), (("--own-pids",), "none")]
+)
+async def test_a_service_and_all_below_it_outlive_a_kernel_and_what_that_left_behind(options, user):
+    start = f"setsid sleep 1001 & (setsid sleep 1002 &); sleep 1003 & {STAY}"
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None, *options, user=user) as client:
+            await client.warm(served(start, 'test "$(pgrep -cx sleep)" = 4'), LIMIT_S)
+            mine = ["1001", "1002", "1003", "infinity"]
+            assert (await run(client, ALIVE)).shown == [str(mine)]
+            left = "import subprocess; subprocess.Popen(['sleep', '2000'], start_new_session=True)"
+            await run(client, f"{left}\nwhile '2000' not in alive(): pass")
+            assert (await run(client, "os.kill(os.getpid(), 9)")).finished.state == "lost"
+            assert (await run(client, ALIVE)).shown == [str(mine)]
+            states = (
+                "{open(f'/proc/{pid}/stat').read().split(') ')[1][0] for pid in os.listdir('/proc') if pid.isdigit()}"
+            )
+            assert "T" not in (await run(client, states)).shown[0], "some are still stopped"
+
+
+BOMB = """import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print('on')
+parent = os.getpid()
+while True:
+    try:
+        if not os.fork() or os.getpid() != parent:
+            os.setsid()
+    except OSError: os.kill(-1, signal.SIGCONT)"""
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+async def test_a_service_outlives_a_bomb_that_fights_being_stopped():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            await client.warm(served(STAY, "true"), LIMIT_S)
+            async with client.run(RunCode(BOMB, grace_s=0.1)) as events:
+                await anext(events)
+                await events.stop()
+                assert (await events.wait_finished()).state == "lost"
+            assert (await run(client, ALIVE)).shown == ["['infinity']"]
+            mine = "sum(os.stat(f'/proc/{pid}').st_uid == 1000 for pid in os.listdir('/proc') if pid.isdigit())"
+            assert (await run(client, mine)).shown == ["2"], "more than the service and the kernel"
+
+
+@pytest.mark.parametrize(
+    ("start", "ready", "why"),
+    [
+        (
+            "echo no such database; exit 3",
+            "false",
+            r"start_cmd ended \(exit code 3\).*foreground(?s:.*)no such database",
+        ),
+        ("kill -SEGV $$", "false", r"start_cmd ended \(SIGSEGV\)"),
+        (f"echo listening; {STAY}", "echo refused; false", r"within 1 s(?s:.*)refused(?s:.*)listening"),
+        (STAY, "echo waiting; sleep infinity", r"within 1 s(?s:.*)waiting(?s:.*)start_cmd said nothing"),
+    ],
+)
+async def test_a_service_that_does_not_get_ready_says_why(start, ready, why):
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            # One that ends is found out at once: it is given more time than the whole test has.
+            limit = 1 if "within" in why else 2 * LIMIT_S
+            with pytest.raises(RequestRefused, match=why):
+                await client.warm(served(start, ready, ready_timeout_s=limit), LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("command", "cwd", "why"),
+    [
+        ("/no/such/program", "/tmp", "/no/such/program cannot be started: .*No such file"),
+        ("/bin/sh", "/nowhere", "'/nowhere'"),
+    ],
+)
+async def test_a_program_or_directory_that_is_not_there_is_named(command, cwd, why):
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            with pytest.raises(RequestRefused, match=why):
+                await client.warm(WarmUp(service=Service((command,), (*SHELL, "false"), {}, cwd, LIMIT_S)), LIMIT_S)
+
+
+async def test_a_service_that_ends_in_use_is_told_with_every_result_however_much_it_had_said():
+    start = f"head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last words; touch flooded; {STAY}"
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            await client.warm(served(start, "test -e flooded"), LIMIT_S)
+            assert (await run(client, ALIVE)).finished.service_loss is None
+            await run(client, "import subprocess; subprocess.run(['pkill', '-x', 'sleep'])")
+            loss = await lost_service(client)
+            assert loss.startswith("SIGTERM; it said last: xxx")
+            assert loss.endswith("last words")
+            assert len(loss) < 500
+            assert (await run(client, "os.kill(os.getpid(), 9)")).finished.service_loss == loss
+            assert (await run(client, "1")).finished.service_loss == loss

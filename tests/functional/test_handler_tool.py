@@ -1,0 +1,55 @@
+"""invoke_handler as a client asks for it, with the whole server and a real machine behind it."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters
+from mcp_types import CallToolResult, TextContent
+
+from mcp_sandbox.machines.provider import HostFacts
+
+pytestmark = pytest.mark.vm
+
+ROOT = Path(__file__).parents[2]
+ALL_S = 120.0
+CODE = """
+calls = 0
+def handler(event, context):
+    global calls
+    calls += 1
+    print("for", context.tenant)
+    return {"call": calls, "total": sum(bytearray(event["megabytes"] * 2**20)), "limit": context.memory_limit_in_mb}
+"""
+
+
+def text_of(result: CallToolResult) -> str:
+    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+
+
+async def test_a_client_calls_a_handler_again_with_another_event(in_force: HostFacts):
+    environment = {**os.environ, "MCP_SANDBOX_TOOLSET": "advanced", "MCP_SANDBOX_POOL_MAX": "0"}
+    server = StdioServerParameters(command=sys.executable, args=["-m", "mcp_sandbox"], cwd=ROOT, env=environment)
+    with anyio.fail_after(ALL_S):
+        async with Client(server) as client:
+            created = (await client.call_tool("create_sandbox", {})).structured_content
+            assert created is not None
+
+            async def invoke(code: str, **more: object) -> str:
+                same = {"sandbox_id": created["sandbox_id"], "context": {"tenant": "acme"}}
+                return text_of(await client.call_tool("invoke_handler", {**same, "code": code, **more}))
+
+            first = await invoke(CODE, event={"megabytes": 1})
+            assert first.startswith('result:\n{"call": 1, "total": 0, "limit": 512}\n\nstdout:\nfor acme\n\nhandler: ')
+            second = await invoke("", event={"megabytes": 250})
+            assert second.startswith('result:\n{"call": 2, ')
+            measured = re.search(r"handler: ([\d,]+) ms, CPU ([\d,]+) ms, peak memory (\d+) MB", second)
+            assert measured, second  # larger than any peak before it, so it is known exactly
+            assert int(measured[3]) > 250
+            failed = await invoke("", event={})
+            assert "KeyError: 'megabytes'" in failed
+            assert "Define it, def nobody(event, context)" in await invoke("", event=1, handler="nobody")

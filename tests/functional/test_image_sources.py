@@ -1,0 +1,230 @@
+"""Templates made from OCI images and Dockerfiles, with the real tools, down to real machines."""
+
+import importlib.util
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from guest.client import AgentClient
+from mcp_sandbox.app import Host
+from templates.build import Builder, BuiltTemplate, Progress
+from templates.debian import BASE_TAR, base_inputs
+from templates.errors import BuildFailed
+from templates.model import Template
+from templates.store import Entry, Store
+from tests.functional.images import containers_untouched, layer_of, registry, run_skopeo, static_busybox, write_layout
+from tests.functional.machines import BOOT_S, START_S, Machines, only
+from vmm.process import find_tool
+
+TOOLS = ("skopeo", "buildah", "mkfs.erofs", "apt-get", "dpkg")
+BUILD_S = 200.0  # the first one fetches the agent's own Python
+MAX_FILE = 4096
+SLEEP = "sleep 987654"  # nobody else sleeps so long
+# What IPython needs; all of it is plain Python, so that the tests' own will do.
+IPYTHON = (
+    *("IPython", "ipython_pygments_lexers", "traitlets", "decorator", "jedi", "parso", "matplotlib_inline", "pexpect"),
+    *("ptyprocess", "prompt_toolkit", "wcwidth", "pygments", "stack_data", "executing", "asttokens", "pure_eval"),
+)
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.vm,
+    pytest.mark.skipif(any(find_tool(tool) is None for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"),
+]
+
+
+def template(folder: Path, language: str = "shell", **source: str) -> Template:
+    fields = {"title": "T", "description": "D", "machine": {"memory_mb": 256, "disk_mb": 64}}
+    return Template.model_validate(
+        {"name": f"test-{folder.name}", "folder": folder, "language": language, "source": source, **fields}
+    )
+
+
+@pytest.fixture
+async def store(host: Host) -> AsyncIterator[Store]:
+    """The user's own store, for what all images share; what a test adds for itself is removed."""
+    yield host.store
+    for entry in host.store.entries():
+        if str(entry.details.get("template", "")).startswith("test-"):
+            await host.store.remove(entry.kind, entry.key)
+    assert list(host.store.home.glob("staging/*")) == []
+
+
+@pytest.fixture
+async def box(store: Store, tmp_path: Path) -> Path:
+    """A directory with a program that needs no library, and a Dockerfile that runs it."""
+    folder = tmp_path / "box"
+    folder.mkdir()
+    shutil.copy(await static_busybox(store), folder / "busybox")
+    (folder / "busybox").chmod(0o755)
+    (folder / "template.toml").write_text("# about the sandbox")
+    (folder / "secret").write_text("not for the image")
+    (folder / ".dockerignore").write_text("secret\n")
+    (folder / "Dockerfile").write_text(
+        "FROM scratch\n"
+        "COPY . /context\n"
+        'RUN ["/context/busybox", "mkdir", "/bin"]\n'
+        'RUN ["/context/busybox", "ln", "/context/busybox", "/bin/sh"]\n'
+        "RUN env > /environment && umask > /umask\n"
+        "USER 7\nWORKDIR /srv\nENV GREETING=hello\n"
+    )
+    return folder
+
+
+def layers_of(builder: Builder, wanted: Template) -> list[Entry]:
+    return [entry for entry in builder.entries_of(wanted) if entry.kind == "layers"]
+
+
+@asynccontextmanager
+async def booted(host: Host, built: BuiltTemplate, wanted: Template) -> AsyncIterator[AgentClient]:
+    """The agent of a machine with nothing but the template's image: no kernel was started in it."""
+    with anyio.fail_after(BUILD_S):
+        image = await host.builder.build_image(wanted)
+    machines = Machines(host, replace(built, template=wanted, root=image, snapshot=None))
+    async with machines.booted() as machine, AgentClient.open(await machine.connect(), timeout_s=BOOT_S) as agent:
+        yield agent
+    await machines.assert_none_left()
+
+
+async def text(agent: AgentClient, path: str) -> str:
+    return (await agent.read(path, limit=MAX_FILE)).data.decode()
+
+
+@only("gvisor")
+async def test_an_image_without_any_python_runs_the_agent_in_one_of_its_own(
+    host: Host, built: BuiltTemplate, box: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SECRET_TOKEN", "of the builder")
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    with containers_untouched():
+        async with booted(host, built, template(box, dockerfile="Dockerfile")) as agent:
+            assert agent.hello.language_version.startswith("3.11.")
+            told = await text(agent, "/environment")
+            assert "SECRET_TOKEN" not in told
+            assert "http_proxy=http://proxy.example:3128" in told
+            names = {entry.path for entry in (await agent.list("/context", recursive=False, max_entries=50)).entries}
+            assert {Path(name).name for name in names} == {".dockerignore", "Dockerfile", "busybox"}
+            assert "sandbox:x:1000:" in await text(agent, "/etc/passwd")
+    notes = host.builder.notes_of(template(box, dockerfile="Dockerfile"))
+    assert [note.split()[0] for note in notes] == ["USER", "WORKDIR"]
+
+
+@only("gvisor")
+async def test_code_in_python_is_refused_where_the_image_has_none(host: Host, store: Store, box: Path):
+    with anyio.fail_after(BUILD_S), pytest.raises(BuildFailed, match="this image has no python3 on its PATH"):
+        await host.builder.build(template(box, "python", dockerfile="Dockerfile"), host.driver)
+
+
+@only("gvisor")
+async def test_code_runs_in_the_python_of_its_image_with_the_images_settings(host: Host, store: Store, tmp_path: Path):
+    folder = tmp_path / "python"
+    folder.mkdir()
+    base = store.get("base", base_inputs("bookworm"))
+    assert base is not None, "the template that all tests use has it"
+    layers = [(base / BASE_TAR).read_bytes(), layer_of(_ipython("opt/libraries"))]
+    write_layout(folder / "layout", layers, Env=["PYTHONPATH=/opt/libraries", "PATH=/usr/bin:/bin", "GREETING=hello"])
+    with anyio.fail_after(BUILD_S):
+        made = await host.builder.build(template(folder, "python", oci="oci:layout"), host.driver)
+    machines = Machines(host, made)
+    with anyio.fail_after(START_S):
+        async with machines.clone() as clone:
+            ran = await clone.run(
+                "import getpass, os, sys\n"
+                "print(sys.executable, os.getcwd(), getpass.getuser())\n"
+                "print(os.environ['GREETING'], os.environ['PYTHONPATH'])"
+            )
+    assert ran.out.split() == ["/usr/bin/python3", "/workspace", "sandbox", "hello", "/opt/libraries"]
+    await machines.assert_none_left()
+
+
+def _ipython(place: str) -> dict[str, bytes | Path]:
+    """Packages, by directory, and modules, by file."""
+    specs = [spec for name in IPYTHON if (spec := importlib.util.find_spec(name)) and spec.origin]
+    files = [Path(str(spec.origin)) for spec in specs]
+    found = [file.parent if file.name == "__init__.py" else file for file in files]
+    return {f"{place}/{path.name}": path for path in found}
+
+
+@only("gvisor")
+async def test_images_come_by_tag_and_by_digest_and_never_as_another(host: Host, store: Store, tmp_path: Path):
+    digest = write_layout(tmp_path / "layout", [layer_of({"hello": b"one"})], User="app")
+    other = write_layout(tmp_path / "other", [layer_of({"hello": b"two"})])
+    folder = tmp_path / "pulled"
+    folder.mkdir()
+    with containers_untouched():
+        async with registry(store, tmp_path) as address:
+            _push(tmp_path / "layout", f"{address}/box:1")
+            by_tag, by_digest = (template(folder, oci=f"{address}/box{name}") for name in (":1", f"@{digest}"))
+            for wanted in (by_tag, by_digest):
+                await host.builder.build_image(wanted)
+            assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [digest, digest]
+
+            _push(tmp_path / "other", f"{address}/box:1")
+            before = layers_of(host.builder, by_tag)
+            await host.builder.build_image(by_tag)
+            assert layers_of(host.builder, by_tag) == before, "a tag that moved is not followed until asked"
+            await _forget(host.builder, store, by_tag)
+            await host.builder.build_image(by_tag)
+            assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [other]
+
+            (blob,) = (tmp_path / "registry").glob(f"**/blobs/sha256/*/{other.removeprefix('sha256:')}/data")
+            blob.write_bytes(blob.read_bytes().replace(b"{", b"{ ", 1))
+            with pytest.raises(BuildFailed, match="skopeo ended") as refused:
+                await host.builder.build_image(template(folder, oci=f"{address}/box@{other}"))
+            assert "does not match provided manifest digest" in refused.value.log_tail
+
+
+def _push(layout: Path, name: str) -> None:
+    options = ("--quiet", "--preserve-digests", "--dest-tls-verify=false")
+    run_skopeo(layout, "copy", *options, f"oci:{layout}:latest", f"docker://{name}")
+
+
+async def _forget(builder: Builder, store: Store, wanted: Template) -> None:
+    for entry in builder.entries_of(wanted):
+        await store.remove(entry.kind, entry.key)
+
+
+@only("gvisor")
+@pytest.mark.parametrize("kind", ["oci-archive", "docker-archive"])
+async def test_images_come_from_files_and_are_made_anew_when_those_change(
+    host: Host, store: Store, tmp_path: Path, kind: str
+):
+    folder = tmp_path / "file"
+    folder.mkdir()
+    made = []
+    for content in (b"one", b"two"):
+        shutil.rmtree(tmp_path / "layout", ignore_errors=True)
+        write_layout(tmp_path / "layout", [layer_of({"hello": content})])
+        (folder / "image.tar").unlink(missing_ok=True)
+        target = f"{kind}:{folder / 'image.tar'}:box:1"
+        run_skopeo(tmp_path, "copy", "--quiet", f"oci:{tmp_path / 'layout'}:latest", target)
+        made.append(await host.builder.build_image(template(folder, oci=f"{kind}:image.tar")))
+    assert made[0] != made[1]
+    with pytest.raises(BuildFailed, match="there is no"):
+        await host.builder.build_image(template(folder, oci=f"{kind}:missing.tar"))
+
+
+@only("gvisor")
+async def test_a_cancelled_dockerfile_leaves_no_process_and_no_file(store: Store, box: Path, host: Host):
+    with (box / "Dockerfile").open("a") as dockerfile:
+        dockerfile.write(f"RUN echo going to sleep && /context/busybox {SLEEP}\n")
+    children = psutil.Process().children()
+    with anyio.fail_after(BUILD_S):
+        async with anyio.create_task_group() as tasks:
+
+            def cancel_in_the_middle(progress: Progress) -> None:
+                if progress.message == "going to sleep":
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(Builder(store, cancel_in_the_middle).build_image, template(box, dockerfile="Dockerfile"))
+    assert tasks.cancel_scope.cancelled_caught
+    assert list(store.home.glob("staging/*")) == []
+    assert psutil.Process().children() == children
+    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    assert [command for command in commands if str(box) in command or SLEEP in command] == []

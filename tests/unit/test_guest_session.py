@@ -1,0 +1,140 @@
+"""What one shell hands on to the next, with every shell that this host has."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from guest.agent.session import MAX_ARGUMENT, MAX_RECORD, RECORD_FD, TOO_MUCH, Call, Session, parse_call, quoted
+from guest.errors import RequestRefused
+
+FOUND = {"bash": ["bash"], "dash": ["dash"], "busybox": ["busybox", "ash"]}
+SHELLS = [pytest.param(words, id=name) for name, words in FOUND.items() if shutil.which(words[0])]
+NOTHING = Call(None, {}, None)
+AWKWARD = 'it\'s "two"\nlines, $HOME and `tick` \\ and ä\n'
+
+
+class Sessions:
+    """Runs commands one after the other, as the agent does."""
+
+    def __init__(self, shell: list[str], folder: Path) -> None:
+        self.shell = shell
+        self.session = Session()
+        self.session.folder = str(folder)
+
+    def run(self, command: str, call: Call = NOTHING) -> str:
+        record = os.memfd_create("record")
+        folder = self.session.resolve(call.cwd)
+        arguments = self.session.arguments(command, call, folder)
+        environment = {} if self.session.exports else {"PATH": os.environ["PATH"], "GIVEN": "1"}
+        done = subprocess.run(
+            [*self.shell, "-c", *arguments],
+            env={"PATH": os.environ["PATH"], **environment},
+            cwd=folder,
+            close_fds=False,
+            preexec_fn=lambda: os.dup2(record, RECORD_FD) and None,
+            capture_output=True,
+            check=False,
+        )
+        self.note = self.session.take(os.pread(record, MAX_RECORD + 1, 0), call)
+        os.close(record)
+        self.code, self.errors = done.returncode, done.stderr.decode()
+        return done.stdout.decode()
+
+
+@pytest.fixture(params=SHELLS)
+def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Sessions:
+    return Sessions(request.param, tmp_path)
+
+
+def test_directory_and_exported_variables_are_handed_on(sessions: Sessions, tmp_path: Path):
+    sessions.run(f"mkdir 'a b' && cd 'a b'; export X={quoted(AWKWARD)}; plain=1; unset GIVEN")
+    assert sessions.run("pwd") == f"{tmp_path}/a b\n"
+    assert sessions.run('printf %s "$X"') == AWKWARD
+    assert sessions.run('echo "${plain-gone} ${GIVEN-gone}"') == "gone gone\n"
+    assert sessions.run("cd - >/dev/null; pwd") == f"{tmp_path}\n"
+    assert sessions.errors == ""
+
+
+def test_a_command_that_fails_or_exits_hands_on_what_it_has_done(sessions: Sessions):
+    sessions.run("export X=1; cd /; false")
+    assert sessions.code == 1
+    sessions.run("export X=$X$X; exit 3")
+    assert sessions.code == 3
+    sessions.run("set -e; export X=$X$X; false; export X=never")
+    assert sessions.run('echo "$X $PWD"') == "1111 /\n"
+
+
+def without_source(message: str) -> str:
+    """Shells say where a text comes from."""
+    return message.replace("eval: ", "").replace("-c: ", "")
+
+
+def test_errors_read_as_if_there_were_no_session(sessions: Sessions, tmp_path: Path):
+    for command in ("cd /\nfi", "cd (", "true\nnosuchprogram"):
+        bare = subprocess.run([*sessions.shell, "-c", command, "sh"], capture_output=True, check=False)
+        sessions.run(command)
+        assert sessions.code == bare.returncode
+        assert without_source(sessions.errors) == without_source(bare.stderr.decode())
+
+
+def test_a_command_finds_no_arguments_and_no_traces_of_the_session(sessions: Sessions):
+    assert sessions.run('echo "$# $*"') == "0 \n"
+    assert sessions.run("cat <<EOF\nhere\nEOF\n# the end") == "here\n"
+
+
+def test_what_goes_with_a_call_holds_for_that_call(sessions: Sessions, tmp_path: Path):
+    sessions.run("export X=old; mkdir sub; cd /")
+    assert sessions.run('echo "$X $PWD"', Call(f"{tmp_path}/sub", {"X": "it's new"}, None)) == (
+        f"it's new {tmp_path}/sub\n"
+    )
+    assert sessions.run('echo "$X $PWD"') == "old /\n"
+    sessions.run("cd /usr; export X=changed", Call(str(tmp_path), {}, None))
+    assert sessions.run('echo "$X $PWD"; cd sub 2>/dev/null || echo no') == "changed /\nno\n"
+    sessions.run("cd /usr; export X=again", Call(None, {"Y": "1"}, None))
+    assert sessions.run('echo "$X $PWD ${Y-none}"') == "changed /usr none\n"
+
+
+def test_a_relative_cwd_starts_at_the_sessions_directory(sessions: Sessions, tmp_path: Path):
+    sessions.run("mkdir -p a/b; cd a")
+    assert sessions.run("pwd -P", Call("b", {}, None)) == f"{tmp_path}/a/b\n"
+
+
+def test_a_shell_that_became_another_program_leaves_the_session_as_it_was(sessions: Sessions):
+    sessions.run("export X=1")
+    sessions.run("export X=2; exec true")
+    sessions.run("export X=3; trap 'echo bye' EXIT")
+    assert sessions.run("echo $X") == "1\n"
+
+
+def test_more_variables_than_fit_are_not_handed_on_and_that_is_said(sessions: Sessions):
+    sessions.run("export X=1")
+    sessions.run(f"cd /; export X={'x' * 60_000}; export Y=$X")
+    assert sessions.note == TOO_MUCH
+    assert sessions.run('echo "$X $PWD"') == "1 /\n"
+
+
+def test_what_no_shell_could_be_given_is_refused():
+    with pytest.raises(RequestRefused, match="write it to a file"):
+        Session().arguments("x" * (MAX_ARGUMENT + 1), NOTHING, "/")
+    with pytest.raises(RequestRefused, match="env is too large"):
+        Session().arguments("true", Call(None, {"X": "x" * MAX_ARGUMENT}, None), "/")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cwd": 1},
+        {"cwd": "a\0"},
+        {"stdin": 1},
+        {"env": [1]},
+        {"env": {"a b": "1"}},
+        {"env": {"A": 1}},
+        {"env": {"A": "\0"}},
+    ],
+)
+def test_options_that_are_none_are_refused(options):
+    with pytest.raises(RequestRefused):
+        parse_call(options)

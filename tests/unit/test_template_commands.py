@@ -1,0 +1,222 @@
+"""`mcp-sandbox template …`: what it writes, builds, tells and removes."""
+
+import os
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from typer.testing import CliRunner, Result
+
+from mcp_sandbox import cli
+from mcp_sandbox.commands import template, template_watch
+from mcp_sandbox.commands.template_init import SourceKind, text_of, write_template
+from mcp_sandbox.commands.template_watch import Watch
+from mcp_sandbox.errors import BadRequest
+from templates.catalogue import BUILT_IN, Catalogue
+from templates.holding import held
+from templates.model import Language
+from templates.reading import read_template
+from templates.store import Store
+from tests.unit.test_template_model import GOOD
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the user's templates."""
+    monkeypatch.setenv("MCP_SANDBOX_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MCP_SANDBOX_TEMPLATE_PATH", str(tmp_path / "templates"))
+    monkeypatch.setenv("MCP_SANDBOX_DRIVER", "bubblewrap")  # the quickest one to ask
+    monkeypatch.setenv("COLUMNS", "250")
+    return tmp_path / "templates"
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, ["template", *words])
+
+
+# -- init --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("language", typing.get_args(Language))
+@pytest.mark.parametrize("source", typing.get_args(SourceKind))
+def test_a_new_template_is_valid_as_it_is(tmp_path: Path, language: Language, source: SourceKind):
+    if language == "python" and source != "debian":
+        with pytest.raises(BadRequest, match="made from Debian"):
+            write_template(tmp_path, "my-tools", language, source)
+        assert list(tmp_path.iterdir()) == []
+        return
+    folder = write_template(tmp_path, "my-tools", language, source)
+    written = read_template(folder / "template.toml")
+    assert (written.name, written.title, written.language) == ("my-tools", "My tools", language)
+    assert getattr(written.source, source) is not None
+    if source == "dockerfile":
+        assert (folder / str(written.source.dockerfile)).read_text().startswith("FROM ")
+
+
+def test_a_new_template_is_still_valid_with_all_that_is_only_a_comment_in_it(tmp_path: Path):
+    text = text_of("my-tools", "python", "debian")
+    for line in ('pool = "cold"', 'EXAMPLE = "value"', "[service]", "start_cmd", "ready_cmd"):
+        assert f"# {line}" in text
+        text = text.replace(f"# {line}", line)
+    (tmp_path / "template.toml").write_text(text)
+    written = read_template(tmp_path / "template.toml")
+    assert (written.pool, written.env) == ("cold", {"EXAMPLE": "value"})
+    assert written.service is not None
+
+
+def test_the_command_line_knows_the_languages_and_sources_there_are():
+    assert cli.Language == Language
+    assert cli.Source == SourceKind
+
+
+def test_init_writes_to_the_search_path_and_says_what_comes_next(path: Path):
+    done = run("init", "my-tools")
+    assert done.exit_code == 0
+    assert Catalogue([path]).load("my-tools").language == "python"
+    assert run("init", "my-image", "--source", "oci").exit_code == 0
+    assert Catalogue([path]).load("my-image").language == "shell"
+    assert f"Wrote {path}/my-tools/template.toml" in done.stderr
+    assert "mcp-sandbox template build my-tools" in done.stderr
+
+
+def test_init_elsewhere_says_that_nobody_looks_there(tmp_path: Path):
+    done = run("init", "my-tools", "--dir", str(tmp_path / "elsewhere"))
+    assert (tmp_path / "elsewhere" / "my-tools" / "template.toml").is_file()
+    assert "not on the search path" in done.stderr
+
+
+def test_init_overwrites_nothing(path: Path):
+    assert run("init", "my-tools").exit_code == 0
+    (path / "my-tools" / "template.toml").write_text("mine")
+    done = run("init", "my-tools")
+    assert (done.exit_code, (path / "my-tools" / "template.toml").read_text()) == (1, "mine")
+    assert "exists already" in done.stderr
+
+
+def test_init_refuses_a_name_that_nobody_could_call(path: Path):
+    done = run("init", "My_Tools")
+    assert done.exit_code == 1
+    assert "lower-case letters" in done.stderr
+    assert not path.exists()
+
+
+# -- list, show, build: mistakes ---------------------------------------------------------------------------
+
+
+def add(path: Path, name: str, text: str = GOOD) -> None:
+    (path / name).mkdir(parents=True, exist_ok=True)
+    (path / name / "template.toml").write_text(text)
+
+
+def test_list_tells_what_hides_another_one_and_what_is_wrong(path: Path):
+    add(path, "python-data-analysis")
+    add(path, "broken", GOOD.replace('"T"', "1"))
+    done = run("list")
+    assert done.exit_code == 0
+    assert f"python-data-analysis hides the one in {BUILT_IN}" in done.stderr
+    assert f"{path}/broken/template.toml:2: title: Input should be a valid string" in done.stderr
+    assert "cannot be used" in done.stdout
+
+
+def test_show_says_where_a_template_comes_from(path: Path):
+    add(path, "mine")
+    done = run("show", "mine")
+    assert done.exit_code == 0
+    assert f"mine from {path}/mine" in done.stdout
+    assert '"suite": "bookworm"' in done.stdout
+
+
+@pytest.mark.parametrize("command", [("build", "broken"), ("show", "broken"), ("remove", "broken")])
+def test_a_template_with_mistakes_is_refused_with_all_of_them(path: Path, command: tuple[str, ...]):
+    add(path, "broken", GOOD.replace('"T"', "1").replace("512", "5"))
+    done = run(*command)
+    assert done.exit_code == 1
+    assert f"{path}/broken/template.toml:2: title:" in done.stderr
+    assert f"{path}/broken/template.toml:9: machine.memory_mb:" in done.stderr
+
+
+def test_a_name_that_is_wrong_is_told_before_any_is_built(path: Path):
+    done = run("build", "python-data-analysis", "pyhton")
+    assert done.exit_code == 1
+    assert "there is no template called 'pyhton'" in done.stderr
+    assert "driver" not in done.stderr
+
+
+# -- prune -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image that no template is made from, on a host without drivers."""
+    monkeypatch.setattr(template, "DRIVER_NAMES", ())
+
+    async def write(staging: Path) -> Mapping[str, Any]:
+        (staging / "file").write_text("x")
+        return {"template": "gone"}
+
+    return anyio.run(Store(tmp_path / "home").obtain, "image", {"made": "long ago"}, write)
+
+
+def test_prune_removes_what_no_template_is_made_from_and_its_traces(old: Path, tmp_path: Path):
+    would = run("prune", "--dry-run")
+    assert would.exit_code == 0
+    assert "would go" in would.stdout
+    assert old.exists()
+    done = run("prune")
+    assert done.exit_code == 0
+    assert "Removed 1 entries" in done.stderr
+    assert not old.exists()
+    assert list((tmp_path / "home" / "locks").iterdir()) == []
+
+
+def test_prune_leaves_what_somebody_holds_and_says_so(old: Path):
+    with held([old]):
+        would = run("prune", "--dry-run")
+        done = run("prune", "--all")
+    assert "in use, would stay" in would.stdout
+    assert "in use, stays" in done.stdout
+    assert "1 stay: sandboxes or servers use them" in done.stderr
+    assert old.exists()
+
+
+# -- watching ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_watch, "LOOK_EVERY_S", 0.01)
+
+
+@pytest.mark.usefixtures("_quick")
+async def test_every_change_of_a_watched_template_is_noticed_and_no_other(path: Path):
+    add(path, "mine")
+    add(path, "other")
+    watch = Watch(Catalogue([path]), ["mine"])
+
+    async def changed() -> list[str]:
+        with anyio.fail_after(10):
+            return await watch.next()
+
+    add(path, "other", GOOD.replace("512", "1024"))
+    add(path, "mine", GOOD.replace("512", "1024"))
+    assert await changed() == ["mine"]
+    (path / "mine" / "context").mkdir()
+    (path / "mine" / "context" / "data").write_text("1")
+    assert await changed() == ["mine"]
+    os.utime(path / "mine" / "context" / "data", ns=(1, 1))
+    assert await changed() == ["mine"]
+    add(path, "mine", "title =")
+    assert await changed() == ["mine"], "whoever builds it tells what is wrong"
+
+
+@pytest.mark.usefixtures("_quick")
+async def test_who_watches_all_sees_new_ones(path: Path):
+    add(path, "mine")
+    watch = Watch(Catalogue([path]), None)
+    add(path, "new")
+    (path / "mine" / "template.toml").unlink()
+    with anyio.fail_after(10):
+        assert await watch.next() == ["new"]

@@ -1,0 +1,154 @@
+"""Layers of strangers become one tree, and nothing of them gets out of it."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from templates import layers
+from templates.layers import merge_layers
+from templates.tools import StepFailed
+
+File = tuple[str, str]  # name and content; a name with a slash at its end is a directory
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+def layer(folder: Path, *members: File | tarfile.TarInfo) -> Path:
+    """A layer with these files and other members."""
+    path = folder / f"{len(list(folder.iterdir()))}.tar"
+    with tarfile.open(path, "w") as tar:
+        for wanted in members:
+            if isinstance(wanted, tarfile.TarInfo):
+                tar.addfile(wanted)
+                continue
+            name, content = wanted
+            info = member(name, tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content.encode()))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "layers").mkdir()
+    return tmp_path / "layers"
+
+
+def merged(folder: Path, *paths: Path) -> dict[str, str | None]:
+    """Every name of the merged tree: content of files, target of links, None for directories."""
+    target = folder.parent / "merged.tar"
+    merge_layers(paths, target)
+    with tarfile.open(target) as tar:
+        return {info.name: _shown(tar, info) for info in tar}
+
+
+def _shown(tar: tarfile.TarFile, info: tarfile.TarInfo) -> str | None:
+    if info.isdir():
+        return None
+    if info.issym():
+        return f"-> {info.linkname}"
+    file = tar.extractfile(info)
+    assert file is not None
+    return file.read().decode()
+
+
+def test_an_upper_layer_adds_replaces_and_takes_away(folder: Path):
+    lower = layer(
+        folder, ("etc/", ""), ("etc/a", "old"), ("etc/b", "stays"), ("gone", "x"), ("cache/", ""), ("cache/x", "")
+    )
+    upper = layer(folder, ("etc/a", "new"), (".wh.gone", ""), ("cache/.wh..wh..opq", ""), ("cache/y", "fresh"))
+    assert merged(folder, lower, upper) == {
+        "etc": None,
+        "etc/a": "new",
+        "etc/b": "stays",
+        "cache": None,
+        "cache/y": "fresh",
+    }
+
+
+def test_what_a_layer_takes_away_is_below_it_and_never_its_own(folder: Path):
+    upper = layer(folder, ("file", "own"), (".wh.file", ""))
+    assert merged(folder, layer(folder, ("file", "below")), upper) == {"file": "own"}
+
+
+def test_a_directory_that_comes_again_keeps_what_is_in_it_and_a_file_in_its_place_does_not(folder: Path):
+    lower = layer(folder, ("a/", ""), ("a/x", "1"), ("b/", ""), ("b/y", "2"))
+    assert merged(folder, lower, layer(folder, ("a/", ""), ("b", "file"))) == {"a": None, "a/x": "1", "b": "file"}
+
+
+def test_names_below_a_link_are_put_where_it_leads_in_the_image(folder: Path):
+    lower = layer(folder, ("usr/bin/", ""), member("bin", tarfile.SYMTYPE, "usr/bin"))
+    assert merged(folder, lower, layer(folder, ("bin/tool", "1")))["usr/bin/tool"] == "1"
+
+
+@pytest.mark.parametrize("target", ["/", "/..", "../../../..", "/proc/self/root", "loop"])
+def test_a_link_never_leads_out_of_the_image(folder: Path, target: str):
+    hostile = layer(folder, member("loop", tarfile.SYMTYPE, target), ("loop/etc/shadow", "evil"))
+    names = merged(folder, hostile)
+    links = {name for name, shown in names.items() if shown and shown.startswith("->")}
+    assert not any(name.startswith(f"{link}/") for name in names for link in links)
+    assert [name for name in names if name.endswith("etc/shadow")] != []
+    assert not any(name.startswith(("/", "..")) for name in names)
+
+
+@pytest.mark.parametrize("name", ["../evil", "/../evil", "a/../../evil", ".wh.../x/../y"])
+def test_a_name_that_leads_out_is_refused(folder: Path, name: str):
+    with pytest.raises(StepFailed, match="leads out of it"):
+        merged(folder, layer(folder, (name, "")))
+
+
+def test_two_names_of_one_file_stay_so_whichever_layer_they_are_of(folder: Path):
+    lower = layer(folder, ("a", "same"), member("b", tarfile.LNKTYPE, "a"))
+    upper = layer(folder, member("c", tarfile.LNKTYPE, "./b"))
+    last = layer(folder, (".wh.a", ""), ("b", "other"))
+    assert merged(folder, lower, upper) == {"a": "same", "b": "same", "c": "same"}
+    with tarfile.open(folder.parent / "merged.tar") as tar:
+        assert [info.islnk() for info in tar] == [False, True, True]
+    assert merged(folder, lower, upper, last) == {"b": "other", "c": "same"}
+
+
+@pytest.mark.parametrize("target", ["nothing", "/etc/passwd", "folder"])
+def test_a_hard_link_is_to_a_file_of_the_image_or_it_is_refused(folder: Path, target: str):
+    with pytest.raises(StepFailed, match="hard link to no file"):
+        merged(folder, layer(folder, ("folder/", ""), member("x", tarfile.LNKTYPE, target)))
+
+
+def test_devices_pipes_and_rights_are_left_behind(folder: Path):
+    odd = layer(
+        folder,
+        member("disk", tarfile.BLKTYPE),
+        member("pipe", tarfile.FIFOTYPE),
+        ("dev/", ""),
+        ("dev/null", ""),
+        member("su", mode=0o6755),
+        member("closed", tarfile.DIRTYPE, mode=0),
+    )
+    assert set(merged(folder, odd)) == {"su", "closed"}
+    with tarfile.open(folder.parent / "merged.tar") as tar:
+        assert {info.name: info.mode for info in tar} == {"su": 0o755, "closed": 0o700}
+
+
+def test_an_image_that_is_too_big_is_refused_before_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layers, "MAX_BYTES", 10)
+    with pytest.raises(StepFailed, match="too big"):
+        merged(folder, layer(folder, ("a", "123456"), ("b", "123456")))
+    monkeypatch.setattr(layers, "MAX_NAMES", 1)
+    with pytest.raises(StepFailed, match="too big"):
+        merged(folder, layer(folder, ("a", ""), ("b", "")))
+
+
+def test_what_is_no_layer_is_refused(folder: Path):
+    damaged = folder / "damaged"
+    damaged.write_bytes(b"not a tar file at all" * 100)
+    with pytest.raises(StepFailed, match="damaged"):
+        merged(folder, damaged)
+    whole = layer(folder, ("a", "x" * 5000)).read_bytes()
+    damaged.write_bytes(whole[:2000])
+    with pytest.raises(StepFailed, match="damaged"):
+        merged(folder, damaged)

@@ -1,0 +1,216 @@
+"""A stranger's tree is prepared without following any of its links on this host; its settings are taken with care."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guest.agent import birth
+from guest.places import AGENT_PYTHON
+from templates import image
+from templates.dockerfile import dockerfile_inputs
+from templates.errors import InvalidTemplate
+from templates.image_config import check_service, explain, from_details, read_config, to_details
+from templates.links import inside
+from templates.model import Template
+from templates.tools import StepFailed
+from templates.warmup import ImageConfig, warm_up
+from tests.unit.test_template_build import template
+from vmm.agent import PYTHON
+
+SECRET = "root:secret-of-this-host:0:0:::\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A directory of this host that a hostile image knows."""
+    (tmp_path / "host").mkdir()
+    for name in ("passwd", "group", "hosts", "hostname"):
+        (tmp_path / "host" / name).write_text(SECRET)
+    return tmp_path / "host"
+
+
+def untouched(host: Path) -> bool:
+    return {path.name: path.read_text() for path in host.iterdir()} == dict.fromkeys(
+        ("passwd", "group", "hosts", "hostname"), SECRET
+    )
+
+
+def test_an_image_with_nothing_in_it_gets_all_that_a_machine_needs(tree: Path):
+    image.prepare_tree(tree)
+    passwd = (tree / "etc/passwd").read_text().splitlines()
+    assert [line.partition(":")[0] for line in passwd] == ["root", "sandbox"]
+    assert passwd[1].endswith(":/bin/sh")
+    assert (tree / "workspace").is_dir()
+    assert (tree / "var/tmp").stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("link", ["etc", "etc/passwd", "etc/hosts", "etc/hostname"])
+def test_links_to_the_host_are_neither_read_nor_written_through(tree: Path, host: Path, link: str):
+    (tree / link).parent.mkdir(exist_ok=True)
+    (tree / link).symlink_to(host if link == "etc" else host / Path(link).name)
+    image.prepare_tree(tree)
+    image.open_to_all(tree)
+    assert untouched(host)
+    assert all(SECRET not in path.read_text() for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+    assert "sandbox:" in inside(tree, "etc/passwd").read_text()
+
+
+@pytest.mark.parametrize("place", ["workspace", "tmp", "proc", "var"])
+def test_a_place_that_is_a_link_is_made_a_directory_in_the_image(tree: Path, host: Path, place: str):
+    (tree / place).symlink_to(host)
+    image.prepare_tree(tree)
+    assert untouched(host)
+    assert inside(tree, place).is_dir()
+    assert inside(tree, place).is_relative_to(tree)
+
+
+def test_links_within_an_image_lead_where_they_lead_in_a_machine(tree: Path):
+    (tree / "usr/etc").mkdir(parents=True)
+    (tree / "etc").symlink_to("/usr/../../usr/etc")
+    assert inside(tree, "/etc/passwd") == tree / "usr/etc/passwd"
+    (tree / "loop").symlink_to("loop")
+    with pytest.raises(StepFailed, match="leads nowhere"):
+        inside(tree, "loop/x")
+
+
+def test_a_file_with_two_names_is_not_written_under_both(tree: Path):
+    (tree / "etc").mkdir()
+    (tree / "precious").write_text("me:x:5:5:::\n")
+    (tree / "etc/passwd").hardlink_to(tree / "precious")
+    image.prepare_tree(tree)
+    assert (tree / "precious").read_text() == "me:x:5:5:::\n"
+    assert (tree / "etc/passwd").read_text().startswith("me:x:5:5:::\nsandbox:")
+
+
+def test_user_code_has_a_name_of_its_own_even_where_the_id_is_taken(tree: Path):
+    (tree / "etc").mkdir()
+    (tree / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\nsandbox:x:7:7:::\n")
+    image.prepare_tree(tree)
+    lines = (tree / "etc/passwd").read_text().splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["root", "sandbox", "node"]
+
+
+def described(**settings: Any) -> dict[str, Any]:
+    return {"os": "linux", "config": settings}
+
+
+def test_settings_of_an_image_survive_being_stored():
+    config = read_config(
+        described(Env=["PATH=/opt/bin", "EMPTY=", "A=b=c"], Entrypoint=["/run me"], Cmd=["-v"], WorkingDir="/srv")
+    )
+    assert config == ImageConfig({"PATH": "/opt/bin", "EMPTY": "", "A": "b=c"}, ("/run me", "-v"), "/srv")
+    assert from_details({"config": json.loads(json.dumps(to_details(config)))}) == config
+    assert from_details({}) == read_config({"config": None}) == ImageConfig()
+
+
+def test_what_a_template_sets_goes_before_what_its_image_sets():
+    config = read_config(described(Env=["A=image", "B=image"]))
+    assert warm_up(template(env={"A": "template"}), config).env == {"A": "template", "B": "image"}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [],
+        {"config": 5},
+        described(Env="PATH=/"),
+        described(Env=[1]),
+        described(Cmd=["a\0b"]),
+        described(User=7),
+        described(Env=["A=" + "x" * 9000]),
+        {"os": "windows"},
+        {"os": "linux", "architecture": "riscv128"},
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(damaged: object):
+    with pytest.raises(StepFailed, match="the image"):
+        read_config(damaged)
+
+
+def test_what_is_not_taken_over_is_explained():
+    settings = {"Env": ["HOME=/root", "LD_PRELOAD=x.so"], "User": "app", "WorkingDir": "/srv", "Cmd": ["serve"]}
+    config = read_config(described(**settings))
+    assert config.env == {}
+    told = " ".join(explain(template(), config))
+    for word in ("ENV HOME", "ENV LD_PRELOAD", "USER app", "WORKDIR /srv", "(serve) are not started: a [service]"):
+        assert word in told
+    served = explain(template(service={"ready_cmd": "true"}), config)
+    assert "the service starts in it" in " ".join(served)
+    assert "not started" not in " ".join(served)
+    assert explain(template(), read_config(described(User="0", WorkingDir="/"))) == []
+
+
+def test_a_service_needs_something_to_start():
+    wanted = template(service={"ready_cmd": "true"})
+    with pytest.raises(InvalidTemplate, match=r"service\.start_cmd: add it"):
+        check_service(wanted, ImageConfig())
+    check_service(wanted, ImageConfig(command=("serve",)))
+    check_service(template(), ImageConfig())
+
+
+@pytest.mark.parametrize(
+    "source", [{"oci": "--option"}, {"dockerfile": "../Dockerfile"}, {"dockerfile": "/Dockerfile"}]
+)
+def test_a_source_cannot_be_an_option_or_lie_elsewhere(source: dict[str, str]):
+    with pytest.raises(ValueError, match="String should match pattern"):
+        template(source=source)
+    assert isinstance(template(source={"dockerfile": "images/Dockerfile.dev"}), Template)
+
+
+def test_an_image_is_made_anew_when_anything_changes_that_can_be_in_it(tmp_path: Path):
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/link").symlink_to("x")
+    wanted = template(folder=tmp_path, source={"dockerfile": "Dockerfile"})
+    first = dockerfile_inputs(wanted)
+    (tmp_path / "template.toml").write_text("# a new warm-up is none of its business")
+    assert dockerfile_inputs(wanted) == first
+    seen = [first]
+    (tmp_path / "app/file").write_text("1")
+    seen.append(dockerfile_inputs(wanted))
+    (tmp_path / "app/file").write_text("22")
+    seen.append(dockerfile_inputs(wanted))
+    (tmp_path / "app/file").chmod(0o755)
+    seen.append(dockerfile_inputs(wanted))
+    (tmp_path / "app/link").unlink()
+    (tmp_path / "app/link").symlink_to("y")
+    seen.append(dockerfile_inputs(wanted))
+    assert len({json.dumps(inputs) for inputs in seen}) == len(seen)
+
+
+def test_an_image_that_lacks_what_code_in_python_needs_is_told_what_to_add(monkeypatch: pytest.MonkeyPatch):
+    assert birth.unfit("python") is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "RUN pip install ipython" in str(birth.unfit("python"))
+    monkeypatch.setattr("sys.version_info", (3, 9, 2, "final", 0))
+    assert birth.unfit("python") == "this image's python3 is 3.9.2, and code needs 3.11 or newer"
+    monkeypatch.setattr("sys.executable", AGENT_PYTHON)
+    assert "no python3" in str(birth.unfit("python"))
+    assert birth.unfit("shell") is None
+
+
+def test_code_in_python_runs_in_the_images_own_and_all_else_in_the_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "python3").write_text("")
+    (tmp_path / "python3").chmod(0o755)
+    monkeypatch.setenv("PATH", f"relative:{tmp_path / 'nothing'}:{tmp_path}")
+    assert birth.python_for("python") == [sys.executable], "an agent that runs in the tests' own Python"
+    monkeypatch.setattr("sys.executable", AGENT_PYTHON)
+    assert birth.python_for("python") == [str(tmp_path / "python3")]
+    assert birth.python_for("shell") == [AGENT_PYTHON, "-I"]
+    assert AGENT_PYTHON == PYTHON, "two rooms that know nothing of each other mean the same program"
+
+
+def test_the_first_words_of_a_zygote_can_be_read_by_old_pythons():
+    ast.parse(Path(birth.__file__).read_text(), feature_version=(3, 6))
