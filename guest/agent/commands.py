@@ -167,7 +167,8 @@ class Commands:
         self.streams.drain()
         if os.WIFEXITED(status) and not run.stopped:
             record = os.pread(current.record, MAX_RECORD + 1, 0)
-            run.feed("stderr", self._session.take(record, current.call).encode())
+            if note := self._session.take(record, current.call):
+                run.feed("stderr", note.encode())
         os.close(current.record)
         self.streams.end()
         self._current = None

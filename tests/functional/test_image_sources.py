@@ -111,6 +111,8 @@ async def test_an_image_without_any_python_runs_the_agent_in_one_of_its_own(
             names = {entry.path for entry in (await agent.list("/context", recursive=False, max_entries=50)).entries}
             assert {Path(name).name for name in names} == {".dockerignore", "Dockerfile", "busybox"}
             assert "sandbox:x:1000:" in await text(agent, "/etc/passwd")
+    (layers,) = layers_of(host.builder, template(box, dockerfile="Dockerfile"))
+    assert set(layers.details["config"]["env"]) == {"GREETING", "PATH"}, "the proxy was for the build alone"
     notes = host.builder.notes_of(template(box, dockerfile="Dockerfile"))
     assert [note.split()[0] for note in notes] == ["USER", "WORKDIR"]
 
