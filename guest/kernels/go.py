@@ -1,6 +1,6 @@
 """The Go kernel: Go's tools and what is special about them.
 
-The go command asks for hundreds of files to find out what has to be compiled, which takes gVisor a second. A single
+The go command looks at hundreds of files to find out what has to be compiled, which takes gVisor a second. A single
 file that imports nothing but the standard library needs none of that, where the image has the library compiled and a
 list of its packages: then compiler, linker and vet are called as the go command would.
 """
@@ -19,7 +19,7 @@ from guest.places import BUILD, WORKSPACE
 # Comments, and whatever else may stand before the first word of a file.
 BEFORE_CODE = re.compile(r"(?:\s+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 PACKAGE = re.compile(r"package\s")
-NO_MAIN = re.compile(r"^.*function main is undeclared in the main package.*\n?", re.MULTILINE)
+NO_MAIN = re.compile(r"^.*(function main is undeclared in the main package|: not package main$).*\n?", re.MULTILINE)
 
 OBJECT = f"{BUILD}/main.a"
 VET_ORDER = f"{BUILD}/vet.cfg"
