@@ -18,6 +18,7 @@ import anyio.to_thread
 
 from templates import apt
 from templates.build import Builder
+from templates.debian import BASE_TAR, base_inputs, make_base
 from templates.packages import PrivateApt
 from templates.store import Store
 from templates.tools import LoggedTools
@@ -31,6 +32,13 @@ async def static_busybox(store: Store) -> Path:
     """A program that needs no library: the one guest kernels boot with."""
     kernel = await Builder(store).build_kernel()
     return kernel.vmlinuz.parent / "busybox"
+
+
+async def debian_base(store: Store) -> Path:
+    """A small Debian with Python, as tar: the one that templates of ours are made from."""
+    tools = LoggedTools(store.logs / "testbase.log", lambda line: None)
+    made = await store.obtain("base", base_inputs("bookworm"), lambda staging: make_base(tools, staging, "bookworm"))
+    return made / BASE_TAR
 
 
 def layer_of(files: Mapping[str, bytes | Path], links: Mapping[str, str] | None = None) -> bytes:
