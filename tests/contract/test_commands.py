@@ -20,8 +20,8 @@ async def test_a_session_lasts_from_command_to_command_and_leaves_code_alone(clo
 
 async def test_a_command_is_stopped_and_what_it_left_running_goes_on(clone: Clone):
     await clone.command("sleep 1000 & echo $! > /workspace/pid")
-    ran = await clone.command("echo begun; sleep 1000", stop_after_s=0.5, grace_s=20)
-    assert (ran.end.status, ran.end.state, ran.end.signal) == ("interrupted", "kept", "SIGINT")
+    ran = await clone.command("echo begun; sleep 1000", stop_after_s=0.5)
+    assert (ran.end.status, ran.end.state) == ("interrupted", "kept")
     assert (await clone.command("kill -0 $(cat /workspace/pid) && echo alive")).out == "alive"
 
 
