@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     max_restores: int = Field(4, ge=1, le=64, description="Machines being restored at once.")
     pool_min: int = Field(1, ge=0, le=64, description="Machines of each template kept ready.")
     pool_max: int = Field(4, ge=0, le=64, description="Most of them after a burst of requests; 0 keeps none ready.")
-    pool_memory_mb: int = Field(2048, ge=0, description="Memory of all machines kept ready, by their templates' size.")
+    pool_memory_mb: int = Field(4096, ge=0, description="Memory of all machines kept ready, by their templates' size.")
     pool_max_age_s: float = Field(3600, gt=0, description="Seconds after which a machine kept ready is replaced.")
     pool_idle_s: float = Field(600, gt=0, description="Seconds after which a burst of requests is forgotten.")
     idle_timeout_s: float = Field(900, gt=0, description="Seconds without use after which a sandbox ends.")

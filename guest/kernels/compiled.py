@@ -176,8 +176,10 @@ class Kernel:
         if checker is None:
             return ""
         ended = self._runner.wait(checker, wall_s=CHECKER_PATIENCE_S if wanted else 0)
-        if not wanted or ended.cause or ended.exit_code == 0:
+        if not wanted or ended.cause == "interrupted" or ended.exit_code == 0:
             return ""
+        if ended.cause:
+            return "the checker was not done in time"
         return cut(self._plain(ended.stderr.decode("utf-8", "replace")), SAID_ROOM)
 
     def _plain(self, said: str) -> str:

@@ -1,11 +1,13 @@
 """What the bench times, and under which conditions: the figures must be like for like."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,13 +15,14 @@ import anyio
 import pytest
 
 from guest.client import AgentClient
-from mcp_sandbox.commands.bench import cpu, machines, soak
+from mcp_sandbox.commands.bench import compiling, cpu, machines, soak
 from mcp_sandbox.commands.bench.command import TOPICS, Topic, chosen, measured
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import is_settled
 from mcp_sandbox.commands.bench.subject import QUICK, Plan, Subject
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.machines.provider import HostFacts
+from templates.catalogue import Catalogue
 from vmm.driver import DRIVER_NAMES
 from vmm.types import Accel, Isolation, Usage
 
@@ -136,6 +139,33 @@ def test_every_driver_that_can_be_chosen_is_measured():
 def test_the_code_that_is_timed_runs_the_same_way_natively():
     done = subprocess.run([sys.executable, "-c", cpu.WORK + cpu.ANSWER], input=b"\n\n", capture_output=True, check=True)
     assert [float(line) > 0 for line in done.stdout.split()] == [True, True]
+
+
+def test_what_compiles_natively_compiles_and_runs_each_order_anew(tmp_path: Path):
+    order = {
+        "source": "main.sh",
+        "code": "#!/bin/sh\necho once >>ran\n",
+        "command": ["install", "main.sh", "program"],
+        "env": {},
+    }
+    lines = (json.dumps(order) + "\n").encode()
+    done = subprocess.run(
+        [sys.executable, "-c", compiling.WORKER, str(tmp_path)], input=2 * lines, capture_output=True, check=True
+    )
+    assert [float(line) > 0 for line in done.stdout.split()] == [True, True]
+    assert (tmp_path / "ran").read_text() == "once\nonce\n"
+
+
+def test_compiling_is_judged_by_the_ratios_of_neighbours():
+    cpp, go = compiling.LANGUAGES
+    found = compiling._findings(cpp, [1.0, 2.0, 3.0], [1.0, 4.0, 3.3], [4.0, 8.0, 9.9])
+    assert [(round(promise.value, 6), promise.kept) for promise in found.promises] == [(1.1, True), (3.0, True)]
+    assert [promise.kept for promise in compiling._findings(go, [1.0], [2.5], []).promises] == [False]
+
+
+@pytest.mark.parametrize("language", compiling.LANGUAGES, ids=lambda language: language.template)
+def test_what_is_compiled_is_of_a_template_there_is(language: compiling.Language):
+    assert language.source == f"main.{Catalogue().load(language.template).language}"
 
 
 @pytest.mark.parametrize(

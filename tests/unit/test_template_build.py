@@ -13,7 +13,7 @@ import pytest
 
 from guest.client.messages import WarmUp
 from guest.errors import AgentTimeout
-from templates import current, image
+from templates import apt, current, image
 from templates.build import Builder, BuiltTemplate, Progress
 from templates.catalogue import Catalogue
 from templates.current import ImagePlan
@@ -293,6 +293,36 @@ async def test_further_packages_are_a_layer_on_the_shared_base(builder: Builder,
     assert workshop.ran == ["mmdebstrap", "tar", "compileall", "mkfs.erofs"]
     assert "--include=dpkg,jq" in workshop.argv[0]
     assert any(word.startswith("--setup-hook=tar-in ") for word in workshop.argv[0])
+
+
+async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_what_it_is(
+    builder: Builder, workshop: Workshop
+):
+    source = {"debian": {"suite": "bookworm", "run": ["echo 'a b' >/etc/motd", "true"]}}
+    await builder.build_image(template(source=source))
+    hooks = [word for word in workshop.argv[1] if word.startswith("--customize-hook=")]
+    assert hooks[0] == """--customize-hook=chroot "$1" sh -ec 'echo '"'"'a b'"'"' >/etc/motd'"""
+    assert hooks[1] == """--customize-hook=chroot "$1" sh -ec true"""
+    workshop.ran.clear()
+    await builder.build_image(template(source=source))
+    assert workshop.ran == []
+    await builder.build_image(template(source={"debian": {"suite": "bookworm", "run": ["true"]}}))
+    assert workshop.ran[0] == "mmdebstrap"
+
+
+@pytest.mark.parametrize("host_has_sources", [True, False])
+async def test_a_package_of_another_suite_needs_to_know_where_that_is(
+    builder: Builder, workshop: Workshop, monkeypatch: pytest.MonkeyPatch, host_has_sources: bool
+):
+    monkeypatch.setattr(apt, "sources_for", lambda suite: f"Suites: {suite}\n" if host_has_sources else None)
+    source = {"debian": {"suite": "bookworm", "packages": ["golang-go/trixie"]}}
+    if host_has_sources:
+        await builder.build_image(template(source=source))
+        assert "--include=dpkg,golang-go/trixie" in workshop.argv[1]
+        assert any("Default-Release" in word and "bookworm" in word for word in workshop.argv[1])
+    else:
+        with pytest.raises(BuildFailed, match="can packages of trixie be had"):
+            await builder.build_image(template(source=source))
 
 
 async def test_a_base_has_no_devices_for_ordinary_users_cannot_unpack_them(builder: Builder, tmp_path: Path):

@@ -67,6 +67,8 @@ def test_the_templates_we_ship_are_valid():
         ('"numpy==2.4.6"', '\n"a==1", # one\n"b"\n', "9: source.debian.wheels[1]: 'b' must name one exact version"),
         ("numpy==2.4.6", "--index-url=x==1", "must name one exact version"),
         ("[machine]", 'packages = ["-o x"]\n[machine]', "8: source.debian.packages[0]:"),
+        ("[machine]", 'packages = ["jq/sid"]\n[machine]', "8: source.debian.packages[0]:"),
+        ("[machine]", 'run = [""]\n[machine]', "8: source.debian.run[0]:"),
         ('title = "T"', 'title = "T"\nsource.oci = "a:b"', "3: source: give exactly one of debian, oci, dockerfile"),
         ('title = "T"', 'title = "T"\nenv = { A = "1",  "B C" = "2" }', "3: env.B C: String should match"),
         ("[machine]", "[machine", "8: this is not valid TOML: Expected ']' at the end of a table declaration"),

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from guest.errors import GuestError
 from mcp_sandbox.app import open_host
-from mcp_sandbox.commands.bench import calls, cpu, fork, machines, pool, soak
+from mcp_sandbox.commands.bench import calls, compiling, cpu, fork, machines, pool, soak
 from mcp_sandbox.commands.bench.results import Findings, Part, Report, show
 from mcp_sandbox.commands.bench.subject import FULL, QUICK, Plan, Subject
 from mcp_sandbox.commands.common import guarded
@@ -39,6 +39,7 @@ TOPICS = {
     "restore": Topic(machines.measure, SNAPSHOTS),
     "calls": Topic(calls.measure, DRIVER_NAMES),
     "cpu": Topic(cpu.measure, ("gvisor", "bubblewrap")),
+    "compile": Topic(compiling.measure, ("gvisor", "bubblewrap")),
     "pool": Topic(pool.measure, SNAPSHOTS),
     "fork": Topic(fork.measure, ("gvisor",)),
     "soak": Topic(soak.measure, SNAPSHOTS, only_if_named=True),

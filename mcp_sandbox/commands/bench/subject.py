@@ -29,6 +29,7 @@ class Plan:
     timed_boots: int  # the first of them: one at a time, as restores are
     calls: int
     cpu_rounds: int
+    compiles: int
     pool_hits: int
     bursts: int
     forks: int
@@ -36,10 +37,28 @@ class Plan:
 
 
 FULL = Plan(
-    restores=30, clones=10, cold_boots=10, timed_boots=3, calls=200, cpu_rounds=30, pool_hits=100, bursts=3, forks=10
+    restores=30,
+    clones=10,
+    cold_boots=10,
+    timed_boots=3,
+    calls=200,
+    cpu_rounds=30,
+    compiles=10,
+    pool_hits=100,
+    bursts=3,
+    forks=10,
 )
 QUICK = Plan(
-    restores=10, clones=10, cold_boots=1, timed_boots=1, calls=50, cpu_rounds=10, pool_hits=20, bursts=1, forks=3
+    restores=10,
+    clones=10,
+    cold_boots=1,
+    timed_boots=1,
+    calls=50,
+    cpu_rounds=10,
+    compiles=3,
+    pool_hits=20,
+    bursts=1,
+    forks=3,
 )
 
 
