@@ -1,5 +1,6 @@
 """`mcp-sandbox template init`: a template.toml to start from, with a comment for everything that can be said in one."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +10,7 @@ from rich.markup import escape
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest
-from templates.catalogue import FILE_NAME, NAME
+from templates.catalogue import BUILT_IN, FILE_NAME, NAME
 from templates.model import Language
 
 SourceKind = Literal["debian", "oci", "dockerfile"]
@@ -27,7 +28,9 @@ language = "{language}"  # what run_code takes: python, cpp, go or shell
 
 """
 
-# What each language cannot do without, from Debian.
+# What a language cannot do without, from Debian. Compiled ones have it from the templates we ship, so that what was
+# compiled ahead for those is shared.
+_LIKE = {"cpp": "cpp-algorithm", "go": "go-algorithm"}
 _DEBIAN = {
     "python": """\
 [source.debian]
@@ -36,16 +39,6 @@ packages = []  # Debian packages, such as "graphviz"
 wheels = [  # exact versions, so that a rebuild gives the same machine
   "ipython==9.18.1",  # run_code needs it
 ]
-""",
-    "cpp": """\
-[source.debian]
-suite = "bookworm"  # or "trixie"
-packages = ["g++", "make"]  # more of them, such as "libboost-dev"
-""",
-    "go": """\
-[source.debian]
-suite = "trixie"  # bookworm's Go is too old for slices and maps
-packages = ["golang-go", "golang-src"]
 """,
     "shell": """\
 [source.debian]
@@ -98,7 +91,6 @@ code = \"""
 # ready_cmd = "curl --silent --fail localhost:8000"  # succeeds as soon as it serves
 """
 
-_ENV = {"go": 'CGO_ENABLED = "0"  # there is no C compiler\nGOPROXY = "off"  # there is no network\n'}
 _MEMORY_MB = {"python": 512, "cpp": 1024, "go": 1024, "shell": 256}
 
 
@@ -148,9 +140,23 @@ def text_of(name: str, language: Language, source: SourceKind) -> str:
     """A template.toml with everything in it that can be said."""
     title = name.replace("-", " ").capitalize()
     sources = {
-        "debian": _DEBIAN[language],
+        "debian": _DEBIAN.get(language) or _table_of(language, "source.debian"),
         "oci": _OCI.format(image=_IMAGES.get(language)),
         "dockerfile": _BY_DOCKERFILE,
     }
-    tail = _TAIL.format(memory_mb=_MEMORY_MB[language], env=_ENV.get(language, ""))
+    tail = _TAIL.format(memory_mb=_MEMORY_MB[language], env=_variables(language, source))
     return _HEAD.format(title=title, language=language) + sources[source] + tail
+
+
+def _variables(language: Language, source: SourceKind) -> str:
+    """What a language needs to be set; images bring their own."""
+    return _table_of(language, "env").partition("\n")[2] if source == "debian" else ""
+
+
+def _table_of(language: Language, table: str) -> str:
+    """A table of the template we ship for a language, as it is written there; nothing if it has none."""
+    if language not in _LIKE:
+        return ""
+    text = (BUILT_IN / _LIKE[language] / FILE_NAME).read_text()
+    found = re.search(rf"^\[{re.escape(table)}\]\n.*?(?=\n*^\[|\n*\Z)", text, re.MULTILINE | re.DOTALL)
+    return f"{found.group()}\n" if found else ""

@@ -67,6 +67,15 @@ def test_a_new_template_is_still_valid_with_all_that_is_only_a_comment_in_it(tmp
     assert written.service is not None
 
 
+@pytest.mark.parametrize("language", ["cpp", "go"])
+def test_a_new_template_for_a_compiled_language_shares_what_is_built_of_the_one_we_ship(
+    tmp_path: Path, language: Language
+):
+    written = read_template(write_template(tmp_path, "my-tools", language, "debian") / "template.toml")
+    shipped = Catalogue().load(f"{language}-algorithm")
+    assert (written.source, written.env) == (shipped.source, shipped.env)
+
+
 def test_the_command_line_knows_the_languages_and_sources_there_are():
     assert cli.Language == Language
     assert cli.Source == SourceKind
