@@ -63,13 +63,16 @@ async def make_dockerfile(tools: Tools, staging: Path, template: Template) -> di
 
 
 def _about(path: Path) -> tuple[int, str]:
-    """All of a file that an image could have from it."""
-    status = path.lstat()
-    if path.is_symlink():
-        return 0, str(path.readlink())
-    if not path.is_file():
-        return status.st_mode, ""
-    return status.st_mode, file_digest(path, (status.st_ino, status.st_mtime_ns, status.st_size))
+    """All of a file that an image could have from it. One that cannot be read is for buildah to complain about."""
+    try:
+        status = path.lstat()
+        if path.is_symlink():
+            return 0, str(path.readlink())
+        if not path.is_file():
+            return status.st_mode, ""
+        return status.st_mode, file_digest(path, (status.st_ino, status.st_mtime_ns, status.st_size))
+    except OSError as error:
+        return 0, f"unreadable: {error.strerror}"
 
 
 def _ignored(folder: Path) -> str:

@@ -87,8 +87,10 @@ async def make_layered_image(
     `details` is what is known about the layers; it stays with the image.
     """
     tree = staging / "tree"
+    tools.note("unpacking the layers")
     await extract_tree(tools, layers_tar, tree)
     prepare_tree(tree)
+    tools.note("adding the agent's own Python")
     place = vacated_in(tree, str(Path(PYTHON).parent).lstrip("/"))
     await anyio.to_thread.run_sync(shutil.copytree, interpreter, place)
     await _finish(tools, tree, staging)
@@ -96,6 +98,7 @@ async def make_layered_image(
 
 
 async def _finish(tools: Tools, tree: Path, staging: Path) -> None:
+    tools.note("packing the image")
     await anyio.to_thread.run_sync(open_to_all, tree)
     await pack_tree(tools, tree, staging / IMAGE)
     await anyio.to_thread.run_sync(shutil.rmtree, tree)

@@ -45,6 +45,7 @@ class Commands:
         self._session = Session()
         self._current: Started | None = None
         self.streams = Streams(loop, channel, user)
+        self.reserving = False  # what runs here has more memory in sight than there is, see `User.become`
 
     @property
     def run(self) -> Execution | None:
@@ -132,7 +133,7 @@ class Commands:
         if pid == 0:
             try:
                 self._take_places(record, stdin)
-                self._user.let_loose()
+                self._user.let_loose(watched=self.reserving)
                 os.fchdir(directory)
                 self._become(shell, arguments)
             except OSError as error:
@@ -166,7 +167,8 @@ class Commands:
         self.streams.drain()
         if os.WIFEXITED(status) and not run.stopped:
             record = os.pread(current.record, MAX_RECORD + 1, 0)
-            run.feed("stderr", self._session.take(record, current.call).encode())
+            if note := self._session.take(record, current.call):
+                run.feed("stderr", note.encode())
         os.close(current.record)
         self.streams.end()
         self._current = None

@@ -11,6 +11,7 @@ from guest.agent.artifacts import Watch
 from guest.agent.children import Children
 from guest.agent.commands import Commands
 from guest.agent.execution import Execution
+from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.loop import Link, Loop
 from guest.agent.nursery import Nursery
 from guest.agent.service import Service
@@ -78,6 +79,7 @@ class Supervisor:
     @language.setter
     def language(self, name: str) -> None:
         self._nursery.language = name
+        self._commands.reserving = name in MEMORY_WATCHERS
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run warm-up code where kernels come from; `done` gets its traceback, or None."""

@@ -64,7 +64,10 @@ def show(settings: Settings, name: str | None) -> int:
             if entry.name == wanted:
                 _print_remarks(entry)
         out.print_json(template.model_dump_json(exclude_none=True))
-        _print_entries(builder.entries_of(template))
+        entries = builder.entries_of(template)
+        _print_entries(entries)
+        for digest in dict.fromkeys(entry.details["digest"] for entry in entries if "digest" in entry.details):
+            out.print(f"{template.source.oci} was {digest} when it was fetched.", soft_wrap=True)
         for note in builder.notes_of(template):
             out.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
         return 0

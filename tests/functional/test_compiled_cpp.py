@@ -236,6 +236,9 @@ async def test_sanitizers_work_where_memory_is_limited_and_the_limit_holds():
     async with agent_client(CPP, "--memory-mb", "256") as client:
         assert (await run(client, HELLO, options={"sanitize": ["address"]})).stdout == "hello\n"
         assert "more than 256 MB" in (await run(client, HOG)).error.message
+        await client.write("/workspace/hello.cpp", HELLO.encode())
+        build = "g++ -fsanitize=address hello.cpp -o hello && ./hello"
+        assert (await run(client, build, kind="command")).stdout == "hello\n"
 
 
 # ---------------------------------------------------------------- cases

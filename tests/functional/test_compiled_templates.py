@@ -49,6 +49,16 @@ class Box:
         assert isinstance(block, TextContent)
         return block.text
 
+    async def build(self, files: dict[str, str], command: str) -> str:
+        """Write files, and run a command among them."""
+        for path, text in files.items():
+            await self._service.write(OWNER, self._id, path, text.encode())
+        with anyio.fail_after(LIMIT_S):
+            request = RunRequest(OWNER, command, self._id, timeout_s=LIMIT_S, kind="command")
+            block = run_blocks(await self._service.run(request))[0]
+        assert isinstance(block, TextContent)
+        return block.text
+
 
 @pytest.fixture(scope="module", params=["cpp-algorithm", "go-algorithm"])
 async def box(request: pytest.FixtureRequest, host: Host, anyio_backend: str) -> AsyncIterator[Box]:
@@ -91,3 +101,26 @@ async def test_a_program_that_takes_all_memory_ends_alone(box: Box, code: str):
     }
     assert "MemoryLimitExceeded" in await box.run(hungry[code], memory_limit_mb=128)
     assert (await box.run(code, stdin="1")).startswith("stdout:\n2\n")
+
+
+async def test_a_project_of_several_files_is_built_with_a_command(box: Box, code: str):
+    projects = {
+        CPP: (
+            {
+                "two.h": "int two();",
+                "two.cpp": "int two() { return 2; }",
+                "main.cpp": '#include <cstdio>\n#include "two.h"\nint main() { printf("%d\\n", two()); }',
+                "Makefile": "two: two.o main.o\n\t$(CXX) $^ -o $@",
+            },
+            "make -s CXX=g++ && ./two",
+        ),
+        GO: (
+            {
+                "go.mod": "module two",
+                "two/two.go": "package two\nfunc Two() int { return 2 }",
+                "main.go": 'package main\nimport ("fmt"; "two/two")\nfunc main() { fmt.Println(two.Two()) }',
+            },
+            "go build -o /tmp/two . && /tmp/two",
+        ),
+    }
+    assert (await box.build(*projects[code])).startswith("stdout:\n2\n")

@@ -141,7 +141,7 @@ async def test_a_program_or_directory_that_is_not_there_is_named(command, cwd, w
 
 
 async def test_a_service_that_ends_in_use_is_told_with_every_result_however_much_it_had_said():
-    start = f"head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last words; touch flooded; {STAY}"
+    start = f"head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last words; touch flooded; {STAY}"
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             await client.warm(served(start, "test -e flooded"), LIMIT_S)

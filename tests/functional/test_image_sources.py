@@ -3,28 +3,24 @@
 import importlib.util
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import psutil
 import pytest
 
-from guest.client import AgentClient
 from mcp_sandbox.app import Host
-from templates.build import Builder, BuiltTemplate, Progress
+from templates.build import Builder, Progress
 from templates.debian import BASE_TAR, base_inputs
 from templates.errors import BuildFailed
-from templates.model import Template
+from templates.model import ServiceCommand, Template
 from templates.store import Entry, Store
 from tests.functional.images import containers_untouched, layer_of, registry, run_skopeo, static_busybox, write_layout
-from tests.functional.machines import BOOT_S, START_S, Machines, only
+from tests.functional.machines import START_S, Machines, only
 from vmm.process import find_tool
 
 TOOLS = ("skopeo", "buildah", "mkfs.erofs", "apt-get", "dpkg")
 BUILD_S = 200.0  # the first one fetches the agent's own Python
-MAX_FILE = 4096
 SLEEP = "sleep 987654"  # nobody else sleeps so long
 # What IPython needs; all of it is plain Python, so that the tests' own will do.
 IPYTHON = (
@@ -44,6 +40,11 @@ def template(folder: Path, language: str = "shell", **source: str) -> Template:
     return Template.model_validate(
         {"name": f"test-{folder.name}", "folder": folder, "language": language, "source": source, **fields}
     )
+
+
+def served(wanted: Template) -> Template:
+    """The template with the ENTRYPOINT of its image as a service."""
+    return wanted.model_copy(update={"service": ServiceCommand(ready_cmd="[ -s /workspace/where ]")})
 
 
 @pytest.fixture
@@ -73,6 +74,7 @@ async def box(store: Store, tmp_path: Path) -> Path:
         'RUN ["/context/busybox", "ln", "/context/busybox", "/bin/sh"]\n'
         "RUN env > /environment && umask > /umask\n"
         "USER 7\nWORKDIR /srv\nENV GREETING=hello\n"
+        'ENTRYPOINT ["/bin/sh", "-c", "pwd > /workspace/where; exec /context/busybox sleep 1000"]\n'
     )
     return folder
 
@@ -81,38 +83,27 @@ def layers_of(builder: Builder, wanted: Template) -> list[Entry]:
     return [entry for entry in builder.entries_of(wanted) if entry.kind == "layers"]
 
 
-@asynccontextmanager
-async def booted(host: Host, built: BuiltTemplate, wanted: Template) -> AsyncIterator[AgentClient]:
-    """The agent of a machine with nothing but the template's image: no kernel was started in it."""
-    with anyio.fail_after(BUILD_S):
-        image = await host.builder.build_image(wanted)
-    machines = Machines(host, replace(built, template=wanted, root=image, snapshot=None))
-    async with machines.booted() as machine, AgentClient.open(await machine.connect(), timeout_s=BOOT_S) as agent:
-        yield agent
-    await machines.assert_none_left()
-
-
-async def text(agent: AgentClient, path: str) -> str:
-    return (await agent.read(path, limit=MAX_FILE)).data.decode()
-
-
 @only("gvisor")
-async def test_an_image_without_any_python_runs_the_agent_in_one_of_its_own(
-    host: Host, built: BuiltTemplate, box: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_image_with_one_program_in_it_runs_commands_and_its_entrypoint(
+    host: Host, store: Store, box: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SECRET_TOKEN", "of the builder")
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
-    with containers_untouched():
-        async with booted(host, built, template(box, dockerfile="Dockerfile")) as agent:
-            assert agent.hello.language_version.startswith("3.11.")
-            told = await text(agent, "/environment")
-            assert "SECRET_TOKEN" not in told
-            assert "http_proxy=http://proxy.example:3128" in told
-            names = {entry.path for entry in (await agent.list("/context", recursive=False, max_entries=50)).entries}
-            assert {Path(name).name for name in names} == {".dockerignore", "Dockerfile", "busybox"}
-            assert "sandbox:x:1000:" in await text(agent, "/etc/passwd")
-    notes = host.builder.notes_of(template(box, dockerfile="Dockerfile"))
-    assert [note.split()[0] for note in notes] == ["USER", "WORKDIR"]
+    wanted = served(template(box, dockerfile="Dockerfile"))
+    with anyio.fail_after(BUILD_S), containers_untouched():
+        machines = Machines(host, await host.builder.build(wanted, host.driver))
+    async with machines.clone() as clone:
+        said = (await clone.command('pwd; read where < where; echo "$where $GREETING"; /context/busybox id -un')).out
+        assert said.split() == ["/workspace", "/srv", "hello", "sandbox"]
+        assert (await clone.command("/context/busybox ls /context")).out.split() == ["Dockerfile", "busybox"]
+        built_with = (await clone.command("/context/busybox cat /environment")).out
+        assert "http_proxy=http://proxy.example:3128" in built_with
+        assert "SECRET_TOKEN" not in built_with
+        assert "sleep" in (await clone.command("/context/busybox ps")).out
+    await machines.assert_none_left()
+    (layers,) = layers_of(host.builder, wanted)
+    assert set(layers.details["config"]["env"]) == {"GREETING", "PATH"}, "the proxy was for the build alone"
+    assert [note.split()[0] for note in host.builder.notes_of(wanted)] == ["USER", "WORKDIR"]
 
 
 @only("gvisor")

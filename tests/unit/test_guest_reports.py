@@ -21,7 +21,7 @@ COMPILED = {
     "end": END,
     "cases": [CASE],
 }
-HANDLER = {"kind": "handler", "result": "1", "result_bytes": 1, "end": END}
+HANDLER = {"kind": "handler", "result": "1", "result_bytes": 1, "result_file": None, "end": END, "least_peak_bytes": 0}
 
 
 def parsed(report: Any) -> object:
@@ -72,6 +72,8 @@ def test_a_process_that_a_signal_ended_has_no_exit_code():
         HANDLER | {"result": 1},
         HANDLER | {"result_bytes": -1},
         HANDLER | {"end": None},
+        HANDLER | {"result_file": 1},
+        HANDLER | {"least_peak_bytes": None},
     ],
 )
 def test_what_does_not_fit_breaks_the_protocol(report: Any):

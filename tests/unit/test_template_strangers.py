@@ -11,15 +11,18 @@ import pytest
 from guest.agent import birth
 from guest.places import AGENT_PYTHON
 from templates import image
+from templates.build import Builder
 from templates.dockerfile import dockerfile_inputs
 from templates.errors import InvalidTemplate
 from templates.image_config import check_service, explain, from_details, read_config, to_details
 from templates.links import inside
 from templates.model import Template
-from templates.tools import StepFailed
+from templates.tools import StepFailed, Tools
 from templates.warmup import ImageConfig, warm_up
-from tests.unit.test_template_build import template
+from tests.unit.test_template_build import FakeGvisor, Workshop, agent, builder, template, workshop
 from vmm.agent import PYTHON
+
+__all__ = ["agent", "builder", "workshop"]  # fixtures
 
 SECRET = "root:secret-of-this-host:0:0:::\n"
 
@@ -98,6 +101,37 @@ def test_user_code_has_a_name_of_its_own_even_where_the_id_is_taken(tree: Path):
     image.prepare_tree(tree)
     lines = (tree / "etc/passwd").read_text().splitlines()
     assert [line.partition(":")[0] for line in lines] == ["root", "sandbox", "node"]
+
+
+@pytest.mark.anyio
+async def test_a_changed_dockerfile_makes_all_that_was_built_of_the_old_one_outdated(
+    builder: Builder, workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def make_interpreter(_tools: Tools, staging: Path) -> dict[str, str]:
+        (staging / "root").mkdir()
+        return {}
+
+    async def unpack_image(_tools: Tools, staging: Path, template: Template, *_: str) -> dict[str, Any]:
+        (staging / "built").mkdir()
+        return {"template": template.name, "config": to_details(ImageConfig(env={"A": "image"}))}
+
+    monkeypatch.setattr("templates.interpreter.make_interpreter", make_interpreter)
+    monkeypatch.setattr("templates.dockerfile.unpack_image", unpack_image)
+    monkeypatch.setattr("templates.container_tools.find_tool", lambda program: program)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text("FROM scratch")
+    wanted, driver = template(folder=folder, source={"dockerfile": "Dockerfile"}), FakeGvisor()
+    built = await builder.build(wanted, driver)
+    assert workshop.ran == ["buildah", "tar", "mkfs.erofs"]
+    assert built.warm_up.env == {"A": "image"}
+    assert await builder.find(wanted, driver) == built
+    assert await builder.outdated(wanted, driver) == []
+
+    (folder / "Dockerfile").write_text("FROM scratch\nUSER app")
+    assert await builder.find(wanted, driver) is None
+    await builder.build(wanted, driver)
+    assert sorted(entry.kind for entry in await builder.outdated(wanted, driver)) == ["image", "layers", "snapshot"]
 
 
 def described(**settings: Any) -> dict[str, Any]:
