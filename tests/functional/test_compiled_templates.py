@@ -81,7 +81,7 @@ async def test_a_program_reads_its_input_and_is_measured(box: Box, code: str):
 
 async def test_cases_are_judged_one_by_one(box: Box, code: str):
     text = await box.run(code, cases=CASES, memory_limit_mb=512)
-    assert "cases: 1 of 3 passed\n1: passed, " in text
+    assert "cases: 1 passed, " in text
     assert "2: wrong output, " in text
     assert 'line 1: expected "11", got "10"' in text
     assert "3: runtime error, " in text
