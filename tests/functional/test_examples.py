@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE_S = 60  # what an example promises to stay below
 BUILD_S = 600  # a template from nothing; most often it is there
