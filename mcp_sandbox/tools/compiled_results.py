@@ -21,7 +21,7 @@ def compiled_parts(report: CompiledReport) -> list[str]:
 
 def compiled_words(report: CompiledReport) -> list[str]:
     """What the last line says of it."""
-    how = "could not be compiled, in" if report.phase == "compile" else "compiled in"
+    how = "not compiled, after" if report.phase == "compile" else "compiled in"
     words = [f"{how} {report.compile_ms:,} ms ({report.command})"]
     if report.phase == "check":
         words.append("only checked: there is no main function, so nothing was run")
