@@ -173,7 +173,9 @@ def bench(
 def template_init(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the new template.")],
-    language: Annotated[Language | None, typer.Option(help="What run_code takes: python, or shell for images.")] = None,
+    language: Annotated[
+        Language | None, typer.Option(help="What run_code takes; if left out, python for Debian and shell for images.")
+    ] = None,
     source: Annotated[Source, typer.Option(help="Where the files come from.")] = "debian",
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Put it there, not into the first directory of the search path.")

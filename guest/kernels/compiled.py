@@ -9,7 +9,6 @@ It keeps no state but files. A run leaves nothing in the user's directory that t
 import os
 import re
 import resource
-import shlex
 import shutil
 import socket
 from contextlib import suppress
@@ -49,6 +48,9 @@ class Toolchain(Protocol):
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
         """What makes the program from the source."""
+
+    def told(self, command: list[str]) -> str:
+        """That command, as people would write it."""
 
     def checker(self) -> list[str] | None:
         """What looks for mistakes that a compiler does not mind."""
@@ -112,7 +114,7 @@ class Kernel:
         compiled, checker = self._compile(source, options)
         report: dict[str, Any] = {
             "phase": "check" if compiled.check else "run" if compiled.runnable else "compile",
-            "command": cut(self._plain(shlex.join(compiled.command)), SAID_ROOM),
+            "command": cut(self._plain(self._toolchain.told(compiled.command)), SAID_ROOM),
             "compile_ms": compiled.ended.wall_ns // 10**6,
             "diagnostics": cut(self._plain(compiled.diagnostics), SAID_ROOM),
             "note": source.note,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 
 from guest.kernels import compiled
 from guest.places import BUILD, WORKSPACE
@@ -33,6 +34,10 @@ class Cpp:
             checks += TRACEABLE
         place = ["-iquote", WORKSPACE, self.source, "-o", compiled.PROGRAM]
         return [self.compiler, *place, *checks, *(FLAGS if flags is None else flags)]
+
+    def told(self, command: list[str]) -> str:
+        """As it is."""
+        return shlex.join(command)
 
     def checker(self) -> None:
         """The compiler has warnings of its own, with flags of its own."""

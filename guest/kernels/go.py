@@ -11,6 +11,7 @@ list of its packages: then compiler, linker and vet are called as the go command
 import json
 import os
 import re
+import shlex
 from contextlib import suppress
 
 from guest.kernels import compiled
@@ -92,6 +93,10 @@ class Go:
         if self._library and flags is None and not in_module():
             return self._library.build()
         return [self.compiler, "build", "-o", compiled.PROGRAM, *(flags or ()), self.source]
+
+    def told(self, command: list[str]) -> str:
+        """The long way round has the same end as `go build`, but it is not what was run."""
+        return shlex.join(command) if command[0] == self.compiler else "go tool compile main.go, go tool link"
 
     def checker(self) -> list[str]:
         """Mistakes that compile."""

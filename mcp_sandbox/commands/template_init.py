@@ -87,8 +87,8 @@ code = \"""
 
 # A process that is started before the snapshot, and is alive in every sandbox.
 # [service]
-# start_cmd = "python3 -m http.server 8000"
-# ready_cmd = "curl --silent --fail localhost:8000"  # succeeds as soon as it serves
+# start_cmd = "exec python3 -m http.server 8000"
+# ready_cmd = "python3 -c 'import socket; socket.create_connection((\\"localhost\\", 8000))'"  # succeeds when it serves
 """
 
 _MEMORY_MB = {"python": 512, "cpp": 1024, "go": 1024, "shell": 256}

@@ -47,7 +47,7 @@ def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> 
     if request.kind == "invoke":
         check_invocation(request, settings.max_code_bytes)
     elif not request.code.strip():
-        raise BadRequest(f"The {what} is empty. Give the source to run.")
+        raise BadRequest(f"The {what} is empty. Give the {'command' if what == 'command' else 'source'} to run.")
     if "\0" in request.code:
         raise BadRequest(f"The {what} contains a null byte. Remove it; write_file takes binary data as base64.")
     if len(request.code.encode(errors="replace")) > settings.max_code_bytes:
@@ -127,6 +127,7 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
         report=fold.report,
         service_loss=finished.service_loss,
         language=lease.template.language,
+        kind=request.kind,
     )
 
 

@@ -29,7 +29,7 @@ def check_options(request: RunRequest, template: Template) -> None:
         check_language(template)
     if request.kind != "code" or options is None:
         return
-    if template.language not in COMPILED and (wrong := options.keys() - _understood(template)):
+    if template.language not in COMPILED and (wrong := options.keys() - {"stdin"}):
         raise BadRequest(
             f"{_and(wrong)} cannot be used with template {template.name}. Only code that is compiled has "
             f"{'it' if len(wrong) == 1 else 'them'}: use a template such as {COMPILED_TEMPLATES}."
@@ -42,10 +42,6 @@ def check_options(request: RunRequest, template: Template) -> None:
             f"Code, input and expected output have {size:,} bytes together; at most {MAX_BODY:,} are possible. "
             "Use fewer cases at once, or write the input with write_file and have the program read that file."
         )
-
-
-def _understood(template: Template) -> set[str]:
-    return {"stdin"} if template.language == "python" else set()
 
 
 def _and(names: set[str]) -> str:

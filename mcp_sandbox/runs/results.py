@@ -95,6 +95,7 @@ class RunResult:
     report: Report | None = None  # what the run has measured, where it does
     service_loss: str | None = None  # how the template's service ended, if it has
     language: Language = "python"  # of the sandbox
+    kind: RunKind = "code"
     expires_in_s: float | None = None  # until the sandbox ends if it is not used
 
     @property

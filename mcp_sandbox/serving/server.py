@@ -12,7 +12,7 @@ import anyio
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.stdio import stdio_server
-from mcp_types import InputRequiredResult
+from mcp_types import InputRequiredResult, Tool
 from pydantic import AnyUrl
 
 from guest.places import OUTPUTS, WORKSPACE
@@ -23,6 +23,7 @@ from mcp_sandbox.operating import tracing
 from mcp_sandbox.sandboxes.files import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
+from mcp_sandbox.serving.schemas import lean
 from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
 from mcp_sandbox.tools import code, commands, files, forks, handlers, sandboxes
 from mcp_sandbox.tools.common import lifetime_of
@@ -31,7 +32,15 @@ LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then w
 
 
 class SandboxServer(MCPServer[SandboxService]):
-    """An MCP server whose resources have the type their name says; the SDK knows one type a template."""
+    """An MCP server whose resources have the type their name says; the SDK knows one type a template.
+
+    Its tools are described without what a model reads for nothing.
+    """
+
+    async def list_tools(self) -> list[Tool]:
+        """All tools, with lean schemas of their arguments."""
+        tools = await super().list_tools()
+        return [tool.model_copy(update={"input_schema": lean(tool.input_schema)}) for tool in tools]
 
     async def read_resource(
         self, uri: AnyUrl | str, context: Context[SandboxService, Any] | None = None
@@ -76,7 +85,7 @@ def instructions(settings: Settings, isolation: str) -> str:
     return (
         f"Runs code in isolated sandboxes. Isolation level in force: {isolation}. "
         "Sandboxes are offline: they have no network device. "
-        f"create_sandbox gives a sandbox_id; variables, imports and files persist across calls that name it. "
+        "create_sandbox gives a sandbox_id; files and, in Python, variables persist across calls that name it. "
         f"{lifetime_of(settings)}. run_code and run_command without sandbox_id keep nothing. "
         f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts to be read with read_artifact. "
         f"A run may take {settings.run_timeout_s:g} s unless timeout_s says otherwise "

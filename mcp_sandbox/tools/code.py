@@ -13,11 +13,11 @@ from mcp_sandbox.runs.options import MIN_MEMORY_MB
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
+    NOTHING_TO_INSTALL,
     RunId,
     SandboxId,
     ToolContext,
     hints,
-    lifetime_of,
     owner_of,
     reporter,
     service_of,
@@ -30,13 +30,13 @@ WAIT_S = 10.0  # read_output's own idea of waiting: few calls, and none that see
 
 
 class Case(BaseModel):
-    """One input for a program, and what it should write."""
+    """One run of a program."""
 
     model_config = ConfigDict(extra="forbid")
 
     stdin: str = ""
     expected: str | None = Field(
-        default=None, description="Standard output; white space at the ends of lines and of the whole does not count."
+        default=None, description="What it should write; white space at the ends of lines does not count."
     )
 
 
@@ -53,19 +53,18 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
     @mcp.tool(
         title="Run code",
         description=(
-            "Run code in an isolated, offline sandbox: Python, or C++ or Go with a template for it. Returns stdout, "
-            "stderr, the value of the last expression, the traceback if it failed, new artifacts, and the first "
-            "pictures as images; for C++ and Go what the compiler said, times, peak memory, and a verdict on each "
-            "test case. "
-            "With sandbox_id: variables and imports (Python) and files of earlier runs are there, and what this run "
-            "leaves stays. "
-            f"{lifetime_of(settings)}. Without sandbox_id: the code runs once in a fresh sandbox and nothing is kept. "
+            "Run code in an isolated, offline sandbox, in the language of its template: Python, C++, Go or shell. "
+            "Returns stdout, stderr, new artifacts, and the first pictures as images; for Python the value of the last "
+            "expression and the traceback, for C++ and Go what the compiler said, times, peak memory, and a verdict on "
+            "each test case. "
+            "With sandbox_id: files and, in Python, variables and imports of earlier runs are there, and what this run "
+            "leaves stays. Without: the code runs once in a fresh sandbox and nothing is kept. "
             f"Working directory {WORKSPACE}; every file put in {OUTPUTS} is an artifact, and matplotlib figures land "
-            f"there by themselves. A run over its time limit is interrupted (variables are kept), or killed if it does "
-            f"not react (variables are lost, files kept). Of longer output the first and last parts, {shown:,} bytes a "
-            "stream, are shown, and the result says how to read the rest. "
+            "there by themselves. A run over its time limit is interrupted (Python keeps its variables), or killed if "
+            f"it does not react (they are lost, files kept). Of longer output the first and last parts, {shown:,} "
+            "bytes a stream, are shown, and the result says how to read the rest. "
             f"A run that is still on after {settings.foreground_s:g} s goes on in the background: the result has its "
-            "run_id for read_output and stop_run. There is no network: pip install does not work."
+            f"run_id for read_output and stop_run. {NOTHING_TO_INSTALL}"
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,
@@ -83,22 +82,22 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             Field(
                 min_length=1,
                 max_length=MAX_CASES,
-                description="C++ and Go: compile once, run with each of these inputs, and report each.",
+                description="C++, Go: test cases. Compiled once, run and judged one by one.",
             ),
         ] = None,
         case_timeout_s: Annotated[
             float | None,
-            Field(gt=0, le=settings.max_run_timeout_s, description="Time limit of each case; 10 if not given."),
+            Field(gt=0, le=settings.max_run_timeout_s, description="Seconds for each case: 10 if not given."),
         ] = None,
         memory_limit_mb: Annotated[
-            int | None, Field(ge=MIN_MEMORY_MB, description="C++ and Go: memory limit of the program, or of each case.")
+            int | None, Field(ge=MIN_MEMORY_MB, description="C++, Go: most memory of the program.")
         ] = None,
         flags: Annotated[
             list[str] | None,
-            Field(description="C++: instead of -O2 -std=c++20. Go: for go build. Each begins with '-'."),
+            Field(description="C++: instead of -O2 -std=c++20. Go: for go build."),
         ] = None,
         sanitize: Annotated[
-            list[Literal["address", "undefined", "thread"]] | None, Field(description="C++: sanitizers to build with.")
+            list[Literal["address", "undefined", "thread"]] | None, Field(description="C++: sanitizers.")
         ] = None,
     ) -> CallToolResult:
         options = _given(

@@ -6,12 +6,12 @@ from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from guest.places import OUTPUTS, WORKSPACE
+from guest.places import WORKSPACE
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.commands import command_options
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, told_to_the_model
+from mcp_sandbox.tools.common import NOTHING_TO_INSTALL, SandboxId, ToolContext, hints, owner_of, told_to_the_model
 from mcp_sandbox.tools.running import InBackground, OneOffTemplate, result_of, timeout_field
 
 
@@ -23,14 +23,11 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         description=(
             "Run a shell command (bash where the template has it, else sh) in an isolated, offline sandbox and return "
             "stdout, stderr, the exit code and new artifacts. With sandbox_id: files of earlier runs are there, and "
-            "the command starts in the directory and with the exported variables that the last one ended with; "
-            "variables of run_code are not touched. Without sandbox_id: it runs once in a fresh sandbox and nothing is "
-            "kept. "
-            f"The first command starts in {WORKSPACE}; every file put in {OUTPUTS} is an artifact. "
+            f"the command starts in the directory (at first {WORKSPACE}) and with the exported variables that the last "
+            "command ended with. Without: it runs once in a fresh sandbox and nothing is kept. "
             "Processes started with & go on when the command has ended, and what they write comes with the next "
-            "command's output. A command over its time limit is interrupted, then killed. Long output and long "
-            "commands are as with run_code: read_output and stop_run take the run_id. "
-            "There is no network: nothing can be installed."
+            "command's output. Time limits, long output, long runs and artifacts are as with run_code. "
+            f"{NOTHING_TO_INSTALL}"
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,
@@ -42,17 +39,13 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         template: OneOffTemplate = None,
         cwd: Annotated[
             str | None,
-            Field(
-                description="Where this command starts; relative to the session's directory, which stays what it was."
-            ),
+            Field(description="Where this command starts; the directory of the next ones stays what it was."),
         ] = None,
         env: Annotated[
             dict[str, str] | None,
-            Field(description="Variables for this command; those of the session stay what they were."),
+            Field(description="Variables for this command only."),
         ] = None,
-        stdin: Annotated[
-            str | None, Field(description="What the command reads from its standard input; nothing if not given.")
-        ] = None,
+        stdin: Annotated[str | None, Field(description="What the command reads from standard input.")] = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
         background: InBackground = False,
     ) -> CallToolResult:

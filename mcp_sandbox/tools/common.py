@@ -16,6 +16,9 @@ from mcp_sandbox.sandboxes.service import SandboxService
 
 LOCAL_OWNER = "local"  # on stdio there is one client, and all sandboxes of the process are its own
 
+# Without this models try, and read the same from a sandbox.
+NOTHING_TO_INSTALL = "There is no network, so no package can be installed: it has to be in the template."
+
 ToolContext = Context[SandboxService, Any]
 
 SandboxId = Annotated[

@@ -1,11 +1,12 @@
 """What was compiled and how it did, in words for a model."""
 
+from collections import Counter
+
 from guest.client.reports import CaseResult, CompiledReport, ProcessEnd
 
 MAX_SAID_CHARS = 6000  # of what a compiler said; the first errors explain the rest
 MAX_CASE_CHARS = 500  # of what is told about one case
 MAX_DETAILS_CHARS = 8000  # of what is told about all cases; each has its line besides
-GOOD = ("passed", "ran")
 
 
 def compiled_parts(report: CompiledReport) -> list[str]:
@@ -20,7 +21,7 @@ def compiled_parts(report: CompiledReport) -> list[str]:
 
 def compiled_words(report: CompiledReport) -> list[str]:
     """What the last line says of it."""
-    how = "could not be compiled, in" if report.phase == "compile" else "compiled in"
+    how = "not compiled, after" if report.phase == "compile" else "compiled in"
     words = [f"{how} {report.compile_ms:,} ms ({report.command})"]
     if report.phase == "check":
         words.append("only checked: there is no main function, so nothing was run")
@@ -39,8 +40,8 @@ def _said(who: str, text: str) -> str:
 def _cases(cases: tuple[CaseResult, ...]) -> str:
     if not cases:
         return ""
-    good = sum(case.verdict in GOOD for case in cases)
-    lines = [f"cases: {good} of {len(cases)} {'passed' if any(c.verdict == 'passed' for c in cases) else 'went well'}"]
+    verdicts = Counter(case.verdict for case in cases)
+    lines = [f"cases: {', '.join(f'{number} {verdict}' for verdict, number in verdicts.items())}"]
     room = MAX_DETAILS_CHARS
     untold = 0
     for number, case in enumerate(cases, 1):

@@ -33,9 +33,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             "An async handler is awaited. context has function_name, memory_limit_in_mb, aws_request_id, "
             "get_remaining_time_in_millis() and an attribute for every key of the argument context. "
             "With sandbox_id the handler stays defined: call it again with another event and empty code. "
-            "Without sandbox_id it is called once in a fresh sandbox and nothing is kept. An exception, a missing "
-            "handler or a result that is not JSON comes back as an error with its traceback. Sandboxes, time limits "
-            "and artifacts are as for run_code."
+            "Without: it is called once in a fresh sandbox and nothing is kept. Everything else is as with run_code."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,

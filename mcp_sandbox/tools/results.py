@@ -10,7 +10,6 @@ from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from guest.client.messages import Display
 from guest.client.reports import CompiledReport, HandlerReport
-from mcp_sandbox.runs.options import COMPILED
 from mcp_sandbox.runs.results import Captured, Picture, RunResult, readable
 from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.files import mime_of
@@ -229,13 +228,12 @@ def _losses(result: RunResult) -> list[str]:
 
 
 def _outcome(result: RunResult) -> str:
+    kept = "; variables are kept" if _keeps_variables(result) else ""
     if result.timed_out_after_s is not None:
-        kept = "; variables are kept" if _has_variables(result) and result.state == "kept" and result.sandbox_id else ""
         return f"stopped: time limit of {result.timed_out_after_s:g} s reached{kept}"
     if result.stopped:
-        if not _has_variables(result):
-            return "stopped on request"
-        return "stopped on request; variables are kept" if result.state == "kept" else "killed on request"
+        killed = _has_variables(result) and result.state == "lost"
+        return "killed on request" if killed else f"stopped on request{kept}"
     match result.status:
         case "exited":
             return f"exited with code {result.exit_code}"
@@ -247,7 +245,13 @@ def _outcome(result: RunResult) -> str:
 
 def _has_variables(result: RunResult) -> bool:
     """Whether more than files lasts from run to run."""
-    return result.language not in COMPILED
+    return result.language == "python"
+
+
+def _keeps_variables(result: RunResult) -> bool:
+    """Whether that has to be said of a run that was stopped. Of a command it would be taken for the shell's."""
+    kept = result.state == "kept" and result.sandbox_id is not None
+    return kept and result.kind != "command" and _has_variables(result)
 
 
 def _shortened(text: str) -> str:

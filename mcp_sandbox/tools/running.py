@@ -12,7 +12,9 @@ from mcp_sandbox.tools.results import run_blocks, view_blocks
 
 OneOffTemplate = Annotated[
     str | None,
-    Field(max_length=63, description="For a run without sandbox_id: what its sandbox is made from."),
+    Field(
+        max_length=63, description="Without sandbox_id: what the fresh sandbox is made from, as with create_sandbox."
+    ),
 ]
 InBackground = Annotated[
     bool,

@@ -66,8 +66,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Create sandbox",
         description=(
-            "Create a sandbox: an isolated offline machine, ready in a moment. Variables, imports and files persist "
-            f"across run_code calls that name its sandbox_id. {lifetime_of(settings)}; then everything in it is gone. "
+            "Create a sandbox: an isolated offline machine, ready in a moment. Files and, in Python, variables and "
+            f"imports persist across calls that name its sandbox_id. {lifetime_of(settings)}; then all of it is gone. "
             f"At most {settings.max_sandboxes} at once."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=False),
@@ -80,7 +80,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             Field(
                 min_length=1,
                 max_length=63,
-                description=f"What is in the sandbox. Known when the server started: {names}.",
+                description=f"What is in the sandbox, and its language. Known when the server started: {names}.",
             ),
         ] = settings.template,
         ttl_s: Annotated[
@@ -97,7 +97,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
 
     @mcp.tool(
         title="List sandboxes",
-        description=f"List the sandboxes that are alive. {lifetime_of(settings)}.",
+        description="List the sandboxes that are alive.",
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_sandboxes(ctx: ToolContext) -> SandboxList:

@@ -75,13 +75,15 @@ def code(box: Box, request: pytest.FixtureRequest) -> str:
 async def test_a_program_reads_its_input_and_is_measured(box: Box, code: str):
     text = await box.run(code, stdin="21")
     assert text.startswith("stdout:\n42\n")
-    assert "[ok · compiled in " in text
-    assert " MB · sandbox " in text
+    last_line = text.splitlines()[-1]
+    assert last_line.startswith("[ok · compiled in ")
+    assert " MB · sandbox " in last_line
+    assert len(last_line) < 300  # models read it after every run
 
 
 async def test_cases_are_judged_one_by_one(box: Box, code: str):
     text = await box.run(code, cases=CASES, memory_limit_mb=512)
-    assert "cases: 1 of 3 passed\n1: passed, " in text
+    assert "cases: 1 passed, " in text
     assert "2: wrong output, " in text
     assert 'line 1: expected "11", got "10"' in text
     assert "3: runtime error, " in text

@@ -9,21 +9,22 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE_S = 60  # what an example promises to stay below
+BUILD_S = 600  # a template from nothing; most often it is there
 PNG = b"\x89PNG\r\n\x1a\n"
 
 pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("in_force")]
 
 
-def call(directory: Path, *argv: str) -> str:
+def call(directory: Path, *argv: str, limit_s: float = EXAMPLE_S) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}
-    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, timeout=EXAMPLE_S)
+    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def test_every_example_is_tested_here():
-    tested = {"mcp_client.py", "run_once.sh", "when_code_misbehaves.py"}
+    tested = {"cpp_cases.py", "mcp_client.py", "run_once.sh", "when_code_misbehaves.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
 
 
@@ -49,5 +50,16 @@ def test_code_that_misbehaves_is_told_truthfully(tmp_path: Path):
         "result:\n42",
         "bytes left out; to read on: read_output(",
         "was closed; its variables and files are gone. Call create_sandbox to get a new one.",
+    ):
+        assert words in text
+
+
+def test_a_program_in_cpp_is_judged_case_by_case(tmp_path: Path):
+    call(tmp_path, "mcp-sandbox", "template", "build", "cpp-algorithm", limit_s=BUILD_S)
+    text = call(tmp_path, sys.executable, str(EXAMPLES / "cpp_cases.py"))
+    for words in (
+        "cases: 1 passed, 1 wrong output, 1 runtime error\n",
+        'line 1: expected "-2", got "-1"',
+        "3: runtime error, SIGFPE",
     ):
         assert words in text

@@ -54,6 +54,18 @@ def test_where_nothing_but_files_lasts_nobody_speaks_of_variables():
         assert "variables" not in text_of(REPORT, **changes)
 
 
+def test_of_a_command_that_was_stopped_nobody_says_that_variables_are_kept():
+    of_python = {"language": "python", "report": None, "state": "kept", "stopped": True, "lost_before": False}
+    for kind, said in (("code", True), ("invoke", True), ("command", False)):
+        text = run_blocks(replace(RESULT, **of_python, kind=kind))[0].text  # type: ignore[arg-type,union-attr]
+        assert ("variables are kept" in text) is said
+
+
+def test_a_case_that_was_only_run_does_not_count_as_passed():
+    text = text_of(replace(REPORT, end=None, cases=(case("passed"), case("ran"), case("wrong output"))))
+    assert "cases: 1 passed, 1 ran, 1 wrong output\n" in text
+
+
 def test_code_that_was_only_checked_says_so():
     assert "only checked: there is no main function" in text_of(replace(REPORT, phase="check", end=None))
 
@@ -75,7 +87,7 @@ def test_every_case_has_a_line_and_what_explains_it():
         case("not run", end=None),
     )
     lines = text_of(replace(REPORT, end=None, cases=cases)).splitlines()
-    start = lines.index("cases: 1 of 6 passed")
+    start = lines.index("cases: 1 passed, 1 wrong output, 2 runtime error, 1 time limit exceeded, 1 not run")
     took = "1,204 ms (1,180 ms CPU), peak 12 MB"
     assert lines[start + 1 : start + 10] == [
         f"1: passed, {took}",
@@ -92,6 +104,6 @@ def test_every_case_has_a_line_and_what_explains_it():
 
 def test_a_hundred_noisy_cases_stay_readable():
     text = text_of(replace(REPORT, end=None, cases=(case("ran", out="x" * 4000),) * 100))
-    assert "cases: 100 of 100 went well" in text
+    assert "cases: 100 ran" in text
     assert "more cases wrote is left out" in text
     assert len(text) < 16_000

@@ -33,9 +33,11 @@ def test_what_makes_sense_is_let_through(options: dict[str, Any]):
     check_options(request(**options), CPP)
 
 
-def test_python_takes_stdin_and_a_run_without_options_is_always_right():
-    check_options(request(stdin="1"), PYTHON)
-    check_options(RunRequest("me", "1 + 1"), PYTHON)
+@pytest.mark.parametrize("language", ["python", "shell"])
+def test_every_language_takes_stdin_and_a_run_without_options_is_always_right(language: str):
+    template = PYTHON.model_copy(update={"language": language})
+    check_options(request(stdin="1"), template)
+    check_options(RunRequest("me", "1 + 1"), template)
 
 
 @pytest.mark.parametrize(

@@ -344,6 +344,13 @@ async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Bu
     assert [entry.path for entry in await builder.outdated(template(), driver)] == [built.snapshot.path]
 
 
+async def test_a_build_of_a_template_with_a_service_is_not_outdated_at_once(builder: Builder):
+    driver = FakeVm()
+    with_service = template(service={"start_cmd": "serve", "ready_cmd": "ask"}, env={"A": "1"})
+    await builder.build(with_service, driver)
+    assert await builder.outdated(with_service, driver) == []
+
+
 async def test_what_all_templates_share_is_outdated_when_none_is_made_from_it_any_more(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ):
