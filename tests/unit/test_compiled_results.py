@@ -54,6 +54,12 @@ def test_where_nothing_but_files_lasts_nobody_speaks_of_variables():
         assert "variables" not in text_of(REPORT, **changes)
 
 
+def test_of_a_long_command_the_beginning_is_shown():
+    text = text_of(replace(REPORT, command="g++ " + "-DX " * 5000))
+    assert "(g++ -DX" in text
+    assert len(text) < 1000
+
+
 def test_code_that_was_only_checked_says_so():
     assert "only checked: there is no main function" in text_of(replace(REPORT, phase="check", end=None))
 
