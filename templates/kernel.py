@@ -35,6 +35,7 @@ _APPLETS = (
     "hostname",
     "ifconfig",
     "insmod",
+    "ln",
     "mkdir",
     "mount",
     "reboot",

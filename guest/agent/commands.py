@@ -14,11 +14,9 @@ from guest.agent.streams import Streams
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
 from guest.places import WORKSPACE
+from guest.programs import as_file, reset_signals
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")  # the first that is there
-# Python ignores the first two, whoever starts the agent in the background the others; what a shell is born without it
-# cannot have.
-RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT)
 NOT_RUN = 126  # the exit code of what could not be started, as shells have it
 WARM_UP = {"id": 0, "grace_ms": 1000, "head_bytes": 8000, "tail_bytes": 0, "max_display_bytes": 0}
 
@@ -122,7 +120,7 @@ class Commands:
         with self._user.acting():
             return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def _fork(self, shell: str, arguments: list[str], directory: int, stdin: bytes | None) -> tuple[int, int]:
+    def _fork(self, shell: str, arguments: list[str], directory: int, stdin: bytes) -> tuple[int, int]:
         """A process that becomes the shell, and the file in which that leaves its session."""
         record = os.memfd_create("session")
         try:
@@ -142,19 +140,17 @@ class Commands:
                 os._exit(NOT_RUN)
         return pid, record
 
-    def _take_places(self, record: int, stdin: bytes | None) -> None:
+    def _take_places(self, record: int, stdin: bytes) -> None:
         """Put descriptors where a shell expects them; all others end with the exec."""
         stdout, stderr = self.streams.writers
-        if stdin is not None:
-            os.dup2(_file_of(stdin), 0)
+        os.dup2(as_file(stdin), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         os.dup2(record, RECORD_FD)
         os.set_inheritable(RECORD_FD, True)  # if it was there already, nothing was done to it
 
     def _become(self, shell: str, arguments: list[str]) -> NoReturn:
-        for number in RESET:
-            signal.signal(number, signal.SIG_DFL)
+        reset_signals()
         # A session's exports are all there is: what a command has unset stays unset.
         environment = {} if self._session.exports else os.environ
         os.execve(shell, [shell, "-c", *arguments], environment)  # noqa: S606
@@ -173,16 +169,6 @@ class Commands:
         self.streams.end()
         self._current = None
         current.ended(run, run.command_ended(status))
-
-
-def _file_of(data: bytes) -> int:
-    """A nameless file with this content, open at its beginning."""
-    file = os.memfd_create("stdin")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
-    os.lseek(file, 0, os.SEEK_SET)
-    return file
 
 
 def _signal(current: Started, number: int) -> None:

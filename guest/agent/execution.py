@@ -4,7 +4,6 @@
 # ruff: noqa: PTH103
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from guest.agent.output import Capture
 from guest.agent.user import User
 from guest.places import OUTPUTS
+from guest.programs import signal_name
 from guest.protocol import MAX_BODY, MAX_DISPLAYS, decode_json
 
 MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for
@@ -129,12 +129,7 @@ class Execution:
         """The end of the kernel's process, as `waitpid` tells it."""
         if not os.WIFSIGNALED(status):
             return {"status": "exited", "state": "lost", "exit_code": os.waitstatus_to_exitcode(status)}
-        number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"SIG{number}"
-        return {"status": "killed", "state": "lost", "signal": name}
+        return {"status": "killed", "state": "lost", "signal": signal_name(os.WTERMSIG(status))}
 
     def command_ended(self, status: int) -> dict[str, Any]:
         """The end of a command's shell, as `waitpid` tells it. The kernel has no part in it, unless it is dead."""

@@ -1,12 +1,12 @@
 """Starts a program with the rights of code, in a session of its own, and keeps the end of what it says."""
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 
 from guest.agent.loop import Loop
 from guest.agent.rights import take_in_orphans
 from guest.agent.user import User
+from guest.programs import reset_signals
 
 NOT_STARTED = 127  # the exit code that shells have for it, too
 PIPE_BYTES = 64 * 1024  # all that fits a pipe
@@ -26,8 +26,7 @@ def launch(user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: s
         os.dup2(output, 1)
         os.dup2(output, 2)
         take_in_orphans()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it starts would, too
-            signal.signal(number, signal.SIG_DFL)
+        reset_signals()
         # A machine with users of its own is limited as a whole, by the host. There a limit inside may be one for memory
         # in sight, of which programs in Go or Java have more than there is.
         user.let_loose(oom_score=oom_score, watched=not user.shares_id)

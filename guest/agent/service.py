@@ -15,6 +15,7 @@ from guest.agent.children import Children
 from guest.agent.launch import Tail, launch
 from guest.agent.loop import Loop
 from guest.agent.user import User
+from guest.programs import signal_name
 
 READY_PAUSE_S = 0.05  # between the end of one try of ready_cmd and the next
 OOM_SCORE = 400  # when memory runs out code goes first, which has 500
@@ -100,11 +101,9 @@ class Service:
 
 
 def _how(status: int) -> str:
-    if not os.WIFSIGNALED(status):
-        return f"exit code {os.waitstatus_to_exitcode(status)}"
-    with suppress(ValueError):
-        return signal.Signals(os.WTERMSIG(status)).name
-    return f"signal {os.WTERMSIG(status)}"
+    if os.WIFSIGNALED(status):
+        return signal_name(os.WTERMSIG(status))
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
 def _quote(name: str, tail: Tail) -> str:

@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
     cwd: str | None
     env: dict[str, str]
-    stdin: bytes | None
+    stdin: bytes
 
 
 class Session:
@@ -69,7 +69,8 @@ class Session:
         What a call was given is its own: with `cwd` the session stays where it was, with `env` its variables do.
         """
         folder, separator, exports = record.decode("utf-8", "surrogateescape").partition("\0")
-        if not separator:  # it became another program, or had another idea of its exit
+        # None: it became another program, or had another idea of its exit. Two: the command has written here itself.
+        if not separator or "\0" in exports:
             return ""
         if call.cwd is None and folder.startswith("/"):
             self.folder = folder
@@ -83,12 +84,12 @@ class Session:
 
 def parse_call(options: dict[str, Any]) -> Call:
     """Options as they came over the wire. Raises RequestRefused."""
-    cwd, env, stdin = options.get("cwd"), options.get("env") or {}, options.get("stdin")
-    if not (cwd is None or _is_text(cwd)) or not (stdin is None or type(stdin) is str):
+    cwd, env, stdin = options.get("cwd"), options.get("env") or {}, options.get("stdin", "")
+    if not (cwd is None or _is_text(cwd)) or type(stdin) is not str:
         raise RequestRefused("bad_request", "cwd and stdin have to be text")
     if type(env) is not dict or not all(_is_name(name) and _is_text(value) for name, value in env.items()):
         raise RequestRefused("bad_request", "env has to be names of variables with their texts")
-    return Call(cwd, env, None if stdin is None else stdin.encode("utf-8", "replace"))
+    return Call(cwd, env, stdin.encode("utf-8", "replace"))
 
 
 def quoted(text: str) -> str:

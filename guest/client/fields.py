@@ -29,17 +29,17 @@ def flag(fields: dict[str, Any], key: str) -> bool:
     return value
 
 
-def text(fields: dict[str, Any], key: str) -> str:
+def text(fields: dict[str, Any], key: str, limit: int | None = None) -> str:
     """A string that can be encoded as UTF-8 (JSON can smuggle in halves of surrogate pairs)."""
     value = fields.get(key)
-    if type(value) is not str:
-        raise ProtocolError(f"the agent's {key!r} is not a string: {str(value)[:60]!r}")
+    if type(value) is not str or (limit is not None and len(value) > limit):
+        raise ProtocolError(f"the agent's {key!r} is not a string, or too long: {str(value)[:60]!r}")
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
 
 
-def text_or_none(fields: dict[str, Any], key: str) -> str | None:
+def text_or_none(fields: dict[str, Any], key: str, limit: int | None = None) -> str | None:
     """A string, or nothing."""
-    return None if fields.get(key) is None else text(fields, key)
+    return None if fields.get(key) is None else text(fields, key, limit)
 
 
 def choice(fields: dict[str, Any], key: str, kind: Any) -> Any:  # noqa: ANN401 - a Literal and its member

@@ -19,6 +19,9 @@ Verdict = Literal[
 ]
 MAX_CASES = 100
 MAX_REPORT_BYTES = 512 * 1024
+MAX_PATH = 4096  # characters
+MAX_SIGNAL = 20  # of a name
+MAX_NOTE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def parse_report(body: bytes) -> Report:
         return HandlerReport(
             result=read.text_or_none(fields, "result"),
             result_bytes=read.whole(fields, "result_bytes"),
-            result_file=read.text_or_none(fields, "result_file"),
+            result_file=read.text_or_none(fields, "result_file", MAX_PATH),
             end=_end(fields.get("end")),
             least_peak_bytes=read.whole(fields, "least_peak_bytes"),
         )
@@ -93,7 +96,7 @@ def parse_report(body: bytes) -> Report:
         compile_ms=read.whole(fields, "compile_ms"),
         diagnostics=read.text(fields, "diagnostics"),
         warnings=read.text(fields, "warnings"),
-        note=read.text(fields, "note"),
+        note=read.text(fields, "note", MAX_NOTE),
         end=_end_or_none(fields),
         cases=tuple(_case(read.table(case, "case")) for case in cases),
     )
@@ -117,7 +120,7 @@ def _end(value: Any) -> ProcessEnd:  # noqa: ANN401 - checked here
     fields = read.table(value, "end of a process")
     return ProcessEnd(
         exit_code=None if fields.get("exit_code") is None else read.whole(fields, "exit_code"),
-        signal=read.text_or_none(fields, "signal"),
+        signal=read.text_or_none(fields, "signal", MAX_SIGNAL),
         wall_ms=read.whole(fields, "wall_ms"),
         cpu_ms=read.whole(fields, "cpu_ms"),
         peak_bytes=None if fields.get("peak_bytes") is None else read.whole(fields, "peak_bytes"),

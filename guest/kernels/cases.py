@@ -11,6 +11,7 @@ SLACK_BYTES = 64 * 1024  # beyond what is expected: white space that does not co
 DEFAULT_TIMEOUT_S = 10.0
 MAX_DIFFERENCES = 3  # lines shown; the first one says most
 MAX_LINE_CHARS = 160
+TOO_LONG = "far more was written than is expected"
 CASES_ROOM = 320 * 1024  # bytes of a report for all cases together, as JSON
 CASE_ROOM = 12 * 1024  # and for one
 OUT_OF_MEMORY = (b"std::bad_alloc", b"runtime: out of memory", b"cannot allocate memory", b"allocation-size-too-big")
@@ -30,11 +31,13 @@ def _run_case(
     if runner.interrupted:
         return {"verdict": "not run", "end": None, "stdout": "", "stderr": "", "diff": ""}
     expected: str | None = case.get("expected")
-    keep = KEPT_BYTES if expected is None else len(expected.encode()) + SLACK_BYTES
-    stdin = case.get("stdin", "").encode()
+    keep = KEPT_BYTES if expected is None else len(expected.encode("utf-8", "replace")) + SLACK_BYTES
+    stdin = case.get("stdin", "").encode("utf-8", "replace")
     ended = runner.run(command, stdin=stdin, keep=keep, wall_s=timeout_s, memory_bytes=memory_bytes)
     written = ended.stdout.decode("utf-8", "replace")
     diff = "" if expected is None else difference(expected, written)
+    if expected is not None and ended.cut:
+        diff = diff or TOO_LONG
     return {
         "verdict": verdict(ended, memory_bytes, expected, diff),
         "end": ended.measured(),

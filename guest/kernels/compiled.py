@@ -4,13 +4,14 @@ It keeps no state but files. A run leaves nothing in the user's directory that t
 """
 
 # pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH103, PTH108, PTH123
+# ruff: noqa: PTH101, PTH103, PTH108, PTH123
 
 import os
 import re
 import resource
 import shutil
 import socket
+import stat
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -207,8 +208,12 @@ def out_of_memory(who: str, ended: Ended, memory_bytes: int | None) -> str:
 
 
 def empty(folder: str) -> None:
-    """Make a directory and remove what earlier runs have left in it."""
+    """Make a directory and remove what earlier runs have left in it, or in its place."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            os.unlink(folder)
     os.makedirs(folder, exist_ok=True)
+    os.chmod(folder, 0o700)
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

@@ -44,10 +44,8 @@ class Cpp:
 
     def without_main(self, said: str) -> str | None:
         """Only the linker misses main, so all was compiled by then."""
-        if not NO_MAIN.search(said):
-            return None
         linker = LINKER.search(said)
-        return said[: linker.start()] if linker else said
+        return said[: linker.start()] if linker and NO_MAIN.search(said, linker.start()) else None
 
 
 _cpp = Cpp()

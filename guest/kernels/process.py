@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Literal, NamedTuple
 
-from guest.kernels.orders import as_file
+from guest.programs import DEFAULT_SIGNALS, as_file, signal_name
 
 CHUNK_BYTES = 64 * 1024
 MAX_LAST_READS = 32  # when a program has ended; one that got away from it may go on writing for ever
@@ -34,7 +34,7 @@ class Ended(NamedTuple):
     peak_bytes: int
     stdout: bytes = b""  # the beginning of it, where it was kept
     stderr: bytes = b""
-    cut: bool = False  # there was more of it
+    cut: bool = False  # there was more of stdout
 
     @property
     def exit_code(self) -> int | None:
@@ -44,12 +44,7 @@ class Ended(NamedTuple):
     @property
     def signal(self) -> str | None:
         """By name."""
-        if not os.WIFSIGNALED(self.status):
-            return None
-        number = os.WTERMSIG(self.status)
-        with suppress(ValueError):
-            return signal.Signals(number).name
-        return f"SIG{number}"
+        return signal_name(os.WTERMSIG(self.status)) if os.WIFSIGNALED(self.status) else None
 
     def measured(self) -> dict[str, object]:
         """As a report has it."""
@@ -105,7 +100,9 @@ class Program:
         actions += [(os.POSIX_SPAWN_DUP2, pipe.theirs, number) for number, pipe in enumerate(self.pipes, 1)]
         self.began = time.monotonic_ns()
         try:
-            self.pid = os.posix_spawnp(command[0], command, os.environ, file_actions=actions, setpgroup=0)
+            self.pid = os.posix_spawnp(
+                command[0], command, os.environ, file_actions=actions, setpgroup=0, setsigdef=DEFAULT_SIGNALS
+            )
         except OSError:
             self.close()
             raise
@@ -194,7 +191,7 @@ class Runner:
             peak_bytes=max(usage.ru_maxrss * 1024, watch.peak_bytes),
             stdout=kept[0],
             stderr=kept[1],
-            cut=any(pipe.cut for pipe in program.pipes),
+            cut=any(pipe.cut for pipe in program.pipes[:1]),
         )
 
     def _hear(self) -> None:

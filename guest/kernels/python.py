@@ -25,9 +25,10 @@ from guest.kernels import handlers
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.figures import BACKEND, install
 from guest.kernels.handlers import Invocation, run_coroutine
-from guest.kernels.orders import as_file, split
+from guest.kernels.orders import split
 from guest.kernels.reseed import Generators
 from guest.places import SETTINGS, WORKSPACE
+from guest.programs import as_file
 from guest.protocol import Decoder, Frame
 
 if TYPE_CHECKING:
@@ -91,16 +92,23 @@ def no_input(prompt: object = "") -> NoReturn:
 @contextmanager
 def standard_input(text: str) -> "Iterator[None]":
     """Let a cell, and the processes it starts, read `text`."""
-    source, kept, ours = as_file(text.encode("utf-8", "replace")), os.dup(0), sys.stdin
-    os.dup2(source, 0)
-    os.close(source)
+    ours = sys.stdin
+    become_stdin(as_file(text.encode("utf-8", "replace")))
     builtins.input, sys.stdin = INPUT, open(0, closefd=False)  # noqa: SIM115 - a descriptor
     try:
         yield
     finally:
         builtins.input, sys.stdin = no_input, ours
-        os.dup2(kept, 0)
-        os.close(kept)
+        become_stdin(as_file(b""))
+
+
+def become_stdin(source: int) -> None:
+    """Have descriptor 0 lead to `source`, and only that. An earlier cell may have closed it: then it is `source`."""
+    os.dup2(source, 0)
+    if source:
+        os.close(source)
+    else:
+        os.set_inheritable(0, True)
 
 
 class Kernel:

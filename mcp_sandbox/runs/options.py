@@ -1,5 +1,6 @@
 """What may be asked of a run besides its code: which language understands what, and how much of it."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from templates.model import Template
 COMPILED = {"cpp": "C++", "go": "Go"}  # languages, as people write them
 COMPILED_TEMPLATES = "cpp-algorithm or go-algorithm"
 SANITIZERS = ("address", "undefined", "thread")
+# What says where the program goes: g++ takes the path in the same word, go after an equals sign.
+OUTPUT_FLAGS = {"cpp": re.compile(r"-o|--output"), "go": re.compile(r"--?o(=|$)")}
 MAX_FLAGS = 50
 MAX_FLAG_CHARS = 200
 MIN_MEMORY_MB = 32  # a program's peak is never measured lower than that of the process that starts it, 20 MB
@@ -58,7 +61,7 @@ def _check_cases(cases: list[Any], _options: Mapping[str, Any], _template: Templ
         raise BadRequest(f"There are {len(cases)} cases; give 1 to {MAX_CASES} at once.")
 
 
-def _check_flags(flags: list[str], _options: Mapping[str, Any], _template: Template) -> None:
+def _check_flags(flags: list[str], _options: Mapping[str, Any], template: Template) -> None:
     if len(flags) > MAX_FLAGS:
         raise BadRequest(f"There are {len(flags)} flags; at most {MAX_FLAGS} are possible.")
     for flag in flags:
@@ -68,7 +71,7 @@ def _check_flags(flags: list[str], _options: Mapping[str, Any], _template: Templ
                 f"{flag[:60]!r} is no flag. Every flag is a string of its own that begins with '-', such as '-O3', "
                 f"and has at most {MAX_FLAG_CHARS} characters."
             )
-        if flag == "-o" or flag.startswith(("-o=", "-o/", "-o.")):
+        if OUTPUT_FLAGS[template.language].match(flag):
             raise BadRequest("Leave out the flag -o: where the program is put is not yours to choose.")
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from guest.client.reports import CaseResult, CompiledReport, ProcessEnd
 
 MAX_SAID_CHARS = 6000  # of what a compiler said; the first errors explain the rest
+MAX_COMMAND_CHARS = 500  # of what compiled it; the caller knows the flags
 MAX_CASE_CHARS = 500  # of what is told about one case
 MAX_DETAILS_CHARS = 8000  # of what is told about all cases; each has its line besides
 
@@ -22,9 +23,10 @@ def compiled_parts(report: CompiledReport) -> list[str]:
 def compiled_words(report: CompiledReport) -> list[str]:
     """What the last line says of it."""
     how = "not compiled, after" if report.phase == "compile" else "compiled in"
-    words = [f"{how} {report.compile_ms:,} ms ({report.command})"]
+    command = report.command if len(report.command) <= MAX_COMMAND_CHARS else f"{report.command[:MAX_COMMAND_CHARS]} …"
+    words = [f"{how} {report.compile_ms:,} ms ({command})"]
     if report.phase == "check":
-        words.append("only checked: there is no main function, so nothing was run")
+        words.append("only checked: there is no main function, or the flags make no program, so nothing was run")
     elif report.end is not None:
         words.append(f"ran {_measured(report.end)}")
     return words

@@ -11,7 +11,8 @@ from guest.client import AgentClient
 from guest.client.messages import Output, RunCode, WarmUp
 from guest.client.reports import CaseResult, CompiledReport, ProcessEnd
 from guest.errors import RequestRefused
-from tests.functional.guest_harness import Result, agent_client, run
+from guest.places import BUILD
+from tests.functional.guest_harness import Result, agent_client, command, run
 
 LIMIT_S = 60.0
 CPP = WarmUp(language="cpp")
@@ -137,6 +138,31 @@ async def test_code_without_a_main_function_is_only_checked(machine, code):
     result = await run(machine, code)
     report = report_of(result)
     assert (result.finished.status, report.phase, report.diagnostics) == ("ok", "check", "")
+
+
+async def test_a_compiler_that_only_quotes_a_linker_has_found_an_error(machine):
+    result = await run(machine, "#error undefined reference to 'main'")
+    assert (result.finished.status, report_of(result).phase) == ("error", "compile")
+
+
+@pytest.mark.parametrize("flag", ["-c", "-fsyntax-only"])
+async def test_flags_that_make_no_program_leave_nothing_to_run(machine, flag):
+    result = await run(machine, HELLO, options={"flags": [flag]})
+    assert (result.finished.status, report_of(result).phase, result.stdout) == ("ok", "check", "")
+
+
+@pytest.mark.parametrize("damage", ["ln -s /workspace $B", "echo > $B", "mkfifo $B", "mkdir $B; chmod 0 $B"])
+async def test_whatever_code_puts_in_the_place_of_the_build_directory_makes_way(machine, damage):
+    await command(machine, f"touch kept; rm -rf $B; {damage}", env={"B": BUILD})
+    result = await run(machine, HELLO)
+    assert (result.finished.status, result.stdout) == ("ok", "hello\n")
+    assert (await command(machine, "rm kept")).finished.status == "ok"
+
+
+async def test_a_program_has_the_signals_that_programs_have(machine):
+    code = '#include <cstdlib>\nint main() { return system("yes | head -1"); }'
+    result = await run(machine, code)
+    assert (result.stdout, result.stderr) == ("y\n", "")
 
 
 async def test_a_snippet_without_main_that_does_not_compile_is_an_error(machine):
@@ -300,6 +326,17 @@ async def test_stopping_leaves_the_remaining_cases_unrun(machine):
         result = Result([event async for event in events])
     assert result.finished.status == "interrupted"
     assert [case.verdict for case in report_of(result).cases] == ["ran", "not run", "not run"]
+
+
+async def test_more_output_than_is_kept_for_comparing_never_passes(machine):
+    code = '#include <cstdio>\nint main() { printf("1%100000s", "and more"); }'
+    (case,) = await run_cases(machine, code, {"expected": "1"})
+    assert (case.verdict, case.diff) == ("wrong output", "far more was written than is expected")
+
+
+async def test_half_a_character_in_a_case_is_no_harm(machine):
+    (case,) = await run_cases(machine, ECHO, {"stdin": "\ud800", "expected": "\udfff"})
+    assert (case.verdict, case.stdout) == ("wrong output", "?")
 
 
 async def size_of(machine: AgentClient, path: str) -> int:

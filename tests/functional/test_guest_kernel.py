@@ -471,6 +471,12 @@ async def test_input_says_when_there_is_no_more_of_it(machine):
     assert (await run(machine, "input(); input()", options={"stdin": "one"})).error.name == "EOFError"
 
 
+async def test_stdin_can_be_given_after_code_has_closed_its_own(machine):
+    await run(machine, "import os; x = 1; os.close(0)")
+    assert (await run(machine, "input(), x", options={"stdin": "one\n"})).shown == ["('one', 1)"]
+    assert (await run(machine, "os.read(0, 9)")).shown == ["b''"]
+
+
 async def test_stdin_is_empty(machine):
     assert (await run(machine, "import sys; sys.stdin.read()")).shown == ["''"]
     assert (await run(machine, "!cat")).finished.status == "ok"

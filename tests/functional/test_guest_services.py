@@ -16,8 +16,14 @@ SHELL = ("/bin/sh", "-c")
 
 ALIVE = """
 import os
+def told_of_all(name):
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try:
+            yield open(f'/proc/{pid}/{name}').read()
+        except OSError:  # it ended meanwhile
+            pass
 def alive():
-    names = [open(f'/proc/{pid}/cmdline').read().split(chr(0)) for pid in os.listdir('/proc') if pid.isdigit()]
+    names = [line.split(chr(0)) for line in told_of_all('cmdline')]
     return sorted(name[1] for name in names if name[0] == 'sleep')
 alive()
 """
@@ -73,10 +79,8 @@ async def test_a_service_and_all_below_it_outlive_a_kernel_and_what_that_left_be
             await run(client, f"{left}\nwhile '2000' not in alive(): pass")
             assert (await run(client, "os.kill(os.getpid(), 9)")).finished.state == "lost"
             assert (await run(client, ALIVE)).shown == [str(mine)]
-            states = (
-                "{open(f'/proc/{pid}/stat').read().split(') ')[1][0] for pid in os.listdir('/proc') if pid.isdigit()}"
-            )
-            assert "T" not in (await run(client, states)).shown[0], "some are still stopped"
+            states = (await run(client, "{line.split(') ')[1][0] for line in told_of_all('stat')}")).shown[0]
+            assert "T" not in states, "some are still stopped"
 
 
 BOMB = """import os, signal

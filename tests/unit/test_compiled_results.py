@@ -66,6 +66,12 @@ def test_a_case_that_was_only_run_does_not_count_as_passed():
     assert "cases: 1 passed, 1 ran, 1 wrong output\n" in text
 
 
+def test_of_a_long_command_the_beginning_is_shown():
+    text = text_of(replace(REPORT, command="g++ " + "-DX " * 5000))
+    assert "(g++ -DX" in text
+    assert len(text) < 1000
+
+
 def test_code_that_was_only_checked_says_so():
     assert "only checked: there is no main function" in text_of(replace(REPORT, phase="check", end=None))
 

@@ -12,7 +12,7 @@ from guest.errors import RequestRefused
 
 FOUND = {"bash": ["bash"], "dash": ["dash"], "busybox": ["busybox", "ash"]}
 SHELLS = [pytest.param(words, id=name) for name, words in FOUND.items() if shutil.which(words[0])]
-NOTHING = Call(None, {}, None)
+NOTHING = Call(None, {}, b"")
 AWKWARD = 'it\'s "two"\nlines, $HOME and `tick` \\ and ä\n'
 
 
@@ -87,19 +87,19 @@ def test_a_command_finds_no_arguments_and_no_traces_of_the_session(sessions: Ses
 
 def test_what_goes_with_a_call_holds_for_that_call(sessions: Sessions, tmp_path: Path):
     sessions.run("export X=old; mkdir sub; cd /")
-    assert sessions.run('echo "$X $PWD"', Call(f"{tmp_path}/sub", {"X": "it's new"}, None)) == (
+    assert sessions.run('echo "$X $PWD"', Call(f"{tmp_path}/sub", {"X": "it's new"}, b"")) == (
         f"it's new {tmp_path}/sub\n"
     )
     assert sessions.run('echo "$X $PWD"') == "old /\n"
-    sessions.run("cd /usr; export X=changed", Call(str(tmp_path), {}, None))
+    sessions.run("cd /usr; export X=changed", Call(str(tmp_path), {}, b""))
     assert sessions.run('echo "$X $PWD"; cd sub 2>/dev/null || echo no') == "changed /\nno\n"
-    sessions.run("cd /usr; export X=again", Call(None, {"Y": "1"}, None))
+    sessions.run("cd /usr; export X=again", Call(None, {"Y": "1"}, b""))
     assert sessions.run('echo "$X $PWD ${Y-none}"') == "changed /usr none\n"
 
 
 def test_a_relative_cwd_starts_at_the_sessions_directory(sessions: Sessions, tmp_path: Path):
     sessions.run("mkdir -p a/b; cd a")
-    assert sessions.run("pwd -P", Call("b", {}, None)) == f"{tmp_path}/a/b\n"
+    assert sessions.run("pwd -P", Call("b", {}, b"")) == f"{tmp_path}/a/b\n"
 
 
 def test_a_shell_that_became_another_program_leaves_the_session_as_it_was(sessions: Sessions):
@@ -107,6 +107,12 @@ def test_a_shell_that_became_another_program_leaves_the_session_as_it_was(sessio
     sessions.run("export X=2; exec true")
     sessions.run("export X=3; trap 'echo bye' EXIT")
     assert sessions.run("echo $X") == "1\n"
+
+
+def test_a_command_that_writes_where_its_session_is_written_down_spoils_nothing(sessions: Sessions, tmp_path: Path):
+    sessions.run("export X=1")
+    sessions.run(f"export X=2; printf '/\\0' >&{RECORD_FD}")
+    assert sessions.run('echo "$X $PWD"') == f"1 {tmp_path}\n"
 
 
 def test_more_variables_than_fit_are_not_handed_on_and_that_is_said(sessions: Sessions):
@@ -120,7 +126,7 @@ def test_what_no_shell_could_be_given_is_refused():
     with pytest.raises(RequestRefused, match="write it to a file"):
         Session().arguments("x" * (MAX_ARGUMENT + 1), NOTHING, "/")
     with pytest.raises(RequestRefused, match="env is too large"):
-        Session().arguments("true", Call(None, {"X": "x" * MAX_ARGUMENT}, None), "/")
+        Session().arguments("true", Call(None, {"X": "x" * MAX_ARGUMENT}, b""), "/")
 
 
 @pytest.mark.parametrize(

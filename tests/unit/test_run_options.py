@@ -68,6 +68,8 @@ def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options
         ({"flags": ["-D" + "x" * 200]}, "at most 200 characters"),
         ({"flags": ["-g"] * 51}, "There are 51 flags"),
         ({"flags": ["-o", "-x"]}, "Leave out the flag -o"),
+        ({"flags": ["-oelsewhere"]}, "Leave out the flag -o"),
+        ({"flags": ["--output=elsewhere"]}, "Leave out the flag -o"),
         ({"sanitize": []}, "sanitize is a list of address, undefined, thread"),
         ({"sanitize": ["address", "thread"]}, "exclude each other"),
         ({"stdin": "x" * 2**20}, "write the input with write_file"),
@@ -76,6 +78,13 @@ def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options
 def test_what_cannot_be_done_is_refused_with_what_to_do(options: dict[str, Any], words: str):
     with pytest.raises(BadRequest, match=words):
         check_options(request(**options), CPP)
+
+
+@pytest.mark.parametrize("flag", ["-o", "-o=elsewhere", "--o=elsewhere"])
+def test_go_is_not_told_where_to_put_the_program(flag: str):
+    with pytest.raises(BadRequest, match="Leave out the flag -o"):
+        check_options(request(flags=[flag]), GO)
+    check_options(request(flags=["-overlay=files.json"]), GO)
 
 
 def test_go_has_no_sanitizers_and_says_why():
