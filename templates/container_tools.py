@@ -1,12 +1,12 @@
 """Runs skopeo and buildah so that they leave nothing behind but what they were asked for."""
 
 import os
-import shutil
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from templates.removal import remove_tree
 from templates.tools import StepFailed, Tools
 from vmm.process import find_tool
 
@@ -51,4 +51,4 @@ def _login() -> dict[str, str]:
 
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
