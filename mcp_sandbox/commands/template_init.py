@@ -47,11 +47,12 @@ packages = ["jq"]  # whatever commands are to be there
 """,
 }
 
+# With the registry: buildah knows short names for a few images only.
 _IMAGES = {
-    "python": "python:3.13-slim",
-    "cpp": "gcc:14",
-    "go": "golang:1.24",
-    "shell": "debian:bookworm-slim",
+    "python": "docker.io/library/python:3.13-slim",
+    "cpp": "docker.io/library/gcc:14",
+    "go": "docker.io/library/golang:1.24",
+    "shell": "docker.io/library/debian:bookworm-slim",
 }
 
 _OCI = """\
@@ -61,7 +62,7 @@ oci = "{image}"{note}
 """
 
 # Code in Python runs in the image's own. The image that a Dockerfile adds IPython to has none.
-_WITH_IPYTHON = "jupyter/base-notebook:python-3.11"
+_WITH_IPYTHON = "docker.io/jupyter/base-notebook:python-3.11"
 _NEEDS_IPYTHON = "  # run_code needs a python3 in it, 3.11 or newer, with IPython"
 
 _BY_DOCKERFILE = f"""\

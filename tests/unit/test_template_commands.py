@@ -48,7 +48,7 @@ def test_a_new_template_is_valid_as_it_is(tmp_path: Path, language: Language, so
     assert getattr(written.source, source) is not None
     if source == "dockerfile":
         dockerfile = (folder / str(written.source.dockerfile)).read_text()
-        assert dockerfile.startswith("FROM ")
+        assert dockerfile.startswith("FROM docker.io/"), "a short name is not enough for buildah"
         assert ("pip install" in dockerfile and "ipython" in dockerfile) == (language == "python")
 
 
