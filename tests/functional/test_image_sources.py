@@ -157,10 +157,11 @@ async def test_images_come_by_tag_and_by_digest_and_never_as_another(host: Host,
     with containers_untouched():
         async with registry(store, tmp_path) as address:
             _push(tmp_path / "layout", f"{address}/box:1")
-            by_tag, by_digest = (template(folder, oci=f"{address}/box{name}") for name in (":1", f"@{digest}"))
-            for wanted in (by_tag, by_digest):
+            names = (":1", f"@{digest}", f":1@{digest}")
+            by_tag, *by_digest = (template(folder, oci=f"{address}/box{name}") for name in names)
+            for wanted in (by_tag, *by_digest):
                 await host.builder.build_image(wanted)
-            assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [digest, digest]
+            assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [digest] * 3
 
             _push(tmp_path / "other", f"{address}/box:1")
             before = layers_of(host.builder, by_tag)

@@ -150,6 +150,20 @@ def test_a_name_that_is_wrong_is_told_before_any_is_built(path: Path):
     assert "driver" not in done.stderr
 
 
+def test_show_tells_which_digest_a_tag_stood_for(path: Path, tmp_path: Path):
+    digest = f"sha256:{'0123' * 16}"
+
+    async def fetch(_staging: Path) -> Mapping[str, Any]:
+        return {"template": "mine", "digest": digest}
+
+    source = GOOD[GOOD.index("[source") : GOOD.index("[machine")]
+    add(path, "mine", GOOD.replace(source, '[source]\noci = "localhost:5000/box:2"\n'))
+    anyio.run(Store(tmp_path / "home").obtain, "layers", {"image": "localhost:5000/box:1"}, fetch)
+    done = run("show", "mine")
+    assert done.exit_code == 0
+    assert f"localhost:5000/box:1 was {digest} when it was fetched." in done.stdout, "and not what it says now"
+
+
 # -- prune -------------------------------------------------------------------------------------------------
 
 
