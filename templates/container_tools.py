@@ -1,18 +1,24 @@
 """Runs skopeo and buildah so that they leave nothing behind but what they were asked for."""
 
 import os
-import shutil
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from templates.removal import remove_tree
 from templates.tools import StepFailed, Tools
 from vmm.process import find_tool
 
 NOBODY = 65_534  # they look for the user's home: it has to be one that is there
 # What commands of a Dockerfile leave of their user. An ordinary user may have other uses of it.
 TRACES = ("/run/user/{uid}", "/tmp/containers-user-{uid}", "/tmp/podman-run-{uid}")  # noqa: S108
+# All processes of a build end with its first one, and that one with whoever builds; nobody else tells those of a RUN.
+# Not for ordinary users: within a namespace of theirs buildah could not make its own.
+TOGETHER = (
+    *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--mount-proc"),
+    *("--fork", "--kill-child=KILL"),
+)
 # Where people have logged in to registries, by skopeo, podman or docker.
 LOGINS = ("{runtime}/containers/auth.json", "/run/containers/{uid}/auth.json", "{home}/.docker/config.json")
 
@@ -32,7 +38,8 @@ async def run_container_tool(tools: Tools, staging: Path, tool: str, *arguments:
         Path(folder).mkdir(parents=True, exist_ok=True)
     environment = {**folders, "_CONTAINERS_ROOTLESS_UID": str(uid), **_login()}
     try:
-        return await tools.run([tool, *arguments], env=environment)
+        within = TOGETHER if tool == "buildah" and uid == NOBODY else ()
+        return await tools.run([tool, *arguments], within=within, env=environment)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(_remove, traces)
@@ -51,4 +58,4 @@ def _login() -> dict[str, str]:
 
 def _remove(folders: list[Path]) -> None:
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)

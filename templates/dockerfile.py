@@ -12,6 +12,7 @@ import anyio.to_thread
 from templates.container_tools import run_container_tool
 from templates.model import Template
 from templates.oci import file_digest, unpack_image
+from templates.removal import remove_tree
 from templates.tools import Tools
 
 RECIPE = 1  # raise it when a change here must reach machines that are already built
@@ -84,6 +85,6 @@ def _ignored(folder: Path) -> str:
 async def _remove(tools: Tools, staging: Path, storage: Path) -> None:
     """Files in an ordinary user's storage belong to ids that only buildah can act as."""
     if os.geteuid() == 0:
-        await anyio.to_thread.run_sync(lambda: shutil.rmtree(storage, ignore_errors=True))
+        await anyio.to_thread.run_sync(remove_tree, storage)
     elif storage.exists():
         await run_container_tool(tools, staging, "buildah", "unshare", "rm", "-rf", str(storage))

@@ -5,6 +5,7 @@ a link in a layer can only lead to another name of the image. The result has onl
 and neither devices nor rights.
 """
 
+import io
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,8 @@ from templates.tools import StepFailed
 
 MAX_NAMES = 1_000_000  # an image with a desktop and all of TeX has half as many
 MAX_BYTES = 64 * 1024**3  # a few bytes of a sparse file can claim to be any number of them
+MAX_DEPTH = 256  # directories in each other: whoever walks through the tree later takes a call for each
+MAX_READ = 1024 * 1024  # bytes at once: contents are read in small pieces, only a header can claim to be larger
 KEPT_MODE = 0o1777  # a program with the right to become somebody else must not lie on the host
 MAX_LINKS = 40  # followed for one name, as Linux does
 WHITEOUT, OPAQUE = (
@@ -132,10 +135,22 @@ class Layers:
                 continue
             if node is None or node.children is None:
                 node = here[part] = _directory()
+                self.names += 1
             path.append(node)
+            if len(path) > MAX_DEPTH:
+                raise StepFailed(f"the image is refused: it has more than {MAX_DEPTH} directories in each other")
         found = path[-1].children
         assert found is not None
         return found
+
+
+class _LayerFile(io.FileIO):
+    """A layer on disk. A header that claims to be larger than memory is not read into it."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_READ:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return super().read(size)
 
 
 def merge_layers(layers: Sequence[Path], target: Path) -> None:
@@ -145,7 +160,8 @@ def merge_layers(layers: Sequence[Path], target: Path) -> None:
         try:
             for path in layers:
                 # Nothing but plain tar: whoever fetched the image has unpacked it.
-                merged.add(stack.enter_context(tarfile.open(path, "r:")))
+                file = stack.enter_context(_LayerFile(path))
+                merged.add(stack.enter_context(tarfile.open(fileobj=file, mode="r:")))
             merged.write(target)
         except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
             raise StepFailed(f"a layer of the image is damaged: {error}") from None

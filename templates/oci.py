@@ -47,16 +47,15 @@ async def make_oci(tools: Tools, staging: Path, template: Template) -> dict[str,
 async def _fetch(tools: Tools, staging: Path, template: Template, name: str) -> dict[str, Any]:
     """Find out the digest that a name stands for today, then fetch what has that digest and nothing else."""
     plain = "tls-verify=false" if _LOOPBACK.match(name) else "tls-verify=true"
-    digest = name.partition("@")[2]
+    tagged, _, digest = name.partition("@")
     if not digest:
         looked_up = ("inspect", f"--{plain}", "--no-tags", "--format={{.Digest}}", f"docker://{name}")
         said = await run_container_tool(tools, staging, "skopeo", *looked_up)
         digest = next((line for line in reversed(said) if _DIGEST.fullmatch(line)), "")
-        name = re.sub(r":[^:/]*$", "", name)
     if not _DIGEST.fullmatch(digest):
         raise StepFailed(f"{name} has no digest of the kind sha256:…")
-    source = f"docker://{name.partition('@')[0]}@{digest}"
-    details = await unpack_image(tools, staging, template, source, f"--src-{plain}")
+    untagged = re.sub(r":[^:/]*$", "", tagged)  # skopeo takes no tag beside a digest
+    details = await unpack_image(tools, staging, template, f"docker://{untagged}@{digest}", f"--src-{plain}")
     return {**details, "digest": digest}
 
 

@@ -21,6 +21,15 @@ _GIVEN = {
 _ADVICE = {
     "extra_forbidden": "there is no such field; remove it or mend its spelling",
     "missing": "this field is required; add it",
+    "model_type": "this is a table with fields of its own",
+}
+# What a text that is checked by its pattern has to be, by its field.
+_EXAMPLES = {
+    "wheels": "must name one exact version, like 'numpy==2.4.6'",
+    "packages": "must name a package, like 'graphviz', or one of another suite, like 'golang-go/trixie'",
+    "oci": "must name an image, like 'docker.io/library/debian:12' or 'oci-archive:image.tar'",
+    "dockerfile": "must name a file below this directory, like 'Dockerfile'",
+    "env": "must be a variable's name: letters, digits and underscores, and no digit first",
 }
 _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")  # how Python's reader ends its complaints
 _OF_A_KEY = "[key]"  # what pydantic adds to the place of a key that is wrong itself
@@ -63,8 +72,10 @@ def _field(problem: ErrorDetails) -> Field:
 
 
 def _explained(problem: ErrorDetails) -> str:
-    if "wheels" in problem["loc"] and problem["type"] == "string_pattern_mismatch":
-        return f"{problem['input']!r} must name one exact version, like 'numpy==2.4.6'"
+    if problem["type"] == "string_pattern_mismatch":
+        for field, wanted in _EXAMPLES.items():
+            if field in problem["loc"]:
+                return f"{problem['input']!r} {wanted}"
     return _ADVICE.get(problem["type"], problem["msg"].removeprefix("Value error, "))
 
 

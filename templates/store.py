@@ -30,6 +30,7 @@ import anyio
 import anyio.to_thread
 
 from templates.holding import alone, is_at
+from templates.removal import remove_tree
 
 KEY_CHARS = 20  # 80 bits of SHA-256: no accidental twins, and names short enough to read
 LOCK_POLL_S = 0.2  # flock cannot be awaited; builds take seconds, so a fifth of one is not noticed
@@ -135,7 +136,7 @@ class Store:
         for path in self.home.glob("staging/*"):
             with self._try_lock(path.name.partition(".")[0]) as held:
                 if held:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
 
     def tidy(self) -> None:
         """Remove logs and locks of things that are neither there nor being made."""
@@ -182,13 +183,13 @@ class Store:
         parent = self.home / "staging"
         parent.mkdir(parents=True, exist_ok=True)
         for stale in parent.glob(f"{kind}-{key}.*"):
-            shutil.rmtree(stale, ignore_errors=True)
+            remove_tree(stale)
         # A name of its own each time: a tool that outlived its maker must not write into the next attempt.
         path = Path(tempfile.mkdtemp(prefix=f"{kind}-{key}.", dir=parent))
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
 
     def _publish(self, staging: Path, final: Path) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)

@@ -20,9 +20,17 @@ class Tools(Protocol):
     """Runs the programs of one build step."""
 
     async def run(
-        self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        within: Sequence[str] = (),
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Run a program to its end and return the lines it printed; raises StepFailed unless it succeeds."""
+        """Run a program to its end and return the lines it printed; raises StepFailed unless it succeeds.
+
+        `within` is a command that becomes the program, such as one that takes rights away first.
+        """
         ...
 
     def note(self, text: str) -> None:
@@ -40,7 +48,12 @@ class LoggedTools:
         log_path.write_text("")
 
     async def run(
-        self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        within: Sequence[str] = (),
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> list[str]:
         self._write(f"$ {shlex.join(argv)}")
         lines: list[str] = []
@@ -52,7 +65,7 @@ class LoggedTools:
                 self._on_line(line.strip())
 
         try:
-            await run_tool(argv, on_line=take, env={"LC_ALL": "C.UTF-8", **(env or {})}, cwd=cwd)
+            await run_tool([*within, *argv], on_line=take, env={"LC_ALL": "C.UTF-8", **(env or {})}, cwd=cwd)
         except ToolMissing as error:
             raise StepFailed(str(error)) from None
         except ToolFailed as error:

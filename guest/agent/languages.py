@@ -1,7 +1,11 @@
 """What the agent has to know of the languages whose kernels it keeps: `guest/kernels/<language>.py` has the rest."""
 
 import platform
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+
+from guest.agent.birth import python_for
 
 # Run once before the snapshot, so that their pages are touched.
 WARM_CELLS: Mapping[str, tuple[str, ...]] = {
@@ -27,9 +31,11 @@ _VERSION_TIMEOUT_S = 60.0  # on an emulated CPU
 def version_of(language: str) -> str:
     """The version of a language in this machine."""
     command = _VERSION_COMMANDS.get(language)
+    if language == "python" and not Path(python := python_for(language)[0]).samefile(sys.executable):
+        command = (python, "-c", "import platform; print(platform.python_version())")
     if command is None:
         return platform.python_version()
-    import subprocess  # only compilers have to be asked
+    import subprocess  # only programs of the image have to be asked
 
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True)

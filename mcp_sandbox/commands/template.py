@@ -60,14 +60,16 @@ def show(settings: Settings, name: str | None) -> int:
         template = settings.catalogue.load(wanted)
         _, builder = make_builder(settings)
         out.print(f"[bold]{template.name}[/] from {escape(str(template.folder))}", soft_wrap=True)
-        for entry in settings.catalogue.entries():
-            if entry.name == wanted:
-                _print_remarks(entry)
+        for listed in settings.catalogue.entries():
+            if listed.name == wanted:
+                _print_remarks(listed)
         out.print_json(template.model_dump_json(exclude_none=True))
         entries = builder.entries_of(template)
         _print_entries(entries)
-        for digest in dict.fromkeys(entry.details["digest"] for entry in entries if "digest" in entry.details):
-            out.print(f"{template.source.oci} was {digest} when it was fetched.", soft_wrap=True)
+        for entry in entries:
+            if entry.kind == "layers" and "digest" in entry.details:
+                image, digest = escape(entry.inputs["image"]), entry.details["digest"]
+                out.print(f"{image} was {digest} when it was fetched.", soft_wrap=True)
         for note in builder.notes_of(template):
             out.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
         return 0

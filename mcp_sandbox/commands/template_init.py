@@ -47,18 +47,23 @@ packages = ["jq"]  # whatever commands are to be there
 """,
 }
 
-# Machines of an image bring a Python of their own for the agent; what is in the image's they cannot import.
+# With the registry: buildah knows short names for a few images only.
 _IMAGES = {
-    "cpp": "gcc:14",
-    "go": "golang:1.24",
-    "shell": "debian:bookworm-slim",
+    "python": "docker.io/library/python:3.13-slim",
+    "cpp": "docker.io/library/gcc:14",
+    "go": "docker.io/library/golang:1.24",
+    "shell": "docker.io/library/debian:bookworm-slim",
 }
 
 _OCI = """\
 [source]
 # name:tag, name@sha256:…, or files: oci:DIR, oci-archive:FILE, docker-archive:FILE
-oci = "{image}"
+oci = "{image}"{note}
 """
+
+# Code in Python runs in the image's own. The image that a Dockerfile adds IPython to has none.
+_WITH_IPYTHON = "docker.io/jupyter/base-notebook:python-3.11"
+_NEEDS_IPYTHON = "  # run_code needs a python3 in it, 3.11 or newer, with IPython"
 
 _BY_DOCKERFILE = f"""\
 [source]
@@ -66,6 +71,7 @@ dockerfile = "{DOCKERFILE}"  # in this directory, which is also what COPY copies
 """
 
 _ADDED = {
+    "python": "# run_code needs it\nRUN pip install --no-cache-dir ipython\n",
     "shell": "RUN apt-get update && apt-get install --yes --no-install-recommends jq && rm -rf /var/lib/apt/lists/*\n",
 }
 
@@ -116,13 +122,8 @@ def write_template(root: Path, name: str, language: Language, source: SourceKind
     """Make a directory with a template that can be built as it is.
 
     Raises:
-        BadRequest: the name cannot be one, there is something of that name, or nothing could be built from it.
+        BadRequest: the name cannot be one, or there is something of that name.
     """
-    if source != "debian" and language not in _IMAGES:
-        raise BadRequest(
-            f"A template for {language} is made from Debian: leave out --source, and name Python packages as wheels. "
-            "An image's own Python can be used with --language shell."
-        )
     if not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a template's name. Use up to 63 lower-case letters, digits and hyphens.")
     folder = root / name
@@ -141,11 +142,17 @@ def text_of(name: str, language: Language, source: SourceKind) -> str:
     title = name.replace("-", " ").capitalize()
     sources = {
         "debian": _DEBIAN.get(language) or _table_of(language, "source.debian"),
-        "oci": _OCI.format(image=_IMAGES.get(language)),
+        "oci": _oci(language),
         "dockerfile": _BY_DOCKERFILE,
     }
     tail = _TAIL.format(memory_mb=_MEMORY_MB[language], env=_variables(language, source))
     return _HEAD.format(title=title, language=language) + sources[source] + tail
+
+
+def _oci(language: Language) -> str:
+    if language == "python":
+        return _OCI.format(image=_WITH_IPYTHON, note=_NEEDS_IPYTHON)
+    return _OCI.format(image=_IMAGES[language], note="")
 
 
 def _variables(language: Language, source: SourceKind) -> str:

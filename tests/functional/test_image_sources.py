@@ -29,6 +29,7 @@ from vmm.process import find_tool
 TOOLS = ("skopeo", "buildah", "mkfs.erofs", "apt-get", "dpkg")
 BUILD_S = 200.0  # the first one fetches the agent's own Python
 SLEEP = "sleep 987654"  # nobody else sleeps so long
+REST = "/context/busybox sleep 1000"
 # What IPython needs; all of it is plain Python, so that the tests' own will do.
 IPYTHON = (
     *("IPython", "ipython_pygments_lexers", "traitlets", "decorator", "jedi", "parso", "matplotlib_inline", "pexpect"),
@@ -156,10 +157,11 @@ async def test_images_come_by_tag_and_by_digest_and_never_as_another(host: Host,
     with containers_untouched():
         async with registry(store, tmp_path) as address:
             _push(tmp_path / "layout", f"{address}/box:1")
-            by_tag, by_digest = (template(folder, oci=f"{address}/box{name}") for name in (":1", f"@{digest}"))
-            for wanted in (by_tag, by_digest):
+            names = (":1", f"@{digest}", f":1@{digest}")
+            by_tag, *by_digest = (template(folder, oci=f"{address}/box{name}") for name in names)
+            for wanted in (by_tag, *by_digest):
                 await host.builder.build_image(wanted)
-            assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [digest, digest]
+            assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [digest] * 3
 
             _push(tmp_path / "other", f"{address}/box:1")
             before = layers_of(host.builder, by_tag)
@@ -209,7 +211,7 @@ async def test_images_come_from_files_and_are_made_anew_when_those_change(
 @only("gvisor")
 async def test_a_cancelled_dockerfile_leaves_no_process_and_no_file(store: Store, box: Path, host: Host):
     with (box / "Dockerfile").open("a") as dockerfile:
-        dockerfile.write(f"RUN echo going to sleep && /context/busybox {SLEEP}\n")
+        dockerfile.write(f"RUN (/context/busybox setsid /context/busybox {SLEEP} &) && echo going to sleep && {REST}\n")
     children = psutil.Process().children()
     with anyio.fail_after(BUILD_S):
         async with anyio.create_task_group() as tasks:

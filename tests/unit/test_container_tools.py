@@ -19,7 +19,12 @@ class Recorder:
     env: Mapping[str, str] = {}
 
     async def run(
-        self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        within: Sequence[str] = (),
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> list[str]:
         assert env is not None
         self.env = env

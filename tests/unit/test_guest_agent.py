@@ -1,12 +1,15 @@
 """The agent's parts, without a machine."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 
 import pytest
 
+from guest.agent import languages
 from guest.agent.__main__ import FIRST_PID_NAMESPACE, parse_options
+from guest.agent.languages import version_of
 
 GUEST = Path(__file__).parents[2] / "guest"
 
@@ -30,3 +33,14 @@ def test_an_agent_has_one_way_to_its_host(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse_options()
     assert "not allowed with" in capsys.readouterr().err
+
+
+def test_the_version_of_python_is_that_of_the_image_and_not_of_the_agents_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert version_of("python") == platform.python_version()
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\necho 3.99.1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(languages, "python_for", lambda language: [str(python)])
+    assert version_of("python") == "3.99.1"

@@ -86,7 +86,12 @@ class PretendedTools:
         self._log.note(text)
 
     async def run(
-        self, argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        within: Sequence[str] = (),
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> list[str]:
         shop = self._workshop
         tool = Path(argv[0]).name

@@ -1,6 +1,7 @@
 """Layers of strangers become one tree, and nothing of them gets out of it."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -141,6 +142,30 @@ def test_an_image_that_is_too_big_is_refused_before_it_is_written(folder: Path, 
     monkeypatch.setattr(layers, "MAX_NAMES", 1)
     with pytest.raises(StepFailed, match="too big"):
         merged(folder, layer(folder, ("a", ""), ("b", "")))
+
+
+def test_an_image_deeper_than_anybody_could_walk_is_refused_however_it_got_so_deep(folder: Path):
+    deep = "/".join("a" * 200)
+    assert f"{deep}/file" in merged(folder, layer(folder, (f"{deep}/file", "")))
+    for name in (f"{deep}/{deep}/file", f"link/{deep}/file"):
+        with pytest.raises(StepFailed, match="256 directories in each other"):
+            merged(folder, layer(folder, (f"{deep}/file", ""), member("link", tarfile.SYMTYPE, deep), (name, "")))
+
+
+def test_directories_that_nobody_named_count_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layers, "MAX_NAMES", 3)
+    with pytest.raises(StepFailed, match="too big"):
+        merged(folder, layer(folder, ("a/b/c/d", "")), layer(folder, ("e", "")))
+
+
+def test_a_header_that_claims_to_be_larger_than_memory_is_not_read(folder: Path):
+    header = member("path", tarfile.XHDTYPE)
+    header.size = 4 * 1024**3
+    path = folder / "bomb.tar"
+    path.write_bytes(header.tobuf())
+    os.truncate(path, header.size + 8192)  # a hole, as from a layer of a few packed bytes
+    with pytest.raises(StepFailed, match="a header of 4294967296 bytes"):
+        merged(folder, path)
 
 
 def test_what_is_no_layer_is_refused(folder: Path):

@@ -163,6 +163,25 @@ async def test_what_a_killed_maker_left_is_removed_and_never_used(tmp_path: Path
         assert await store.obtain("base", INPUTS, make_hello)
 
 
+async def test_what_a_maker_left_goes_however_deep_and_closed_it_is_and_nothing_that_it_leads_to(tmp_path: Path):
+    store, kept = Store(tmp_path / "home"), tmp_path / "kept"
+    kept.write_text("of the host")
+    left = store.home / "staging" / "image-0123.left"
+    left.mkdir(parents=True)
+    (left / "link").symlink_to(tmp_path)
+    folder = os.open(left, os.O_RDONLY)
+    for _ in range(3000):  # its path is longer than any that can be opened
+        os.mkdir("deeper", dir_fd=folder)
+        below = os.open("deeper", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.mkdir("closed", 0o000, dir_fd=folder)
+    os.close(folder)
+    store.sweep()
+    assert left_in_staging(store) == []
+    assert kept.read_text() == "of the host"
+
+
 async def test_a_removed_thing_is_gone_and_can_be_made_again(tmp_path: Path):
     store = Store(tmp_path)
     first = store.entry(await store.obtain("base", INPUTS, make_hello))
