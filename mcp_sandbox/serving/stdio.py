@@ -20,6 +20,7 @@ _ID = rb'"id"\s*:\s*(\d+|"[\w-]*")\s*'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
 _FIRST_ID = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb",\s*)?" + _ID + rb",")
 _LAST_ID = re.compile(rb"[}\]\"\w]\s*,\s*(?:" + _VERSION + rb",\s*)?" + _ID + rb"(?:,\s*" + _VERSION + rb")?\}\s*$")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 PIPE_WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that polls as writable takes without blocking
 
 
@@ -48,15 +49,29 @@ class LineReader:
                     await self._refuse(start or bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
                     start = b""
                 else:
-                    yield line.decode(errors="replace")
+                    yield _text(line)
             if len(pending) > self._max_bytes:
                 start = start or bytes(pending[:END_BYTES])
                 del pending[:-END_BYTES]
             if not chunk:
                 break
         if pending.strip() and not start:
-            yield pending.decode(errors="replace")
+            yield _text(pending)
         self.ended.set()
+
+
+def _text(line: bytearray) -> str:
+    """A message as the SDK can read it.
+
+    JSON can name half of a surrogate pair, which no text can carry: the SDK drops such a message without an answer. So
+    each becomes a question mark.
+    """
+    text = line.decode(errors="replace")
+    if not _SURROGATE.search(text):
+        return text
+    with suppress(ValueError, RecursionError):
+        return json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace").decode()
+    return text
 
 
 class TextWriter:

@@ -67,3 +67,21 @@ async def test_a_message_that_is_too_long_is_refused_under_its_own_id_and_the_ne
 async def test_a_message_of_just_the_most_bytes_is_read(pipe: tuple[int, int]):
     lines = await read_all(pipe, b"x" * (MAX - 1) + b"\nend without newline")
     assert [len(line) for line in lines] == [MAX, 19]
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (r"half \ud800 of a pair", "half ? of a pair"),
+        (r"the other \uDC00 half", "the other ? half"),
+        (r"\ud83d\ude00 whole", "\U0001f600 whole"),
+        (r"\\ud800 is a backslash and letters", r"\ud800 is a backslash and letters"),
+    ],
+)
+async def test_a_message_with_half_a_surrogate_pair_comes_through_as_text(pipe: tuple[int, int], sent: str, read: str):
+    (line,) = await read_all(pipe, b'{"id":1,"code":"%s"}\n' % sent.encode())
+    assert json.loads(line) == {"id": 1, "code": read}
+
+
+async def test_a_message_that_is_no_json_is_passed_on_as_it_is(pipe: tuple[int, int]):
+    assert await read_all(pipe, b'{"id":\\ud800\n') == ['{"id":\\ud800\n']
