@@ -153,7 +153,8 @@ def demo(ctx: typer.Context) -> None:
 def bench(
     ctx: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(help="restore, calls, cpu, pool, fork, soak; all but soak if left out.")
+        list[str] | None,
+        typer.Argument(help="restore, calls, cpu, compile, pool, fork, soak; all but soak if left out."),
     ] = None,
     driver: Annotated[str | None, typer.Option(help="Measure this driver only, not all that work here.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples.")] = False,
