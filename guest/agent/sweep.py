@@ -14,6 +14,7 @@ from guest.agent.user import User
 NOBODY = 65534
 LIMIT_S = 5.0  # for the dead to be reaped; they count against the user's limits until then
 PAUSE_S = 0.001  # between two looks; most often one is enough
+BURST = 50  # signals in a row: where one does not reach all at once (gVisor), what forks without end has no time to
 MAX_PASSES = 1000  # of stopping; each finds what was forked during the last, until there is nothing left to fork
 
 
@@ -43,7 +44,8 @@ def _kill_user(uid: int, gid: int, service: int) -> None:
     os.setresuid(NOBODY, uid, NOBODY)  # its right to kill, without being anybody it may kill
     while True:
         with suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGSTOP if service else signal.SIGKILL)
+            for _ in range(BURST):
+                os.kill(-1, signal.SIGSTOP if service else signal.SIGKILL)
         kept = _tree(service)
         left = {pid for pid in _processes() - {os.getpid()} - kept if _owner(pid) == uid}
         if service:

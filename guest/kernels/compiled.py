@@ -6,6 +6,7 @@ It keeps no state but files. A run leaves nothing in the user's directory that t
 # pathlib costs imports and instructions that an emulated CPU feels
 # ruff: noqa: PTH101, PTH103, PTH108, PTH123
 
+import errno
 import os
 import re
 import resource
@@ -13,7 +14,7 @@ import shutil
 import socket
 import stat
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from guest.kernels.cases import DEFAULT_TIMEOUT_S, cut, ran_out_of_memory, run_cases
 from guest.kernels.orders import split
@@ -22,6 +23,7 @@ from guest.places import BUILD, WORKSPACE
 from guest.protocol import Decoder, Frame, encode, encode_json
 
 PROGRAM = f"{BUILD}/program"
+NOT_RUN = 126  # the exit code of what could not be started, as shells have it
 SAID_BYTES = 256 * 1024  # kept of what a compiler says
 SAID_ROOM = 48 * 1024  # of a report, as JSON
 CHECKER_PATIENCE_S = 3.0  # after the program has ended; its findings are not worth more
@@ -98,6 +100,8 @@ class Kernel:
         try:
             report, ended = self.run(code, options)
         except OSError as error:  # the disk is full, or there are too many processes
+            if error.errno == errno.EAGAIN:
+                make_room()
             report, ended = None, failed("CannotRun", f"the code could not be compiled or run: {error}")
             self._runner.begin()
         done = encode({**ended, "event": "done", "run": header["run"]})
@@ -205,6 +209,14 @@ def out_of_memory(who: str, ended: Ended, memory_bytes: int | None) -> str:
     if memory_bytes is None or (ended.cause != "memory" and ended.peak_bytes <= memory_bytes):
         return f"{who} was killed, most likely because the sandbox ran out of memory"
     return f"{who} used more than {memory_bytes // MIB} MB"
+
+
+def make_room() -> NoReturn:
+    """End this kernel, as there is no room for one more process: before the next one starts, all others are ended."""
+    os.write(
+        2, b"mcp-sandbox: the sandbox was full of processes, so nothing could run. They were ended: run it again.\n"
+    )
+    os._exit(NOT_RUN)
 
 
 def empty(folder: str) -> None:

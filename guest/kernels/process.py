@@ -19,6 +19,8 @@ CHUNK_BYTES = 64 * 1024
 MAX_LAST_READS = 32  # when a program has ended; one that got away from it may go on writing for ever
 WATCH_S = 0.02  # between two looks at a program's memory; what it can take meanwhile, the machine has to spare
 INTERRUPT_GRACE_S = 1.0  # after an interrupt; below what the agent grants the kernel itself
+REST_LIMIT_S = 5.0  # for what a program has left to be killed and reaped
+REST_PAUSE_S = 0.001
 PAGE = resource.getpagesize()
 
 Cause = Literal["", "interrupted", "time", "memory"]
@@ -116,6 +118,19 @@ class Program:
         with suppress(OSError):
             os.killpg(self.pid, number)
 
+    def end_rest(self) -> None:
+        """Kill what is left of its group, when it has ended itself: most often nothing.
+
+        What forks without end can be born while a signal goes round (gVisor), so it goes round until nobody is left.
+        """
+        deadline = time.monotonic() + REST_LIMIT_S
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except OSError:
+                return
+            time.sleep(REST_PAUSE_S)
+
     def close(self) -> None:
         """Let go of its output."""
         for pipe in self.pipes:
@@ -178,7 +193,7 @@ class Runner:
                     poll.unregister(fd)
         wall_ns = time.monotonic_ns() - program.began
         self._running.remove(program)
-        program.signal(signal.SIGKILL)
+        program.end_rest()
         for pipe in program.pipes:
             pipe.drain()
         program.close()

@@ -339,6 +339,13 @@ async def test_half_a_character_in_a_case_is_no_harm(machine):
     assert (case.verdict, case.stdout) == ("wrong output", "?")
 
 
+async def test_nothing_is_left_of_a_case_that_forked_without_end(machine):
+    bomb = "#include <unistd.h>\nint main() { for (;;) fork(); }"
+    cases = await run_cases(machine, bomb, {}, {"stdin": "1"}, case_timeout_s=0.2)
+    assert [case.verdict for case in cases] == ["time limit exceeded"] * 2
+    assert (await run(machine, HELLO)).stdout == "hello\n"
+
+
 async def size_of(machine: AgentClient, path: str) -> int:
     try:
         return (await machine.stat(path)).size
