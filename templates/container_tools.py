@@ -13,12 +13,6 @@ from vmm.process import find_tool
 NOBODY = 65_534  # they look for the user's home: it has to be one that is there
 # What commands of a Dockerfile leave of their user. An ordinary user may have other uses of it.
 TRACES = ("/run/user/{uid}", "/tmp/containers-user-{uid}", "/tmp/podman-run-{uid}")  # noqa: S108
-# All processes of a build end with its first one, and that one with whoever builds; nobody else tells those of a RUN.
-# Not for ordinary users: within a namespace of theirs buildah could not make its own.
-TOGETHER = (
-    *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--mount-proc"),
-    *("--fork", "--kill-child=KILL"),
-)
 # Where people have logged in to registries, by skopeo, podman or docker.
 LOGINS = ("{runtime}/containers/auth.json", "/run/containers/{uid}/auth.json", "{home}/.docker/config.json")
 
@@ -38,8 +32,8 @@ async def run_container_tool(tools: Tools, staging: Path, tool: str, *arguments:
         Path(folder).mkdir(parents=True, exist_ok=True)
     environment = {**folders, "_CONTAINERS_ROOTLESS_UID": str(uid), **_login()}
     try:
-        within = TOGETHER if tool == "buildah" and uid == NOBODY else ()
-        return await tools.run([tool, *arguments], within=within, env=environment)
+        # Nobody else would end what a RUN has sent into the background.
+        return await tools.run([tool, *arguments], together=tool == "buildah", env=environment)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(_remove, traces)

@@ -1,5 +1,6 @@
 """The base layer of a machine: a small Debian with Python, as one tar file."""
 
+import os
 import shlex
 import tarfile
 from collections.abc import Sequence
@@ -87,7 +88,10 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
             suite,
             str(staging / BASE_TAR),
             *([str(sources)] if text is not None else []),
-        ]
+        ],
+        # As root it mounts things on this host, and forgets them when it is killed.
+        together=True,
+        env={"TMPDIR": str(staging)} if os.geteuid() == 0 else None,
     )
     sources.unlink(missing_ok=True)
     whole = staging / "whole.tar"

@@ -1,5 +1,6 @@
 """How a build step runs other programs: everything they print goes to the step's log."""
 
+import os
 import shlex
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vmm.errors import ToolFailed, ToolMissing
-from vmm.process import run_tool
+from vmm.process import find_tool, run_tool
 
 TAIL_LINES = 30  # of the log, shown with an error: enough for a traceback of pip or a refusal of apt
 
@@ -23,13 +24,13 @@ class Tools(Protocol):
         self,
         argv: Sequence[str],
         *,
-        within: Sequence[str] = (),
+        together: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Run a program to its end and return the lines it printed; raises StepFailed unless it succeeds.
 
-        `within` is a command that becomes the program, such as one that takes rights away first.
+        With `together`, and as root, all that it starts and mounts ends with it, however it or this process ends.
         """
         ...
 
@@ -51,7 +52,7 @@ class LoggedTools:
         self,
         argv: Sequence[str],
         *,
-        within: Sequence[str] = (),
+        together: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
@@ -65,7 +66,12 @@ class LoggedTools:
                 self._on_line(line.strip())
 
         try:
-            await run_tool([*within, *argv], on_line=take, env={"LC_ALL": "C.UTF-8", **(env or {})}, cwd=cwd)
+            await run_tool(
+                ended_together(argv) if together else argv,
+                on_line=take,
+                env={"LC_ALL": "C.UTF-8", **(env or {})},
+                cwd=cwd,
+            )
         except ToolMissing as error:
             raise StepFailed(str(error)) from None
         except ToolFailed as error:
@@ -80,6 +86,21 @@ class LoggedTools:
     def _write(self, line: str) -> None:
         with self._log_path.open("a") as log:
             log.write(f"{line}\n")
+
+
+def ended_together(argv: Sequence[str]) -> list[str]:
+    """A program as the first of namespaces of its own: what is left of them ends with it, and it with whoever builds.
+
+    Not for ordinary users: within a namespace of theirs, tools could not make their own.
+    """
+    if os.geteuid() != 0:
+        return list(argv)
+    if (program := find_tool(argv[0])) is None:
+        raise ToolMissing(argv[0])
+    return [
+        *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"),
+        *(program, *argv[1:]),
+    ]
 
 
 def tail(log_path: Path) -> str:

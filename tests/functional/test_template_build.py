@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import anyio
 import platformdirs
 import psutil
 import pytest
+from anyio.streams.text import TextReceiveStream
 
 from templates.build import Builder, Progress
 from templates.debian import BASE_TAR, base_inputs
@@ -23,6 +25,7 @@ from vmm.types import Capabilities, GuestCode, Isolation
 
 TOOLS = ("mmdebstrap", "mkfs.erofs", "fsck.erofs", "apt-get", "dpkg", "tar")
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+LOOK_AGAIN_S = 0.05
 BUILD_S = 280  # a first build fetches Debian; later ones take seconds
 
 pytestmark = [
@@ -37,6 +40,7 @@ def tiny(name: str, packages: list[str]) -> Template:
     return Template.model_validate(
         {
             "name": name,
+            "folder": Path("/nowhere"),
             "title": "Tiny",
             "description": "Nothing but the base.",
             "language": "python",
@@ -161,3 +165,39 @@ async def test_a_cancelled_build_leaves_no_process_and_no_file(tmp_path: Path):
     commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     assert [command for command in commands if str(tmp_path) in command] == []
     assert set(Path(tempfile.gettempdir()).glob("mmdebstrap.*")) <= scratch
+
+
+BUILD_IN_THE_MIDDLE = """
+import sys
+import anyio
+from pathlib import Path
+from templates.build import Builder
+from templates.store import Store
+from tests.functional.test_template_build import tiny
+
+builder = Builder(Store(Path(sys.argv[1])), lambda progress: print(progress.message, flush=True))
+anyio.run(builder.build_image, tiny("test-killed", []))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's builds mount anything on the host")
+async def test_of_a_build_that_was_killed_the_next_one_finds_nothing_but_files_to_remove(tmp_path: Path):
+    def running() -> list[str]:
+        commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+        return [command for command in commands if str(tmp_path) in command]
+
+    scratch = set(Path(tempfile.gettempdir()).glob("mmdebstrap.*"))
+    argv = [sys.executable, "-c", BUILD_IN_THE_MIDDLE, str(tmp_path)]
+    with anyio.fail_after(60):
+        async with await anyio.open_process(argv, stderr=None) as process:
+            assert process.stdout is not None
+            async for text in TextReceiveStream(process.stdout):
+                if "extracting archives" in text:
+                    process.kill()
+        while running():
+            await anyio.sleep(LOOK_AGAIN_S)
+    mounts = Path("/proc/self/mounts").read_text()
+    assert str(tmp_path) not in mounts
+    assert set(Path(tempfile.gettempdir()).glob("mmdebstrap.*")) <= scratch
+    Store(tmp_path).sweep()
+    assert list(tmp_path.glob("staging/*")) == []

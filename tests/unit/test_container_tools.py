@@ -22,7 +22,7 @@ class Recorder:
         self,
         argv: Sequence[str],
         *,
-        within: Sequence[str] = (),
+        together: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:

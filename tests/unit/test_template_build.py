@@ -89,7 +89,7 @@ class PretendedTools:
         self,
         argv: Sequence[str],
         *,
-        within: Sequence[str] = (),
+        together: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
