@@ -156,7 +156,7 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
         if entry.problem:
             logger.warning("template %s cannot be used: %s", entry.name, entry.problem)
     builds = Builds(host.driver, host.builder, settings.catalogue)
-    local = LocalProvider(host.driver, builds, max_restores=settings.max_restores, run_dir=settings.run_dir)
+    local = LocalProvider(host.driver, builds, max_restores=settings.limits.restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:
         operation = await stack.enter_async_context(open_operation(host.settings, host.store))
         provider: Provider = operation.restoring(local)

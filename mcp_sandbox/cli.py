@@ -77,7 +77,7 @@ def main(
         "min_isolation": min_isolation,
         "accel": accel,
         "template_path": tuple(template_path) if template_path else None,
-        "log_level": log_level,
+        "log": {"level": log_level} if log_level else None,
     }
     if ctx.invoked_subcommand is None:
         _serve_stdio(settings_of(ctx))

@@ -1,12 +1,19 @@
-"""The settings: one model, filled from flags, MCP_SANDBOX_* variables and mcp-sandbox.toml, in that order."""
+"""The settings: one model, filled from flags, MCP_SANDBOX_* variables and mcp-sandbox.toml, in that order.
 
+Settings that belong together form a group. A group is a table in the file (`[pool]`, `min = 2`) and a prefix of
+environment variables (`MCP_SANDBOX_POOL_MIN=2`). Code that needs one group takes that group, not all settings.
+"""
+
+import difflib
 import os
 import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from templates.catalogue import Catalogue
@@ -15,102 +22,176 @@ from vmm.types import Isolation
 APP = "mcp-sandbox"
 CONFIG_NAME = "mcp-sandbox.toml"
 ENV_PREFIX = "MCP_SANDBOX_"
-AUTO = "auto"  # of a driver or an accelerator: the best one that works here
+AUTO = "auto"  # for `driver` and `accel`: the best one that works on this host
 
 
 class ConfigError(Exception):
-    """A setting is unknown or has a value it may not have; the message names it and where it came from."""
+    """A setting is unknown or has a bad value. The message names the setting and its source."""
+
+
+class Group(BaseModel):
+    """Settings that belong together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class LimitSettings(Group):
+    """How much may be in use at once."""
+
+    sandboxes: int = Field(8, ge=1, le=1000, description="Live sandboxes, one-off runs included.")
+    memory_mb: int | None = Field(None, ge=128, description="Memory of all live sandboxes, by template size.")
+    owner_sandboxes: int | None = Field(None, ge=1, description="Live sandboxes of one owner.")
+    owner_memory_mb: int | None = Field(None, ge=128, description="Memory of one owner's live sandboxes.")
+    owner_runs: int | None = Field(None, ge=1, description="Active runs of one owner.")
+    paused: int = Field(8, ge=0, le=1000, description="Paused sandboxes; their state is on disk.")
+    owner_paused: int | None = Field(None, ge=0, description="Paused sandboxes of one owner.")
+    restores: int = Field(4, ge=1, le=64, description="Machines being restored at the same time.")
+    queue_timeout_s: float = Field(20, ge=0, description="Seconds a new sandbox waits for room within the limits.")
+
+
+class PoolSettings(Group):
+    """Machines kept ready before a client asks for them."""
+
+    min: int = Field(1, ge=0, le=64, description="Machines kept ready per template.")
+    max: int = Field(4, ge=0, le=64, description="Machines kept ready per template after a burst; 0 turns it off.")
+    memory_mb: int = Field(4096, ge=0, description="Memory of all pooled machines, by template size.")
+    max_age_s: float = Field(3600, gt=0, description="Age at which a pooled machine is replaced.")
+    idle_s: float = Field(600, gt=0, description="Seconds after which a burst no longer counts.")
+
+
+class LifetimeSettings(Group):
+    """How long a sandbox lives."""
+
+    idle_s: float = Field(900, gt=0, description="Seconds without use after which a sandbox ends.")
+    max_idle_s: float = Field(3600, gt=0, description="Longest idle time a client may ask for.")
+    max_age_s: float = Field(14_400, gt=0, description="Age at which every sandbox ends.")
+
+    @model_validator(mode="after")
+    def _default_within_maximum(self) -> Self:
+        if self.idle_s > self.max_idle_s:
+            raise ValueError("idle_s is greater than max_idle_s")
+        return self
+
+
+class RunSettings(Group):
+    """How long runs take and how many results are kept."""
+
+    timeout_s: float = Field(30, gt=0, description="Time limit of a run unless the client sets one.")
+    max_timeout_s: float = Field(600, gt=0, description="Longest time limit a client may set.")
+    # Many clients give up on a call after 60 s and lose its result.
+    foreground_s: float = Field(45, gt=0, description="Seconds after which a call leaves its run in the background.")
+    max_code_bytes: int = Field(1 << 20, ge=1024, le=1 << 20, description="Longest code run_code takes.")
+    kept: int = Field(16, ge=1, le=1000, description="Background results kept per sandbox.")
+    kept_bytes: int = Field(8 << 20, ge=1024, description="Size of all kept results of a sandbox.")
+
+    @model_validator(mode="after")
+    def _default_within_maximum(self) -> Self:
+        if self.timeout_s > self.max_timeout_s:
+            raise ValueError("timeout_s is greater than max_timeout_s")
+        return self
+
+
+class OutputSettings(Group):
+    """How much of a run's output a result shows.
+
+    A result should stay near 10,000 tokens. Head and tail of both streams are 32 KiB, about 8,000 tokens.
+    """
+
+    head_bytes: int = Field(8192, ge=256, le=1 << 20, description="Start of an output stream shown in a result.")
+    tail_bytes: int = Field(8192, ge=256, le=1 << 20, description="End of an output stream shown in a result.")
+    page_bytes: int = Field(32_768, ge=1024, le=1 << 20, description="Most text one read returns.")
+    # The guest sends this much of a stream as it comes, then only the end. The rest goes to a file in the sandbox.
+    live_bytes: int = Field(512 << 10, ge=1024, le=16 << 20, description="Start of a stream sent while code runs.")
+    images: int = Field(4, ge=0, le=32, description="Images shown in one result.")
+    image_bytes: int = Field(2 << 20, ge=0, description="Size of all images shown in one result.")
+
+
+class FileSettings(Group):
+    """Files that clients read and write."""
+
+    max_write_bytes: int = Field(16 << 20, ge=1024, description="Largest file write_file takes.")
+    max_read_bytes: int = Field(16 << 20, ge=1024, description="Largest file returned as an image or a resource.")
+    max_entries: int = Field(500, ge=1, le=10_000, description="Most entries in one listing.")
+
+
+class LogSettings(Group):
+    """What the server logs on stderr."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("WARNING", description="Least severe level logged.")
+    format: Literal["text", "json"] = Field("text", description="Plain lines, or one JSON object per line.")
 
 
 class Settings(BaseSettings):
-    """What can be configured. Field names are the keys of the file and give the flags their names."""
+    """All settings."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=True
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
     )
 
     home: Path = Field(
         default_factory=lambda: platformdirs.user_data_path(APP),
-        description="Where images, snapshots and running machines are kept.",
+        description="Directory of images, snapshots and running machines.",
     )
     driver: str = Field(AUTO, description="How machines run: auto, or a driver's name.")
-    min_isolation: Isolation = Field(Isolation.NAMESPACE, description="Nothing that isolates less is ever used.")
-    accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="How a virtual machine's CPU is run.")
-    guest_kernel: Path | None = Field(None, description="A guest kernel to use instead of the built one.")
-    guest_modules: Path | None = Field(None, description="The modules directory of that kernel, if it has any.")
-    template: str = Field("python-data-analysis", description="The template used when none is named.")
+    min_isolation: Isolation = Field(Isolation.NAMESPACE, description="Refuse drivers that isolate less.")
+    accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="How a virtual machine's CPU runs.")
+    guest_kernel: Path | None = Field(None, description="Guest kernel to use instead of Debian's.")
+    guest_modules: Path | None = Field(None, description="Modules directory of that kernel.")
+    template: str = Field("python-data-analysis", description="Default template.")
     template_path: Annotated[tuple[Path, ...], NoDecode] = Field(
         default_factory=lambda: (platformdirs.user_config_path(APP) / "templates",),
-        description="Directories with templates of your own; they come before the built-in ones.",
+        description="Directories of custom templates, searched before the built-in ones.",
     )
     toolset: Literal["default", "advanced"] = Field(
-        "default", description="Tools clients get: advanced adds fork, pause and resume."
+        "default", description="Tools offered to clients: advanced adds fork, pause, resume and handlers."
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "WARNING", description="How much the server tells on stderr."
-    )
-    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or JSON for machines.")
-    tracing: bool = Field(False, description="Make OpenTelemetry spans, where that package is installed.")
+    tracing: bool = Field(False, description="Emit OpenTelemetry spans if opentelemetry-api is installed.")
 
-    max_sandboxes: int = Field(8, ge=1, le=1000, description="Sandboxes alive at once.")
-    max_memory_mb: int | None = Field(None, ge=128, description="Memory all sandboxes may have together.")
-    max_owner_sandboxes: int | None = Field(None, ge=1, description="Sandboxes one owner may have at once.")
-    max_owner_memory_mb: int | None = Field(None, ge=128, description="Memory the sandboxes of one owner may have.")
-    max_owner_runs: int | None = Field(None, ge=1, description="Runs one owner may have on at once.")
-    queue_timeout_s: float = Field(20, ge=0, description="Seconds a new sandbox waits for a place within the limits.")
-    max_owner_paused: int | None = Field(None, ge=0, description="Paused sandboxes one owner may have at once.")
-    max_paused: int = Field(8, ge=0, le=1000, description="Paused sandboxes at once; their state lies on disk.")
-    max_restores: int = Field(4, ge=1, le=64, description="Machines being restored at once.")
-    pool_min: int = Field(1, ge=0, le=64, description="Machines of each template kept ready.")
-    pool_max: int = Field(4, ge=0, le=64, description="Most of them after a burst of requests; 0 keeps none ready.")
-    pool_memory_mb: int = Field(4096, ge=0, description="Memory of all machines kept ready, by their templates' size.")
-    pool_max_age_s: float = Field(3600, gt=0, description="Seconds after which a machine kept ready is replaced.")
-    pool_idle_s: float = Field(600, gt=0, description="Seconds after which a burst of requests is forgotten.")
-    idle_timeout_s: float = Field(900, gt=0, description="Seconds without use after which a sandbox ends.")
-    max_idle_timeout_s: float = Field(3600, gt=0, description="Most seconds without use a caller may ask for.")
-    max_lifetime_s: float = Field(14_400, gt=0, description="Seconds after which a sandbox ends in any case.")
-    run_timeout_s: float = Field(30, gt=0, description="Seconds a run may take when the caller does not say.")
-    max_run_timeout_s: float = Field(600, gt=0, description="Most seconds a caller may ask for.")
-    # Many clients give up on a call after 60 s, and what it did is lost to them.
-    foreground_s: float = Field(45, gt=0, description="Seconds after which a call leaves its run in the background.")
-
-    # A guest sends this much of each stream while it runs, then only the end; the rest goes to a file in the sandbox.
-    live_output_bytes: int = Field(512 << 10, ge=1024, le=16 << 20, description="Start of a stream seen live.")
-    kept_runs: int = Field(16, ge=1, le=1000, description="Results of background runs a sandbox keeps.")
-    kept_run_bytes: int = Field(8 << 20, ge=1024, description="Bytes those results may have together.")
-
-    # One result should stay near 10,000 tokens: two streams of head and tail are 32 KiB, about 8,000; the rest of a
-    # result has limits of its own in tools.results.
-    output_head_bytes: int = Field(8192, ge=256, le=1 << 20, description="Start of an output stream shown.")
-    output_tail_bytes: int = Field(8192, ge=256, le=1 << 20, description="End of an output stream shown.")
-    read_text_bytes: int = Field(32_768, ge=1024, le=1 << 20, description="Most text one read returns.")
-    max_code_bytes: int = Field(1 << 20, ge=1024, le=1 << 20, description="Longest code run_code takes.")
-    max_write_bytes: int = Field(16 << 20, ge=1024, description="Largest file write_file takes.")
-    max_read_bytes: int = Field(16 << 20, ge=1024, description="Largest file handed out as image or resource.")
-    max_list_entries: int = Field(500, ge=1, le=10_000, description="Most entries a listing shows.")
-    inline_images: int = Field(4, ge=0, le=32, description="New pictures shown in the result of a run.")
-    inline_image_bytes: int = Field(2 << 20, ge=0, description="Bytes all those pictures may have together.")
+    limits: LimitSettings = LimitSettings()
+    pool: PoolSettings = PoolSettings()
+    lifetime: LifetimeSettings = LifetimeSettings()
+    runs: RunSettings = RunSettings()
+    output: OutputSettings = OutputSettings()
+    files: FileSettings = FileSettings()
+    log: LogSettings = LogSettings()
 
     @field_validator("template_path", mode="before")
     @classmethod
-    def _directories(cls, value: object) -> object:
-        """A variable holds several directories as PATH does."""
+    def _split_path(cls, value: object) -> object:
+        """Split the environment variable, which lists directories as PATH does."""
         return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
 
     @property
     def catalogue(self) -> Catalogue:
-        """The templates there are."""
+        """All templates, built-in and custom."""
         return Catalogue(self.template_path)
 
     @property
     def run_dir(self) -> Path:
-        """Scratch of running machines."""
+        """Scratch directory of running machines."""
         return self.home / "run"
 
     @property
     def cache_dir(self) -> Path:
-        """Verdicts about this host that are worth keeping."""
+        """Probe verdicts about this host."""
         return self.home / "cache"
+
+    def changed(self, values: Mapping[str, object]) -> Self:
+        """Return a copy with other values for settings such as `driver` or `pool.min`."""
+        update: dict[str, Any] = {}
+        for name, value in values.items():
+            group, _, field = name.partition(".")
+            if field:
+                update[group] = update.get(group, getattr(self, group)).model_copy(update={field: value})
+            else:
+                update[name] = value
+        return self.model_copy(update=update)
 
     @classmethod
     def settings_customise_sources(
@@ -118,18 +199,18 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - given by name
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - given by name
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - passed by name
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - passed by name
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags win over variables, variables over the file; nothing else is read."""
+        """Prefer flags to environment variables, and those to the file."""
         return init_settings, env_settings, _TomlFile(settings_cls)
 
 
 class _TomlFile(PydanticBaseSettingsSource):
-    """The values of the first configuration file there is."""
+    """The values of the first configuration file found."""
 
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ANN401, ARG002
-        return None, field_name, False  # values are handed over all at once, below
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        return None, field_name, False  # `__call__` returns all values at once
 
     def __call__(self) -> dict[str, Any]:
         path = find_config_file()
@@ -139,29 +220,66 @@ class _TomlFile(PydanticBaseSettingsSource):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
-        unknown = sorted(values.keys() - Settings.model_fields.keys())
-        if unknown:
-            raise ConfigError(f"{path}: unknown setting {', '.join(map(repr, unknown))}")
+        known = dict(setting_names())
+        for name in _dotted(values):
+            if name not in known and name not in Settings.model_fields:
+                raise ConfigError(f"{path}: unknown setting {name!r}{_suggestion(name, known)}")
         return values
 
 
+def setting_names() -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting as `name` or `group.name`, with its field."""
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
+            yield from ((f"{name}.{inner}", info) for inner, info in field.annotation.model_fields.items())
+        else:
+            yield name, field
+
+
+def variable_of(setting: str) -> str:
+    """Return the environment variable of a setting such as `pool.min`."""
+    return f"{ENV_PREFIX}{setting.replace('.', '_').upper()}"
+
+
 def find_config_file() -> Path | None:
-    """The configuration file in force: the one in the working directory, else the user's own."""
+    """Return the configuration file in the working directory, else the user's own."""
     places = (Path.cwd() / CONFIG_NAME, platformdirs.user_config_path(APP) / CONFIG_NAME)
     return next((path for path in places if path.is_file()), None)
 
 
 def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks them
-    """The settings in force. A flag that is None was not given."""
+    """Read the settings from all sources. A flag that is None was not given.
+
+    Raises:
+        ConfigError: a setting is unknown or has a bad value.
+    """
+    _check_variables()
     try:
         settings = Settings(**{key: value for key, value in flags.items() if value is not None})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
         source = find_config_file()
         raise ConfigError(f"bad setting: {problems} (from a flag, {ENV_PREFIX}* or {source or CONFIG_NAME})") from error
-    if settings.run_timeout_s > settings.max_run_timeout_s:
-        raise ConfigError("run_timeout_s is greater than max_run_timeout_s")
-    if settings.idle_timeout_s > settings.max_idle_timeout_s:
-        raise ConfigError("idle_timeout_s is greater than max_idle_timeout_s")
     path = tuple(directory.expanduser().absolute() for directory in settings.template_path)
     return settings.model_copy(update={"home": settings.home.expanduser().absolute(), "template_path": path})
+
+
+def _check_variables() -> None:
+    """Refuse misspelled variables: a limit that is silently not in force is worse than an error."""
+    known = [variable_of(name) for name, _ in setting_names()]
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX) and name not in known:
+            raise ConfigError(f"unknown environment variable {name}{_suggestion(name, known)}")
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _dotted(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in value)
+        else:
+            yield name

@@ -2,9 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from mcp_sandbox.config import ENV_PREFIX, Settings
+from mcp_sandbox.config import Settings, variable_of
 from mcp_sandbox.errors import SandboxError
 from templates.errors import BuildFailed, TemplateError
 from vmm.errors import DriverUnavailable, VmmError
@@ -33,10 +34,15 @@ def tell(error: Exception) -> None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Our variables with the settings among them, so that a server has the same ones wherever they came from."""
+    """Return our environment plus the settings as variables, for a server that is to have the same settings."""
     values = settings.model_dump(mode="json", exclude_none=True)
-    return {**os.environ, **{f"{ENV_PREFIX}{name.upper()}": _written(value) for name, value in values.items()}}
+    return {**os.environ, **dict(_variables(values))}
 
 
-def _written(value: object) -> str:
-    return os.pathsep.join(map(str, value)) if isinstance(value, list) else str(value)
+def _variables(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _variables(value, f"{name}.")
+        else:
+            text = os.pathsep.join(map(str, value)) if isinstance(value, list) else str(value)
+            yield variable_of(f"{group}{name}"), text

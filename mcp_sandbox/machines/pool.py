@@ -63,12 +63,12 @@ def _ignore(_template: str, *, hit: bool) -> None:
 def pool_limits(settings: Settings) -> PoolLimits:
     """What the settings let a pool hold."""
     return PoolLimits(
-        min_ready=settings.pool_min,
-        max_ready=settings.pool_max,
-        max_starting=max(1, settings.max_restores // 2),  # the source has room left for those who cannot wait
-        memory_mb=settings.pool_memory_mb,
-        max_age_s=settings.pool_max_age_s,
-        idle_s=settings.pool_idle_s,
+        min_ready=settings.pool.min,
+        max_ready=settings.pool.max,
+        max_starting=max(1, settings.limits.restores // 2),  # the source has room left for those who cannot wait
+        memory_mb=settings.pool.memory_mb,
+        max_age_s=settings.pool.max_age_s,
+        idle_s=settings.pool.idle_s,
     )
 
 

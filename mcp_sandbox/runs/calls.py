@@ -64,7 +64,7 @@ async def read_on(
     live = box.runs.find(box.id, run_id)
     with anyio.move_on_after(wait_s):
         async with _reported(live, report):
-            await live.log.grown(offset + settings.read_text_bytes)
+            await live.log.grown(offset + settings.output.page_bytes)
     return view(box, live, settings, offset)
 
 
@@ -97,10 +97,10 @@ def view(box: Sandbox, live: LiveRun, settings: Settings, offset: int) -> RunVie
     return RunView(
         sandbox_id=box.id,
         run_id=live.id,
-        page=live.log.page(offset, settings.read_text_bytes),
+        page=live.log.page(offset, settings.output.page_bytes),
         elapsed_s=live.elapsed_s,
         left_s=max(0.0, live.timeout_s - live.elapsed_s),
-        live_full=result is None and longest >= settings.live_output_bytes,
+        live_full=result is None and longest >= settings.output.live_bytes,
         result=result,
     )
 
@@ -117,7 +117,7 @@ def lost_view(ending: Ending, run_id: str, settings: Settings, offset: int) -> R
     return RunView(
         sandbox_id=ending.sandbox_id,
         run_id=run.id,
-        page=run.log.page(offset, settings.read_text_bytes),
+        page=run.log.page(offset, settings.output.page_bytes),
         elapsed_s=run.elapsed_s,
         left_s=0.0,
         live_full=False,

@@ -45,20 +45,20 @@ def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> 
     """
     what = "command" if request.kind == "command" else "code"
     if request.kind == "invoke":
-        check_invocation(request, settings.max_code_bytes)
+        check_invocation(request, settings.runs.max_code_bytes)
     elif not request.code.strip():
         raise BadRequest(f"The {what} is empty. Give the {'command' if what == 'command' else 'source'} to run.")
     if "\0" in request.code:
         raise BadRequest(f"The {what} contains a null byte. Remove it; write_file takes binary data as base64.")
-    if len(request.code.encode(errors="replace")) > settings.max_code_bytes:
+    if len(request.code.encode(errors="replace")) > settings.runs.max_code_bytes:
         raise BadRequest(
-            f"The {what} has more than {settings.max_code_bytes:,} bytes. Put data into a file with write_file."
+            f"The {what} has more than {settings.runs.max_code_bytes:,} bytes. Put data into a file with write_file."
         )
     if request.sandbox_id is not None and request.template is not None:
         raise BadRequest("Give sandbox_id or template, not both: a sandbox keeps the template it was made from.")
     timeout_s = default_timeout_s if request.timeout_s is None else request.timeout_s
-    if not 0 < timeout_s <= settings.max_run_timeout_s:
-        raise BadRequest(f"timeout_s must be greater than 0 and at most {settings.max_run_timeout_s:g}.")
+    if not 0 < timeout_s <= settings.runs.max_timeout_s:
+        raise BadRequest(f"timeout_s must be greater than 0 and at most {settings.runs.max_timeout_s:g}.")
     fresh = request.sandbox_id is None
     return CheckedRun(request.code, timeout_s, fresh, anyio.current_time(), request.kind, request.options)
 
@@ -69,8 +69,8 @@ def begin(box: Sandbox, request: CheckedRun, settings: Settings) -> LiveRun:
     Raises:
         SandboxError: the sandbox is over.
     """
-    ends = settings.output_head_bytes, settings.output_tail_bytes
-    log = OutputLog(2 * (settings.live_output_bytes + settings.output_tail_bytes) + LOG_SLACK_BYTES)
+    ends = settings.output.head_bytes, settings.output.tail_bytes
+    log = OutputLog(2 * (settings.output.live_bytes + settings.output.tail_bytes) + LOG_SLACK_BYTES)
     live = LiveRun(box.runs.next_id(), request.timeout_s, Fold(HeadTail(*ends), HeadTail(*ends), log))
     box.start_run(live, lambda: _carry_out(box, live, request, settings))
     return live
@@ -95,8 +95,8 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
             kind=request.kind,
             options=options,
             grace_s=INTERRUPT_GRACE_S,
-            head_bytes=settings.live_output_bytes,
-            tail_bytes=settings.output_tail_bytes,
+            head_bytes=settings.output.live_bytes,
+            tail_bytes=settings.output.tail_bytes,
         )
         with _refusals():
             async with lease.agent.run(code) as run:
@@ -178,11 +178,11 @@ async def _stop(run: Run, fold: Fold) -> None:
 
 async def _pictures(lease: Lease, artifacts: Iterable[Artifact], settings: Settings) -> tuple[Picture, ...]:
     """The run's new images, as many as may be shown at once and come in time."""
-    room = settings.inline_image_bytes
+    room = settings.output.image_bytes
     pictures: list[Picture] = []
     with anyio.move_on_after(FILE_TIMEOUT_S):
         for artifact in artifacts:
-            if len(pictures) >= settings.inline_images:
+            if len(pictures) >= settings.output.images:
                 break
             if not artifact.mime_type.startswith("image/") or artifact.size > room:
                 continue

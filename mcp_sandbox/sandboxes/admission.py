@@ -27,10 +27,10 @@ class Limits:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         return cls(
-            settings.max_sandboxes,
-            settings.max_memory_mb,
-            settings.max_owner_sandboxes,
-            settings.max_owner_memory_mb,
+            settings.limits.sandboxes,
+            settings.limits.memory_mb,
+            settings.limits.owner_sandboxes,
+            settings.limits.owner_memory_mb,
         )
 
 
@@ -101,10 +101,10 @@ class FairQueue:
         count, memory_mb = len(party), _memory(party)
         limits = self._limits
         return (
-            _over("max_owner_sandboxes", limits.owner_sandboxes, len(owned), count, owned=True)
-            or _over("max_owner_memory_mb", limits.owner_memory_mb, _memory(owned), memory_mb, owned=True)
-            or _over("max_sandboxes", limits.sandboxes, len(self.holders), count, owned=False)
-            or _over("max_memory_mb", limits.memory_mb, _memory(self.holders), memory_mb, owned=False)
+            _over("limits.owner_sandboxes", limits.owner_sandboxes, len(owned), count, owned=True)
+            or _over("limits.owner_memory_mb", limits.owner_memory_mb, _memory(owned), memory_mb, owned=True)
+            or _over("limits.sandboxes", limits.sandboxes, len(self.holders), count, owned=False)
+            or _over("limits.memory_mb", limits.memory_mb, _memory(self.holders), memory_mb, owned=False)
         )
 
     def first_blocker(self) -> Full | None:

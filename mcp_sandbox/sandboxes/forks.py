@@ -73,8 +73,8 @@ class Forks:
         """A frozen state that is counted: it takes no memory, but the disk is not endless."""
         own = self._pauses[owner]
         for setting, limit, used in (
-            ("max_owner_paused", self._settings.max_owner_paused, own),
-            ("max_paused", self._settings.max_paused, self._pauses.total()),
+            ("limits.owner_paused", self._settings.limits.owner_paused, own),
+            ("limits.paused", self._settings.limits.paused, self._pauses.total()),
         ):
             if limit is not None and used >= limit:
                 advice = "Resume or close a paused sandbox (list_sandboxes names them)." if own else "Try again later."

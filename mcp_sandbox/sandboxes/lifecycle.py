@@ -105,8 +105,8 @@ def lifespan(settings: Settings, ttl_s: float | None, idle_s: float | None) -> L
         BadRequest: it is longer than the settings allow.
     """
     return Lifespan(
-        idle_s=_within("idle_s", idle_s, settings.idle_timeout_s, settings.max_idle_timeout_s),
-        ttl_s=_within("ttl_s", ttl_s, settings.max_lifetime_s, settings.max_lifetime_s),
+        idle_s=_within("idle_s", idle_s, settings.lifetime.idle_s, settings.lifetime.max_idle_s),
+        ttl_s=_within("ttl_s", ttl_s, settings.lifetime.max_age_s, settings.lifetime.max_age_s),
     )
 
 

@@ -37,7 +37,7 @@ class SandboxService:
     def __init__(self, provider: Provider, settings: Settings, watcher: Watcher | None = None) -> None:
         self.settings = settings
         self._watcher = watcher or Watcher()
-        self.admission = Admission(Limits.of(settings), settings.queue_timeout_s, self._watcher.refused)
+        self.admission = Admission(Limits.of(settings), settings.limits.queue_timeout_s, self._watcher.refused)
         self._provider = provider
         self._catalogue = settings.catalogue
         self._alive: dict[str, Sandbox] = {}
@@ -106,7 +106,7 @@ class SandboxService:
         one_off: bool = False,
     ) -> Sandbox:
         """A sandbox on its way to a machine."""
-        runs = RunBook(self.settings.kept_runs, self.settings.kept_run_bytes)
+        runs = RunBook(self.settings.runs.kept, self.settings.runs.kept_bytes)
         box = KeptSandbox(
             f"sb-{secrets.token_hex(8)}", template, span, ticket, runs, source, one_off=one_off, watcher=self._watcher
         )
@@ -180,7 +180,7 @@ class SandboxService:
         Raises:
             BadRequest, NotFound, Busy, MachineLost, LimitReached, TemplateNotBuilt: as their names say.
         """
-        checked = check(request, self.settings, self.settings.run_timeout_s)
+        checked = check(request, self.settings, self.settings.runs.timeout_s)
         result = await self._run(request, checked, math.inf, None)
         assert isinstance(result, RunResult), "whoever waits for ever gets a result"
         return result
@@ -193,8 +193,8 @@ class SandboxService:
         The fresh sandbox of a run that is left in the background stays.
         """
         settings = self.settings
-        checked = check(request, settings, settings.max_run_timeout_s if background else settings.run_timeout_s)
-        until = checked.asked_at + (0 if background else settings.foreground_s)
+        checked = check(request, settings, settings.runs.max_timeout_s if background else settings.runs.timeout_s)
+        until = checked.asked_at + (0 if background else settings.runs.foreground_s)
         return await self._run(request, checked, until, report)
 
     async def read_output(
@@ -255,11 +255,11 @@ class SandboxService:
         return await run_in_turn(box, checked, self.settings, until, report)
 
     def _check_runs(self, owner: str) -> None:
-        limit = self.settings.max_owner_runs
+        limit = self.settings.limits.owner_runs
         running = sum(box.owner == owner and box.runs.current is not None for box in self._alive.values())
         if limit is not None and running >= limit:
-            self._watcher.refused("max_owner_runs")
-            raise LimitReached("max_owner_runs", limit, "Wait until a run has ended, or end one with stop_run.")
+            self._watcher.refused("limits.owner_runs")
+            raise LimitReached("limits.owner_runs", limit, "Wait until a run has ended, or end one with stop_run.")
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -272,15 +272,17 @@ class SandboxService:
 
     async def read_all(self, owner: str, sandbox_id: str, path: str, *, max_bytes: int | None = None) -> bytes:
         """A whole file, up to `max_bytes` or the limit of the settings."""
-        limit = self.settings.max_read_bytes if max_bytes is None else max_bytes
+        limit = self.settings.files.max_read_bytes if max_bytes is None else max_bytes
         async with self._find(owner, sandbox_id).use() as lease:
             return await read_all(lease.agent, resolve(path), limit)
 
     async def write(self, owner: str, sandbox_id: str, path: str, data: bytes) -> FileInfo:
         """Create or replace a file, atomically."""
         where = resolve(path)
-        if len(data) > self.settings.max_write_bytes:
-            raise LimitReached("max_write_bytes", self.settings.max_write_bytes, f"{where} was not written.")
+        if len(data) > self.settings.files.max_write_bytes:
+            raise LimitReached(
+                "files.max_write_bytes", self.settings.files.max_write_bytes, f"{where} was not written."
+            )
         async with self._find(owner, sandbox_id).use() as lease:
             with file_operation(where):
                 return await lease.agent.write(where, data)
@@ -290,7 +292,7 @@ class SandboxService:
         where = resolve(path)
         async with self._find(owner, sandbox_id).use() as lease:
             with file_operation(where):
-                return await lease.agent.list(where, recursive=recursive, max_entries=self.settings.max_list_entries)
+                return await lease.agent.list(where, recursive=recursive, max_entries=self.settings.files.max_entries)
 
     async def artifacts(self, owner: str, sandbox_id: str) -> Listing:
         """The files that runs have left for the owner."""

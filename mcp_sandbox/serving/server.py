@@ -73,7 +73,7 @@ def create_server(
         version=version("mcp-sandbox"),
         instructions=instructions(settings, isolation),
         lifespan=lifespan,
-        log_level=settings.log_level,
+        log_level=settings.log.level,
     )
     for family in (sandboxes, code, commands, files, *([forks, handlers] if settings.toolset == "advanced" else [])):
         family.register(server, settings)
@@ -88,8 +88,8 @@ def instructions(settings: Settings, isolation: str) -> str:
         "create_sandbox gives a sandbox_id; files and, in Python, variables persist across calls that name it. "
         f"{lifetime_of(settings)}. run_code and run_command without sandbox_id keep nothing. "
         f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts to be read with read_artifact. "
-        f"A run may take {settings.run_timeout_s:g} s unless timeout_s says otherwise "
-        f"(at most {settings.max_run_timeout_s:g} s)."
+        f"A run may take {settings.runs.timeout_s:g} s unless timeout_s says otherwise "
+        f"(at most {settings.runs.max_timeout_s:g} s)."
     )
 
 
@@ -137,7 +137,7 @@ def _in_force(host: Host) -> str:
 
 def run_stdio(settings: Settings) -> None:
     """Serve this host's sandboxes on stdio; returns when everything has ended."""
-    logs.configure(settings.log_level, settings.log_format)
+    logs.configure(settings.log.level, settings.log.format)
     if settings.tracing:
         tracing.enable()
     serve = partial(
@@ -148,4 +148,4 @@ def run_stdio(settings: Settings) -> None:
 
 def max_message_bytes(settings: Settings) -> int:
     """How long a message may be: JSON and base64 make content longer than it is."""
-    return 2 * (settings.max_write_bytes + settings.max_code_bytes)
+    return 2 * (settings.files.max_write_bytes + settings.runs.max_code_bytes)

@@ -48,7 +48,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
 
 
 def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    shown = settings.output_head_bytes + settings.output_tail_bytes
+    shown = settings.output.head_bytes + settings.output.tail_bytes
 
     @mcp.tool(
         title="Run code",
@@ -63,15 +63,15 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             "there by themselves. A run over its time limit is interrupted (Python keeps its variables), or killed if "
             f"it does not react (they are lost, files kept). Of longer output the first and last parts, {shown:,} "
             "bytes a stream, are shown, and the result says how to read the rest. "
-            f"A run that is still on after {settings.foreground_s:g} s goes on in the background: the result has its "
-            f"run_id for read_output and stop_run. {NOTHING_TO_INSTALL}"
+            f"A run that is still on after {settings.runs.foreground_s:g} s goes on in the background: the result has "
+            f"its run_id for read_output and stop_run. {NOTHING_TO_INSTALL}"
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,
     )
     async def run_code(
         ctx: ToolContext,
-        code: Annotated[str, Field(description=f"Source code, at most {settings.max_code_bytes:,} bytes.")],
+        code: Annotated[str, Field(description=f"Source code, at most {settings.runs.max_code_bytes:,} bytes.")],
         sandbox_id: SandboxId | None = None,
         template: OneOffTemplate = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
@@ -87,7 +87,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         ] = None,
         case_timeout_s: Annotated[
             float | None,
-            Field(gt=0, le=settings.max_run_timeout_s, description="Seconds for each case: 10 if not given."),
+            Field(gt=0, le=settings.runs.max_timeout_s, description="Seconds for each case: 10 if not given."),
         ] = None,
         memory_limit_mb: Annotated[
             int | None, Field(ge=MIN_MEMORY_MB, description="C++, Go: most memory of the program.")
@@ -122,10 +122,10 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
         title="Read output",
         description=(
             "Read what a background run has written, while it runs and after: stdout and stderr in the order in which "
-            f"they came, up to {settings.read_text_bytes:,} bytes from byte offset of that text; notes in it say where "
-            "bytes are missing. The last line says whether it is running and which offset to go on with; when the "
+            f"they came, up to {settings.output.page_bytes:,} bytes from byte offset of that text; notes in it say "
+            "where bytes are missing. The last line says whether it is running and where to go on reading; when the "
             "run is over and everything was read, its values, traceback, artifacts and pictures follow. "
-            f"Results are kept while the sandbox lives, the last {settings.kept_runs} of them."
+            f"Results are kept while the sandbox lives, the last {settings.runs.kept} of them."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
         structured_output=False,
@@ -139,10 +139,10 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
             float,
             Field(
                 ge=0,
-                le=settings.foreground_s,
+                le=settings.runs.foreground_s,
                 description="Most seconds to wait for the end of the run, or for as much output as one answer holds.",
             ),
-        ] = min(WAIT_S, settings.foreground_s),
+        ] = min(WAIT_S, settings.runs.foreground_s),
     ) -> CallToolResult:
         with told_to_the_model():
             view = await service_of(ctx).read_output(

@@ -70,8 +70,8 @@ def hints(*, read_only: bool, destructive: bool, idempotent: bool) -> ToolAnnota
 def lifetime_of(settings: Settings) -> str:
     """How long a sandbox lives, for tool descriptions."""
     return (
-        f"A sandbox lives until close_sandbox, {span(settings.idle_timeout_s)} without use, "
-        f"{span(settings.max_lifetime_s)} in all, or the end of this server process, whichever comes first"
+        f"A sandbox lives until close_sandbox, {span(settings.lifetime.idle_s)} without use, "
+        f"{span(settings.lifetime.max_age_s)} in all, or the end of this server process, whichever comes first"
     )
 
 

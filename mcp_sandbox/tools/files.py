@@ -76,7 +76,7 @@ class WrittenView(BaseModel):
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add this family's tools."""
-    limit = Field(ge=1, le=settings.read_text_bytes, description="Most bytes of text to return.")
+    limit = Field(ge=1, le=settings.output.page_bytes, description="Most bytes of text to return.")
     _register_workspace(mcp, settings, limit)
     _register_artifacts(mcp, settings, limit)
     _register_resource(mcp)
@@ -87,7 +87,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         title="Write file",
         description=(
             "Create or replace a file in a sandbox; missing directories are made. It stays until the sandbox ends. "
-            f"At most {settings.max_write_bytes:,} bytes."
+            f"At most {settings.files.max_write_bytes:,} bytes."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=True),
     )
@@ -109,8 +109,8 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
     @mcp.tool(
         title="Read file",
         description=(
-            f"Read a file of a sandbox: text, up to {settings.read_text_bytes:,} bytes at once (the end of the answer "
-            "says how to read on), a picture as an image, other binary files as a resource link."
+            f"Read a file of a sandbox: text, up to {settings.output.page_bytes:,} bytes at once (the end of the "
+            "answer says how to read on), a picture as an image, other binary files as a resource link."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
         structured_output=False,
@@ -120,14 +120,14 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         sandbox_id: SandboxId,
         path: WorkspacePath,
         offset: Offset = 0,
-        limit: Annotated[int, limit_field] = settings.read_text_bytes,
+        limit: Annotated[int, limit_field] = settings.output.page_bytes,
     ) -> CallToolResult:
         with told_to_the_model():
             return await _shown(ctx, sandbox_id, resolve(path), offset, limit, "read_file")
 
     @mcp.tool(
         title="List files",
-        description=f"List a directory of a sandbox, at most {settings.max_list_entries} entries.",
+        description=f"List a directory of a sandbox, at most {settings.files.max_entries} entries.",
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_files(
@@ -157,7 +157,7 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
     @mcp.tool(
         title="Read artifact",
         description=(
-            f"Read an artifact, a file in {OUTPUTS}: a picture as an image, text up to {settings.read_text_bytes:,} "
+            f"Read an artifact, a file in {OUTPUTS}: a picture as an image, text up to {settings.output.page_bytes:,} "
             "bytes at once (the end of the answer says how to read on), other binary files as a resource link."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
@@ -168,7 +168,7 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
         sandbox_id: SandboxId,
         path: ArtifactPath,
         offset: Offset = 0,
-        limit: Annotated[int, limit_field] = settings.read_text_bytes,
+        limit: Annotated[int, limit_field] = settings.output.page_bytes,
     ) -> CallToolResult:
         with told_to_the_model():
             where = resolve(path, OUTPUTS)

@@ -20,8 +20,8 @@ class Copies(BaseModel):
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add this family's tools."""
-    own = settings.max_owner_paused
-    most_paused = settings.max_paused if own is None else min(own, settings.max_paused)
+    own = settings.limits.owner_paused
+    most_paused = settings.limits.paused if own is None else min(own, settings.limits.paused)
 
     @mcp.tool(
         title="Fork sandbox",

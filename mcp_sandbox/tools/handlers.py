@@ -45,7 +45,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             Field(
                 description=(
                     "Source that defines the handler; empty to call one that an earlier run has defined. With event "
-                    f"and context at most {settings.max_code_bytes:,} bytes."
+                    f"and context at most {settings.runs.max_code_bytes:,} bytes."
                 )
             ),
         ],
@@ -59,8 +59,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             float | None,
             Field(
                 gt=0,
-                le=settings.max_run_timeout_s,
-                description=f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given.",
+                le=settings.runs.max_timeout_s,
+                description=f"Seconds after which the run is stopped: {settings.runs.timeout_s:g} if not given.",
             ),
         ] = None,
     ) -> CallToolResult:

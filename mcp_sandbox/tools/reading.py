@@ -17,7 +17,7 @@ async def read_blocks(
     """What `tool` answers for the file at the absolute `path`."""
     chunk = await service.read(owner, sandbox_id, path, offset=offset, limit=max(limit, SNIFF_BYTES))
     if offset == 0 and (mime := image_mime(chunk.data)):
-        room = service.settings.inline_image_bytes
+        room = service.settings.output.image_bytes
         if chunk.size <= room:
             data = await service.read_all(owner, sandbox_id, path, max_bytes=room)  # the guest may lie about the size
             return [image_block(Picture(path, mime, data))]

@@ -26,10 +26,10 @@ def timeout_field(settings: Settings) -> Any:  # noqa: ANN401 - what pydantic ca
     """Of an argument that says how long a run may take."""
     return Field(
         gt=0,
-        le=settings.max_run_timeout_s,
+        le=settings.runs.max_timeout_s,
         description=(
-            f"Seconds after which the run is stopped: {settings.run_timeout_s:g} if not given, "
-            f"{settings.max_run_timeout_s:g} in the background."
+            f"Seconds after which the run is stopped: {settings.runs.timeout_s:g} if not given, "
+            f"{settings.runs.max_timeout_s:g} in the background."
         ),
     )
 

@@ -68,7 +68,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         description=(
             "Create a sandbox: an isolated offline machine, ready in a moment. Files and, in Python, variables and "
             f"imports persist across calls that name its sandbox_id. {lifetime_of(settings)}; then all of it is gone. "
-            f"At most {settings.max_sandboxes} at once."
+            f"At most {settings.limits.sandboxes} at once."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=False),
     )
@@ -85,12 +85,12 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ] = settings.template,
         ttl_s: Annotated[
             float,
-            Field(gt=0, le=settings.max_lifetime_s, description="Seconds after which it ends in any case."),
-        ] = settings.max_lifetime_s,
+            Field(gt=0, le=settings.lifetime.max_age_s, description="Seconds after which it ends in any case."),
+        ] = settings.lifetime.max_age_s,
         idle_s: Annotated[
             float,
-            Field(gt=0, le=settings.max_idle_timeout_s, description="Seconds without use after which it ends."),
-        ] = settings.idle_timeout_s,
+            Field(gt=0, le=settings.lifetime.max_idle_s, description="Seconds without use after which it ends."),
+        ] = settings.lifetime.idle_s,
     ) -> SandboxView:
         with told_to_the_model():
             return view(await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s))
@@ -102,7 +102,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     )
     async def list_sandboxes(ctx: ToolContext) -> SandboxList:
         alive = service_of(ctx).sandboxes(owner_of(ctx))
-        return SandboxList(sandboxes=[view(info) for info in alive], max_sandboxes=settings.max_sandboxes)
+        return SandboxList(sandboxes=[view(info) for info in alive], max_sandboxes=settings.limits.sandboxes)
 
     @mcp.tool(
         title="Close sandbox",

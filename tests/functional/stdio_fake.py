@@ -36,7 +36,7 @@ class FileProvider(FakeProvider):
 
 def main() -> None:
     directory = Path(sys.argv[1])
-    settings = Settings(log_level="INFO")
+    settings = Settings(log={"level": "INFO"})
     server = create_server(settings, str(FACTS), lambda: SandboxService(FileProvider(directory), settings))
     (directory / "server.pid").write_text(str(os.getpid()))
     anyio.run(

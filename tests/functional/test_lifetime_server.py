@@ -117,7 +117,7 @@ async def connected(
     """A server, or what starts one, on pipes. The block has a deadline. No machine is kept ready unless asked for."""
     temporary = directory / "tmp"
     temporary.mkdir()
-    settings = {"driver": driver, "pool_max": 0, **settings}
+    settings = {"driver": driver, "pool.max": 0, **settings}
     variables = {f"MCP_SANDBOX_{name.upper()}": str(value) for name, value in settings.items()}
     environment = {**os.environ, "TMPDIR": str(temporary), **variables}
     with anyio.fail_after(START_S), (directory / "stderr").open("wb") as stderr:
@@ -267,7 +267,7 @@ async def test_closing_a_sandbox_ends_its_machine_and_no_other(host: Host, built
 
 
 async def test_an_idle_sandbox_ends_by_itself(in_force: HostFacts, tmp_path: Path):
-    async with connected(tmp_path, in_force.driver, idle_timeout_s=1) as connection:
+    async with connected(tmp_path, in_force.driver, lifetime_idle_s=1) as connection:
         sandbox_id = await connection.start()
         footprint = connection.footprint()
         await assert_gone(footprint.processes, footprint.groups, load_settings().run_dir)

@@ -79,10 +79,10 @@ def test_a_party_is_served_together_or_waits_without_holding_anything():
 @pytest.mark.parametrize(
     ("limits", "setting"),
     [
-        (Limits(sandboxes=1), "max_sandboxes"),
-        (Limits(sandboxes=9, memory_mb=150), "max_memory_mb"),
-        (Limits(sandboxes=9, owner_sandboxes=1), "max_owner_sandboxes"),
-        (Limits(sandboxes=1, owner_memory_mb=150), "max_owner_memory_mb"),
+        (Limits(sandboxes=1), "limits.sandboxes"),
+        (Limits(sandboxes=9, memory_mb=150), "limits.memory_mb"),
+        (Limits(sandboxes=9, owner_sandboxes=1), "limits.owner_sandboxes"),
+        (Limits(sandboxes=1, owner_memory_mb=150), "limits.owner_memory_mb"),
     ],
 )
 def test_the_limit_in_the_way_is_known(limits: Limits, setting: str):
@@ -175,7 +175,7 @@ async def test_who_stops_waiting_takes_nothing_along():
 async def test_nobody_waits_longer_than_the_settings_say_and_the_limit_is_named():
     admission = Admission(Limits(sandboxes=1), timeout_s=0.01)
     async with admission.place(Ticket("a", 100)):
-        with pytest.raises(LimitReached, match=r"max_sandboxes = 1 .*within 0.01 s"):
+        with pytest.raises(LimitReached, match=r"limits\.sandboxes = 1 .*within 0.01 s"):
             async with admission.place(Ticket("b", 100)):
                 pytest.fail("there was no place")
         assert (len(admission.holders), admission.waiting) == (1, 0)
@@ -197,9 +197,9 @@ async def test_who_alone_can_make_room_is_told_at_once():
     admission = Admission(Limits(sandboxes=9, owner_sandboxes=1, memory_mb=300), timeout_s=3600)
     with anyio.fail_after(5):
         async with admission.place(Ticket("a", 100)):
-            with pytest.raises(LimitReached, match=r"max_owner_sandboxes = 1 .*close_sandbox"):
+            with pytest.raises(LimitReached, match=r"limits\.owner_sandboxes = 1 .*close_sandbox"):
                 async with admission.place(Ticket("a", 100)):
                     pytest.fail("there was no place")
-            with pytest.raises(LimitReached, match=r"max_memory_mb = 300 .*301 MB"):
+            with pytest.raises(LimitReached, match=r"limits\.memory_mb = 300 .*301 MB"):
                 async with admission.place(Ticket("b", 301)):
                     pytest.fail("there was no place")

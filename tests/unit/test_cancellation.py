@@ -57,7 +57,7 @@ class Bench:
         driver = cast("SnapshotDriver", self.driver)
         builds = Builds(driver, cast("Builder", StubBuilder()), Catalogue())
         provider = LocalProvider(driver, builds, max_restores=2, run_dir=self.run_dir)
-        self.service = SandboxService(provider, Settings(max_sandboxes=3))
+        self.service = SandboxService(provider, Settings(limits={"sandboxes": 3}))
 
     async def _guest(self, stream: "ByteStream", memory: Memory) -> None:
         self.guests.append(FakeGuest(memory))

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 from typer.testing import CliRunner
 
 from mcp_sandbox.cli import app
-from mcp_sandbox.config import ENV_PREFIX, Settings
+from mcp_sandbox.config import ENV_PREFIX, Settings, setting_names, variable_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server
 from templates.catalogue import Catalogue
@@ -50,7 +50,7 @@ async def test_the_readmes_table_names_every_tool():
 
 def settings_documented() -> dict[str, tuple[str, str]]:
     """Setting: its variable and its default."""
-    row = re.compile(rf"^\| `(\w+)` \| `({ENV_PREFIX}\w+)` \| (.+?) \|", re.MULTILINE)
+    row = re.compile(rf"^\| `([\w.]+)` \| `({ENV_PREFIX}\w+)` \| (.+?) \|", re.MULTILINE)
     return {
         name: (variable, default.strip("`")) for name, variable, default in row.findall(text_of("docs/operations.md"))
     }
@@ -60,14 +60,14 @@ def test_every_setting_is_documented_with_its_variable_and_its_default(monkeypat
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     expected = {}
-    for name, field in Settings.model_fields.items():
+    for name, field in setting_names():
         default = field.get_default(call_default_factory=True, validated_data={})
         assert default is not PydanticUndefined
         if isinstance(default, tuple):
             (default,) = default
         if isinstance(default, Path):
             default = f"~/{default.relative_to(Path.home())}"
-        expected[name] = (f"{ENV_PREFIX}{name.upper()}", "none" if default is None else str(default))
+        expected[name] = (variable_of(name), "none" if default is None else str(default))
     assert settings_documented() == expected
 
 

@@ -38,7 +38,7 @@ def test_use_puts_off_the_idle_time_out_but_not_the_end():
 
 
 def test_a_lifespan_can_be_asked_for_within_the_settings():
-    settings = Settings(idle_timeout_s=5, max_idle_timeout_s=50, max_lifetime_s=100)
+    settings = Settings(lifetime={"idle_s": 5, "max_idle_s": 50, "max_age_s": 100})
     assert lifespan(settings, None, None) == Lifespan(idle_s=5, ttl_s=100)
     assert lifespan(settings, 30, 50) == Lifespan(idle_s=50, ttl_s=30)
     for ttl_s, idle_s, words in ((101, None, "ttl_s .* at most 100"), (None, 51, "idle_s .* 50"), (0, None, "ttl_s")):

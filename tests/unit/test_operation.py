@@ -22,7 +22,7 @@ ME = "me"
 
 
 @asynccontextmanager
-async def watched(home: Path, **limits: float) -> AsyncIterator[tuple[SandboxService, ServicePanel]]:
+async def watched(home: Path, **limits: object) -> AsyncIterator[tuple[SandboxService, ServicePanel]]:
     """A service whose operator looks through the panel."""
     settings = Settings(home=home, **limits)  # type: ignore[arg-type]
     async with open_registry(home) as registry:
@@ -34,7 +34,7 @@ async def watched(home: Path, **limits: float) -> AsyncIterator[tuple[SandboxSer
 
 
 async def test_the_time_until_a_sandbox_has_its_machine_includes_the_wait_for_a_place(tmp_path: Path):
-    async with watched(tmp_path, max_sandboxes=1) as (service, panel):
+    async with watched(tmp_path, limits={"sandboxes": 1}) as (service, panel):
         first = await service.create("one")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.create, "two")
@@ -52,7 +52,7 @@ async def test_the_time_until_a_sandbox_has_its_machine_includes_the_wait_for_a_
 
 
 async def test_refusals_are_counted_by_the_limit_that_was_reached(tmp_path: Path):
-    async with watched(tmp_path, max_sandboxes=1, max_paused=0, max_owner_runs=1) as (service, panel):
+    async with watched(tmp_path, limits={"sandboxes": 1, "paused": 0, "owner_runs": 1}) as (service, panel):
         box = (await service.create(ME)).id
         with pytest.raises(LimitReached):
             await service.create(ME)
@@ -62,7 +62,7 @@ async def test_refusals_are_counted_by_the_limit_that_was_reached(tmp_path: Path
         with pytest.raises(LimitReached):
             await service.run(RunRequest(ME, "1", box))
         text = await panel.metrics()
-    for limit in ("max_sandboxes", "max_paused", "max_owner_runs"):
+    for limit in ("limits.sandboxes", "limits.paused", "limits.owner_runs"):
         assert value(text, "mcp_sandbox_refused_total", limit=limit) == 1
 
 

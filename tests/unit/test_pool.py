@@ -639,6 +639,6 @@ async def test_the_real_clock_waits_for_an_event_or_a_time():
 
 
 def test_refills_leave_the_source_room_for_people():
-    limits = pool_limits(Settings(max_restores=4, pool_min=2))
+    limits = pool_limits(Settings(limits={"restores": 4}, pool={"min": 2}))
     assert (limits.max_starting, limits.min_ready) == (2, 2)
-    assert pool_limits(Settings(max_restores=1)).max_starting == 1
+    assert pool_limits(Settings(limits={"restores": 1})).max_starting == 1

@@ -39,7 +39,7 @@ def provider() -> FakeProvider:
 @pytest.fixture
 async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
     with anyio.fail_after(20):
-        async with SandboxService(provider, Settings(max_sandboxes=2)) as service:
+        async with SandboxService(provider, Settings(limits={"sandboxes": 2})) as service:
             yield service
 
 
@@ -131,7 +131,7 @@ async def test_leaving_the_service_ends_all_machines(provider: FakeProvider):
 async def test_the_limit_on_sandboxes_is_named(service: SandboxService):
     await service.create(ME)
     await service.create(ME)
-    with pytest.raises(LimitReached, match=r"max_sandboxes = 2 .*close_sandbox"):
+    with pytest.raises(LimitReached, match=r"limits\.sandboxes = 2 .*close_sandbox"):
         await service.create(ME)
 
 
@@ -148,9 +148,9 @@ async def test_who_waits_for_a_place_gets_it_when_one_is_closed(service: Sandbox
 @pytest.mark.parametrize(
     ("settings", "limit"),
     [
-        (Settings(max_owner_sandboxes=1), "max_owner_sandboxes = 1"),
-        (Settings(max_owner_memory_mb=600), "max_owner_memory_mb = 600"),
-        (Settings(max_memory_mb=600), "max_memory_mb = 600"),
+        (Settings(limits={"owner_sandboxes": 1}), "limits.owner_sandboxes = 1"),
+        (Settings(limits={"owner_memory_mb": 600}), "limits.owner_memory_mb = 600"),
+        (Settings(limits={"memory_mb": 600}), "limits.memory_mb = 600"),
     ],
 )
 async def test_owners_have_limits_of_their_own(provider: FakeProvider, settings: Settings, limit: str):
@@ -159,7 +159,7 @@ async def test_owners_have_limits_of_their_own(provider: FakeProvider, settings:
             await service.create(ME)
             with pytest.raises(LimitReached, match=limit):
                 await service.create(ME)
-            if settings.max_memory_mb is None:
+            if settings.limits.memory_mb is None:
                 await service.create("somebody")
 
 
@@ -211,7 +211,10 @@ class SlowlyReleased(FakeProvider):
 async def test_a_machine_that_is_still_going_counts_and_the_next_waits_for_it():
     provider = SlowlyReleased()
     with anyio.fail_after(5):
-        async with SandboxService(provider, Settings(max_sandboxes=2)) as service, anyio.create_task_group() as tasks:
+        async with (
+            SandboxService(provider, Settings(limits={"sandboxes": 2})) as service,
+            anyio.create_task_group() as tasks,
+        ):
             for _ in range(4):
                 tasks.start_soon(service.run, RunRequest(ME, "1"))
                 await anyio.wait_all_tasks_blocked()
@@ -357,7 +360,8 @@ async def test_a_machine_lost_while_idle_is_reported_at_the_next_use(service: Sa
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"), [(Settings(idle_timeout_s=0.01), "idle"), (Settings(max_lifetime_s=0.01), "old")]
+    ("settings", "reason"),
+    [(Settings(lifetime={"idle_s": 0.01}), "idle"), (Settings(lifetime={"max_age_s": 0.01}), "old")],
 )
 async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settings: Settings, reason: str):
     with anyio.fail_after(5):
@@ -370,7 +374,7 @@ async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settin
 
 async def test_a_sandbox_in_use_is_not_idle(provider: FakeProvider):
     with anyio.fail_after(5):
-        async with SandboxService(provider, Settings(idle_timeout_s=0.05)) as service:
+        async with SandboxService(provider, Settings(lifetime={"idle_s": 0.05})) as service:
             box = (await service.create(ME)).id
             result = await service.run(RunRequest(ME, "forever", box, timeout_s=0.2))
             assert result.status == "interrupted"
@@ -396,7 +400,7 @@ async def test_long_output_keeps_both_ends(provider: FakeProvider):
     output = OutputTotals(1300, 0, stdout_spill="/tmp/outputs/stdout.txt")
     tail = Output("stdout", "z" * 256, gap_bytes=788)
     provider.plans["flood"] = [Output("stdout", "a" * 256), tail, finished(output=output)]
-    settings = Settings(output_head_bytes=256, output_tail_bytes=256)
+    settings = Settings(output={"head_bytes": 256, "tail_bytes": 256})
     async with SandboxService(provider, settings) as service:
         box = (await service.create(ME)).id
         out = (await service.run(RunRequest(ME, "flood", box))).stdout
@@ -406,7 +410,7 @@ async def test_long_output_keeps_both_ends(provider: FakeProvider):
 
 async def test_output_is_cut_on_the_host_too(provider: FakeProvider):
     provider.plans["flood"] = [*(Output("stdout", "é" * 100) for _ in range(50)), finished()]
-    async with SandboxService(provider, Settings(output_head_bytes=301, output_tail_bytes=301)) as service:
+    async with SandboxService(provider, Settings(output={"head_bytes": 301, "tail_bytes": 301})) as service:
         box = (await service.create(ME)).id
         out = (await service.run(RunRequest(ME, "flood", box))).stdout
     assert out.head == out.tail == "é" * 150
@@ -414,7 +418,7 @@ async def test_output_is_cut_on_the_host_too(provider: FakeProvider):
 
 
 async def test_new_pictures_come_with_the_result_up_to_the_limits(provider: FakeProvider):
-    async with SandboxService(provider, Settings(inline_images=2)) as service:
+    async with SandboxService(provider, Settings(output={"images": 2})) as service:
         box = (await service.create(ME)).id
         provider.agent.draws("draw", "a.png", "b.png", "c.png")
         result = await service.run(RunRequest(ME, "draw", box))
@@ -444,7 +448,7 @@ async def test_code_that_fails_is_a_result(service: SandboxService, provider: Fa
     ],
 )
 async def test_a_bad_request_starts_no_machine(provider: FakeProvider, request_: RunRequest, words: str):
-    async with SandboxService(provider, Settings(max_code_bytes=1024)) as service:
+    async with SandboxService(provider, Settings(runs={"max_code_bytes": 1024})) as service:
         with pytest.raises(BadRequest, match=words):
             await service.run(request_)
     assert provider.agents == []
@@ -468,14 +472,14 @@ async def test_an_impossible_path_is_refused(service: SandboxService, path: str)
 
 
 async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: FakeProvider):
-    async with SandboxService(provider, Settings(max_read_bytes=1024, max_write_bytes=1024)) as service:
+    async with SandboxService(provider, Settings(files={"max_read_bytes": 1024, "max_write_bytes": 1024})) as service:
         box = (await service.create(ME)).id
         with pytest.raises(FileProblem, match="list_files"):
             await service.read(ME, box, "nothing", limit=1)
         provider.agent.files["/workspace/big"] = bytes(2000)
         with pytest.raises(FileProblem, match="2,000 bytes"):
             await service.read_all(ME, box, "big")
-        with pytest.raises(LimitReached, match="max_write_bytes"):
+        with pytest.raises(LimitReached, match=r"files\.max_write_bytes"):
             await service.write(ME, box, "big", bytes(1025))
 
 
@@ -516,7 +520,9 @@ async def test_a_slow_file_answer_is_an_error_to_try_again_and_the_sandbox_stays
 @pytest.mark.usefixtures("_little_patience")
 async def test_an_agent_that_never_comes_to_an_end_does_not_keep_the_host_busy(provider: FakeProvider):
     with anyio.fail_after(5):
-        async with SandboxService(provider, Settings(max_read_bytes=1 << 30, inline_image_bytes=1 << 30)) as service:
+        async with SandboxService(
+            provider, Settings(files={"max_read_bytes": 1 << 30}, output={"image_bytes": 1 << 30})
+        ) as service:
             box = (await service.create(ME)).id
             provider.agent.draws("draw", "a.png", "b.png")
             provider.agent.read = one_byte_a_round  # type: ignore[method-assign]

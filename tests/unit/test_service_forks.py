@@ -86,16 +86,16 @@ async def test_the_number_of_copies_is_limited(service: SandboxService, count: i
 
 
 async def test_there_are_all_copies_or_none(provider: FakeProvider):
-    async with served(provider, max_sandboxes=3) as service:
+    async with served(provider, limits={"sandboxes": 3}) as service:
         box = await with_file(service)
-        with pytest.raises(LimitReached, match="max_sandboxes = 3"):
+        with pytest.raises(LimitReached, match=r"limits\.sandboxes = 3"):
             await service.fork(ME, box, 3)
         assert (len(service.admission.holders), provider.copies) == (1, [])
         assert len(await service.fork(ME, box, 2)) == 2
 
 
 async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(provider: FakeProvider):
-    async with served(provider, max_sandboxes=1) as service:
+    async with served(provider, limits={"sandboxes": 1}) as service:
         box = await with_file(service)
         await service.run_for_client(RunRequest(ME, "forever", box), background=True)
         with pytest.raises(Busy, match="run-1"):
@@ -108,7 +108,7 @@ async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(
 
 
 async def test_two_owners_who_fork_at_the_limit_do_not_hold_places_against_each_other(provider: FakeProvider):
-    async with served(provider, max_sandboxes=5, queue_timeout_s=5) as service:
+    async with served(provider, limits={"sandboxes": 5, "queue_timeout_s": 5}) as service:
         boxes = {owner: (await service.create(owner)).id for owner in ("me", "you")}
         passing = (await service.create("them")).id
         made: list[int] = []
@@ -129,17 +129,17 @@ async def test_two_owners_who_fork_at_the_limit_do_not_hold_places_against_each_
 
 
 async def test_one_owner_cannot_take_all_pauses(provider: FakeProvider):
-    async with served(provider, max_paused=2, max_owner_paused=1) as service:
+    async with served(provider, limits={"paused": 2, "owner_paused": 1}) as service:
         first, second = await with_file(service), await with_file(service)
         await service.pause(ME, first)
-        with pytest.raises(LimitReached, match=r"max_owner_paused = 1 .*Resume or close"):
+        with pytest.raises(LimitReached, match=r"limits\.owner_paused = 1 .*Resume or close"):
             await service.pause(ME, second)
         for owner in ("you", "them"):
             other = (await service.create(owner)).id
             if owner == "you":
                 await service.pause(owner, other)
                 continue
-            with pytest.raises(LimitReached, match=r"max_paused = 2 .*Try again later"):
+            with pytest.raises(LimitReached, match=r"limits\.paused = 2 .*Try again later"):
                 await service.pause(owner, other)
 
 
@@ -366,11 +366,11 @@ async def test_closing_a_paused_sandbox_removes_its_state(service: SandboxServic
 
 
 async def test_the_place_of_a_paused_sandbox_is_free_and_without_one_it_stays_paused(provider: FakeProvider):
-    async with served(provider, max_sandboxes=1) as service:
+    async with served(provider, limits={"sandboxes": 1}) as service:
         box = await with_file(service)
         await service.pause(ME, box)
         other = await service.create(ME)
-        with pytest.raises(LimitReached, match=r"max_sandboxes = 1.*close_sandbox"):
+        with pytest.raises(LimitReached, match=r"limits\.sandboxes = 1.*close_sandbox"):
             await service.resume(ME, box)
         assert states(service) == [State.PAUSED, State.READY]
         await service.close(ME, other.id)
@@ -379,10 +379,10 @@ async def test_the_place_of_a_paused_sandbox_is_free_and_without_one_it_stays_pa
 
 
 async def test_paused_sandboxes_are_limited_too(provider: FakeProvider):
-    async with served(provider, max_paused=1) as service:
+    async with served(provider, limits={"paused": 1}) as service:
         box, other = await with_file(service), await with_file(service)
         await service.pause(ME, box)
-        with pytest.raises(LimitReached, match="max_paused = 1"):
+        with pytest.raises(LimitReached, match=r"limits\.paused = 1"):
             await service.pause(ME, other)
         assert states(service) == [State.PAUSED, State.READY]
         await service.resume(ME, box)

@@ -44,7 +44,7 @@ def provider() -> FakeProvider:
 
 @pytest.fixture
 async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
-    settings = Settings(foreground_s=0.05, max_owner_runs=2, kept_runs=2, read_text_bytes=1024)
+    settings = Settings(runs={"foreground_s": 0.05, "kept": 2}, limits={"owner_runs": 2}, output={"page_bytes": 1024})
     with anyio.fail_after(20):
         async with SandboxService(provider, settings) as service:
             yield service
@@ -191,7 +191,7 @@ async def test_the_newest_results_are_kept_and_older_ones_say_that_they_are_not(
 async def test_large_results_make_each_other_forgotten(provider: FakeProvider):
     provider.plans["talk"] = [Output("stdout", "x" * 2000), finished()]
     with anyio.fail_after(20):
-        async with SandboxService(provider, Settings(kept_run_bytes=3000)) as service:
+        async with SandboxService(provider, Settings(runs={"kept_bytes": 3000})) as service:
             box = (await service.create(ME)).id
             first = await started(service, box, "talk")
             await read(service, first)
@@ -203,7 +203,7 @@ async def test_large_results_make_each_other_forgotten(provider: FakeProvider):
 
 async def test_output_a_result_leaves_out_can_be_read_from_the_run(provider: FakeProvider):
     provider.plans["flood"] = [Output("stderr", "!"), Output("stdout", "a" * 300 + "b" * 300), finished()]
-    settings = Settings(output_head_bytes=256, output_tail_bytes=256)
+    settings = Settings(output={"head_bytes": 256, "tail_bytes": 256})
     with anyio.fail_after(20):
         async with SandboxService(provider, settings) as service:
             box = (await service.create(ME)).id
@@ -217,7 +217,7 @@ async def test_output_a_result_leaves_out_can_be_read_from_the_run(provider: Fak
 async def test_runs_of_one_owner_are_limited_and_the_limit_is_named(service: SandboxService, provider: FakeProvider):
     for _ in range(2):
         await started(service, None)
-    with pytest.raises(LimitReached, match=r"max_owner_runs = 2 .*stop_run"):
+    with pytest.raises(LimitReached, match=r"limits\.owner_runs = 2 .*stop_run"):
         await service.run(RunRequest(ME, "1"))
     assert len(provider.agents) == 2  # no machine was taken for it
     assert (await service.run(RunRequest("somebody", "1"))).status == "ok"
@@ -390,7 +390,7 @@ async def test_progress_tells_the_newest_line(
 
 async def test_a_background_run_keeps_its_sandbox_from_being_idle(provider: FakeProvider):
     with anyio.fail_after(20):
-        async with SandboxService(provider, Settings(idle_timeout_s=0.05)) as service:
+        async with SandboxService(provider, Settings(lifetime={"idle_s": 0.05})) as service:
             box = (await service.create(ME)).id
             await service.run_for_client(RunRequest(ME, "forever", box, timeout_s=0.2), background=True)
             await provider.released.wait()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.commands.common import environment
-from mcp_sandbox.config import CONFIG_NAME, ConfigError, Settings, load_settings
+from mcp_sandbox.config import CONFIG_NAME, ConfigError, LimitSettings, load_settings, setting_names, variable_of
 
 
 @pytest.fixture(autouse=True)
@@ -15,8 +15,8 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"MCP_SANDBOX_{name.upper()}", raising=False)
+    for name, _ in setting_names():
+        monkeypatch.delenv(variable_of(name), raising=False)
 
 
 def write_config(text: str) -> None:
@@ -24,50 +24,63 @@ def write_config(text: str) -> None:
 
 
 def test_flags_win_over_variables_and_variables_over_the_file(monkeypatch: pytest.MonkeyPatch):
-    write_config('max_sandboxes = 3\ndriver = "a"\naccel = "tcg"\n')
-    assert load_settings().max_sandboxes == 3
-    monkeypatch.setenv("MCP_SANDBOX_MAX_SANDBOXES", "4")
+    write_config('driver = "a"\naccel = "tcg"\n[limits]\nsandboxes = 3\nrestores = 2\n')
+    assert load_settings().limits.sandboxes == 3
+    monkeypatch.setenv("MCP_SANDBOX_LIMITS_SANDBOXES", "4")
     monkeypatch.setenv("MCP_SANDBOX_DRIVER", "b")
-    settings = load_settings(max_sandboxes=5, driver=None)
-    assert (settings.max_sandboxes, settings.driver, settings.accel) == (5, "b", "tcg")
+    settings = load_settings(driver=None, limits={"sandboxes": 5})
+    assert (settings.limits.sandboxes, settings.driver, settings.accel) == (5, "b", "tcg")
 
 
 def test_the_users_own_file_counts_when_there_is_none_here(tmp_path: Path):
     path = tmp_path / "config" / "mcp-sandbox" / CONFIG_NAME
     path.parent.mkdir(parents=True)
-    path.write_text("max_sandboxes = 6\n")
-    assert load_settings().max_sandboxes == 6
+    path.write_text("limits.sandboxes = 6\n")
+    assert load_settings().limits.sandboxes == 6
     write_config("")
-    assert load_settings().max_sandboxes == Settings.model_fields["max_sandboxes"].default
+    assert load_settings().limits.sandboxes == LimitSettings().sandboxes
 
 
 def test_an_unknown_key_in_the_file_is_named():
-    write_config("max_sandboxen = 3\n")
-    with pytest.raises(ConfigError, match=r"mcp-sandbox\.toml: unknown setting 'max_sandboxen'"):
+    write_config("[limits]\nsandboxen = 3\n")
+    with pytest.raises(ConfigError, match=r"toml: unknown setting 'limits.sandboxen'; did you mean limits.sandboxes\?"):
         load_settings()
 
 
 def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MCP_SANDBOX_MAX_SANDBOXES", "many")
-    with pytest.raises(ConfigError, match="max_sandboxes"):
+    monkeypatch.setenv("MCP_SANDBOX_LIMITS_SANDBOXES", "many")
+    with pytest.raises(ConfigError, match=r"limits\.sandboxes"):
         load_settings()
 
 
+def test_a_misspelled_variable_is_refused_with_the_right_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MCP_SANDBOX_MIN_ISOLATON", "vm")
+    with pytest.raises(ConfigError, match="MCP_SANDBOX_MIN_ISOLATON; did you mean MCP_SANDBOX_MIN_ISOLATION"):
+        load_settings()
+
+
+def test_sources_fill_one_group_together(monkeypatch: pytest.MonkeyPatch):
+    write_config("[pool]\nmin = 2\nmax = 3\n")
+    monkeypatch.setenv("MCP_SANDBOX_POOL_MAX_AGE_S", "60")
+    pool = load_settings(pool={"max": 5}).pool
+    assert (pool.min, pool.max, pool.max_age_s) == (2, 5, 60)
+
+
 def test_a_file_that_is_not_toml_is_named():
-    write_config("max_sandboxes 3")
+    write_config("sandboxes 3")
     with pytest.raises(ConfigError, match=r"mcp-sandbox\.toml"):
         load_settings()
 
 
 def test_a_default_time_limit_over_the_greatest_is_refused():
-    with pytest.raises(ConfigError, match="max_run_timeout_s"):
-        load_settings(run_timeout_s=20, max_run_timeout_s=10)
-    with pytest.raises(ConfigError, match="max_idle_timeout_s"):
-        load_settings(idle_timeout_s=20, max_idle_timeout_s=10)
+    with pytest.raises(ConfigError, match="max_timeout_s"):
+        load_settings(runs={"timeout_s": 20, "max_timeout_s": 10})
+    with pytest.raises(ConfigError, match="max_idle_s"):
+        load_settings(lifetime={"idle_s": 20, "max_idle_s": 10})
 
 
 def test_a_server_of_our_own_gets_the_settings_in_force_wherever_they_came_from(monkeypatch: pytest.MonkeyPatch):
-    settings = load_settings(driver="gvisor", min_isolation="kernel", max_sandboxes=3)
+    settings = load_settings(driver="gvisor", min_isolation="kernel", limits={"sandboxes": 3})
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings

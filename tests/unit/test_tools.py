@@ -122,7 +122,7 @@ async def test_tools_that_carry_text_or_pictures_declare_no_structured_output(cl
 
 
 async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
-    async with connected(provider, idle_timeout_s=120, max_lifetime_s=7200, run_timeout_s=7) as client:
+    async with connected(provider, lifetime={"idle_s": 120, "max_age_s": 7200}, runs={"timeout_s": 7}) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         for text in (tools["create_sandbox"].description, client.instructions):
             assert text is not None
@@ -251,7 +251,7 @@ async def test_names_a_sandbox_chose_stay_names(client: Client, provider: FakePr
 
 
 async def test_a_picture_larger_than_it_says_is_not_shown(client: Client, provider: FakeProvider):
-    async with connected(provider, inline_image_bytes=1000) as client:
+    async with connected(provider, output={"image_bytes": 1000}) as client:
         box = await created(client)
 
         async def lie(path: str, *, offset: int = 0, limit: int) -> FileChunk:
@@ -391,14 +391,14 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("read_artifact", {"sandbox_id": "BOX", "path": "/etc/passwd"}, "Use read_file"),
     ("read_artifact", {"sandbox_id": "BOX", "path": "../../etc/passwd"}, "Use read_file"),
     ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "%%", "encoding": "base64"}, "not valid base64"),
-    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a" * 2000}, "max_write_bytes = 1024"),
+    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a" * 2000}, "files.max_write_bytes = 1024"),
     ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a", "encoding": "hex"}, "encoding"),
 ]
 
 
 @pytest.mark.parametrize(("tool", "arguments", "words"), ERRORS)
 async def test_errors_say_what_to_do(provider: FakeProvider, tool: str, arguments: dict[str, Any], words: str):
-    async with connected(provider, max_write_bytes=1024) as client:
+    async with connected(provider, files={"max_write_bytes": 1024}) as client:
         box = await created(client)
         arguments = {key: box if value == "BOX" else value for key, value in arguments.items()}
         assert words in await error_of(client, tool, **arguments)
@@ -435,7 +435,7 @@ async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakePro
 
 
 async def test_an_expired_sandbox_says_so(provider: FakeProvider):
-    async with connected(provider, idle_timeout_s=0.01) as client:
+    async with connected(provider, lifetime={"idle_s": 0.01}) as client:
         box = await created(client)
         await provider.released.wait()
         message = await error_of(client, "run_code", code="1", sandbox_id=box)
@@ -534,7 +534,7 @@ async def test_a_run_can_be_stopped_with_the_call_its_result_names(client: Clien
 
 async def test_a_run_that_takes_longer_than_a_client_waits_is_not_lost(provider: FakeProvider):
     provider.plans["talk"] = [Output("stdout", "so far\n"), anyio.Event(), finished()]
-    async with connected(provider, foreground_s=0.05) as client:
+    async with connected(provider, runs={"foreground_s": 0.05}) as client:
         text = text_of(await client.call_tool("run_code", {"code": "talk", "timeout_s": 100}))
         assert text.startswith("so far\n")
         assert "run-1 is still running" in text

@@ -34,7 +34,7 @@ async def over_stdio(subject: Subject) -> tuple[Figure, Figure]:
     """Tool calls through MCP, one that touches no machine and one that runs code, taking turns."""
     no_op: list[float] = []
     live: list[float] = []
-    async with open_server(subject.settings, pool_max=0) as server:  # a refill would be in the way
+    async with open_server(subject.settings, {"pool.max": 0}) as server:  # a refill would be in the way
         arguments = {"sandbox_id": await server.create(), "code": FIRST_CODE}
         for number in range(subject.plan.calls):
             subject.tell(f"calls over stdio: {number} of {subject.plan.calls}")

@@ -36,7 +36,7 @@ async def hits(subject: Subject) -> tuple[Figure, Figure]:
     """create_sandbox with a machine ready, and a tool that touches none, on a server that does nothing else."""
     no_op: list[float] = []
     hit: list[float] = []
-    async with open_server(subject.settings, pool_min=1, pool_max=1) as server:
+    async with open_server(subject.settings, {"pool.min": 1, "pool.max": 1}) as server:
         for number in range(subject.plan.pool_hits):
             subject.tell(f"pool hits: {number} of {subject.plan.pool_hits}")
             await server.settled(1)
@@ -54,9 +54,9 @@ async def bursts(subject: Subject) -> tuple[Figure, Figure, float]:
     """As many restores as the pool cannot save, and bursts of requests, taking turns; also the ratio in the middle."""
     bare: list[float] = []
     burst: list[float] = []
-    limits = {"max_sandboxes": 2 * BURST, "queue_timeout_s": QUEUE_S, "pool_min": READY, "pool_max": READY}
+    limits = {"limits.sandboxes": 2 * BURST, "limits.queue_timeout_s": QUEUE_S, "pool.min": READY, "pool.max": READY}
     memory_mb = READY * subject.built.template.machine.memory_mb
-    async with open_server(subject.settings, **limits, pool_memory_mb=memory_mb) as server:
+    async with open_server(subject.settings, {**limits, "pool.memory_mb": memory_mb}) as server:
         for number in range(subject.plan.bursts + 1):
             subject.tell(f"bursts: {number} of {subject.plan.bursts}")
             await server.settled(READY)
@@ -75,7 +75,7 @@ async def _restores_at_once(subject: Subject, count: int) -> float:
     """Milliseconds until all of them are there, as many at a time as a server would do."""
     settings = subject.settings
     builds = Builds(subject.driver, subject.builder, settings.catalogue)
-    provider = LocalProvider(subject.driver, builds, max_restores=settings.max_restores, run_dir=settings.run_dir)
+    provider = LocalProvider(subject.driver, builds, max_restores=settings.limits.restores, run_dir=settings.run_dir)
     await provider.facts()
     began, missing, all_there = anyio.current_time(), count, anyio.Event()
 

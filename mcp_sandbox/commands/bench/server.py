@@ -1,7 +1,7 @@
 """A server of our own, spoken to as its clients and its operators do."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,9 +76,9 @@ class BenchServer:
 
 
 @asynccontextmanager
-async def open_server(settings: Settings, **changes: object) -> AsyncIterator[BenchServer]:
+async def open_server(settings: Settings, changes: Mapping[str, object]) -> AsyncIterator[BenchServer]:
     """A server with these settings, some of them changed."""
-    changed = settings.model_copy(update=changes)
+    changed = settings.changed(changes)
     parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), env=environment(changed))
     async with Client(parameters) as client:
         process = own_child(*SERVER)

@@ -34,7 +34,7 @@ class Holdings:
 async def measure(subject: Subject) -> Findings:
     """Create, run and close, over and over; the server's holdings early on and at the end."""
     cycles = subject.plan.cycles or CYCLES[subject.driver.name]
-    async with open_server(subject.settings, pool_min=READY, pool_max=READY) as server:
+    async with open_server(subject.settings, {"pool.min": READY, "pool.max": READY}) as server:
         await _cycles(subject, server, WARM_UP, "soak, warming up")
         before = await _holdings(server, subject.settings)
         await _cycles(subject, server, cycles, "soak")
