@@ -164,8 +164,9 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
         if pooled and host.facts is not None:
             limits, told = pool_limits(host.settings), operation.metrics.pool_asked
             pool = Pool(provider, builds, limits, on_request=told)
-            provider, pools = await stack.enter_async_context(pool), pool.described
-        service = SandboxService(operation.acquiring(provider), host.settings, operation)
+            provider, pools = pool, pool.described
+        provider = await stack.enter_async_context(operation.acquiring(provider))
+        service = SandboxService(provider, host.settings, operation)
         await stack.enter_async_context(service)
         await stack.enter_async_context(operation.controlled(service, pools))
         yield service

@@ -8,17 +8,19 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, a
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import anyio
 import anyio.to_thread
+from anyio import AsyncContextManagerMixin
 
 from guest.client import AgentClient
 from guest.client.messages import Identity
 from guest.errors import AgentGone
-from mcp_sandbox.errors import CannotFreeze, HostNotReady, StateLost
+from mcp_sandbox.errors import BadRequest, CannotFreeze, HostNotReady, StateLost
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.mapping import mapped
-from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings
+from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.machines.unique import new_identity, open_unique, same_again
 from mcp_sandbox.processes import of_pid
 from templates.build import BuiltTemplate
@@ -45,6 +47,7 @@ class _Origin:
 class LocalLease(Lease):
     """A machine of this host, with what it takes to start it again."""
 
+    machine: Machine
     origin: _Origin
     identity: Identity
 
@@ -58,7 +61,7 @@ class LocalFrozen(Frozen):
     identity: Identity
 
 
-class LocalProvider:
+class LocalProvider(AsyncContextManagerMixin):
     """Starts machines with one driver, a few at a time."""
 
     def __init__(self, driver: Driver, builds: Builds, *, max_restores: int, run_dir: Path) -> None:
@@ -68,6 +71,10 @@ class LocalProvider:
         self._restores = anyio.CapacityLimiter(max_restores)
         self._probing = anyio.Lock()
         self._facts: HostFacts | None = None
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
+        yield self
 
     async def facts(self) -> HostFacts:
         """What this host offers. The first call probes it, which can take seconds.
@@ -86,8 +93,8 @@ class LocalProvider:
             return self._facts
 
     @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
-        """A machine of `template`: its own entropy, clock and identity, and its agent has answered.
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+        """Start a machine with its own entropy, clock and identity, and greet its agent.
 
         Raises:
             UnknownTemplate, UnusableTemplate, TemplateNotBuilt, HostNotReady, SandboxError: there is no machine.
@@ -95,7 +102,9 @@ class LocalProvider:
         asked_at = anyio.current_time()
         await self.facts()  # says why, if this host cannot start any
         with ExitStack() as stack:
-            built = await self._builds.hold(template, stack)
+            built = await self._builds.hold(request.template, stack)
+            if not request.is_standard(built.template):
+                raise BadRequest(f"Machines of template {request.template!r} have a fixed size and no network.")
             identity = new_identity()
             source = start(self._driver, built, identity)
             origin = _Origin(built.template, built.version, built.spec(identity.hostname), built.entries())
@@ -121,7 +130,7 @@ class LocalProvider:
                     with anyio.CancelScope(shield=True):  # a machine that is left half-way may stand still for ever
                         snapshot = await driver.snapshot(lease.machine, directory, keep=True)
                         await lease.agent.refresh(same_again(lease.identity))
-                yield LocalFrozen(lease.template, snapshot, lease.origin, lease.identity)
+                yield LocalFrozen(lease.template, lease.host, snapshot, lease.origin, lease.identity)
 
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
@@ -157,7 +166,14 @@ class LocalProvider:
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
             yield LocalLease(
-                machine, agent, origin.template, facts, timings, origin.version, origin=origin, identity=identity
+                machine=machine,
+                agent=agent,
+                template=origin.template,
+                host=facts,
+                timings=timings,
+                version=origin.version,
+                origin=origin,
+                identity=identity,
             )
 
     @asynccontextmanager

@@ -4,11 +4,10 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Protocol, Self
 
 import anyio
@@ -19,7 +18,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, first_of
 from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
-from mcp_sandbox.machines.provider import Frozen, Lease, Provider, Supply
+from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer, Supply
 from templates.model import Template
 
 CHECK_EVERY_S = 15.0  # a machine that waits is asked so often whether it still answers
@@ -72,7 +71,7 @@ def pool_limits(settings: Settings) -> PoolLimits:
     )
 
 
-class Pool:
+class Pool(ProviderLayer):
     """Keeps machines of `source` ready, as many as the plan says. Leaving it ends all of them.
 
     `supply` says what they are made from. Machines of something that was built anew meanwhile are nobody's any more.
@@ -90,7 +89,7 @@ class Pool:
         clock: Clock | None = None,
         on_request: OnRequest = _ignore,
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._on_request = on_request
         self._limits = limits
         self._clock = clock or Clock()
@@ -101,19 +100,17 @@ class Pool:
         self._wake = anyio.Event()  # something happened that may change the plan
         self._tasks = anyio.create_task_group()
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._keep_current, name="pool's builds")
-        self._tasks.start_soon(self._keep_filled, name="pool")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        for shelf in self._shelves.values():
-            shelf.ready.clear()  # nobody gets a machine that is about to end
-        self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, trace)
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
+        async with self._source, self._tasks:
+            self._tasks.start_soon(self._keep_current, name="pool's builds")
+            self._tasks.start_soon(self._keep_filled, name="pool")
+            try:
+                yield self
+            finally:
+                for shelf in self._shelves.values():
+                    shelf.ready.clear()  # these machines are about to end: hand out none of them
+                self._tasks.cancel_scope.cancel()
 
     def stats(self) -> PoolStats:
         """What the pool has and did."""
@@ -126,17 +123,17 @@ class Pool:
     # -- handing out ---------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
-        """A machine that is ready, else one of the source. Either way it ends with this context.
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+        """Lease a machine that is ready, or else one of the source. Either way it ends with this context.
 
         Raises:
-            SandboxError: the source has no machine. A refill that failed is nobody's error here.
+            SandboxError: the source has no machine. A failed refill raises nothing here.
         """
-        version = await self._supply.version(template)
+        version = await self._supply.version(request.template)
         await anyio.lowlevel.checkpoint_if_cancelled()  # the last one on this way: nothing can get lost after it
-        machine = self._take(template, version)
+        machine = self._take(request, version)
         if machine is None:
-            async with self._start_now(template) as lease:
+            async with self._start_now(request) as lease:
                 yield lease
             return
         try:
@@ -146,22 +143,18 @@ class Pool:
             with anyio.CancelScope(shield=True):
                 await machine.ended.wait()
 
-    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
-        """The state of a machine, whether it was ready or started for somebody."""
-        return self._source.freeze(lease)
-
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
-        """A machine of the source's: no other one has that state."""
+        """Lease a machine from the source: no pooled machine has that state."""
         async with AsyncExitStack() as stack:
             with self._waiting():
                 lease = await stack.enter_async_context(self._source.thaw(frozen, copy=copy))
             yield lease
 
-    def _take(self, template: str, version: str) -> PooledMachine | None:
-        """The oldest machine that is in order: what waits longest has to be renewed soonest."""
-        shelf = self._shelves.get(template)
-        if shelf is None or shelf.template.pool != "pooled":
+    def _take(self, request: MachineRequest, version: str) -> PooledMachine | None:
+        """Take the oldest healthy machine that satisfies the request: it is the next to be replaced for its age."""
+        shelf = self._shelves.get(request.template)
+        if shelf is None or shelf.template.pool != "pooled" or not request.is_standard(shelf.template):
             return None
         shelf.version = version
         now, wall = self._clock.now(), self._clock.wall()
@@ -171,22 +164,22 @@ class Pool:
             machine = shelf.ready[0]
             if machine.healthy(now, wall, version) and machine.since + self._limits.max_age_s > now:
                 shelf.hand_out(machine)
-                self._on_request(template, hit=True)
+                self._on_request(request.template, hit=True)
                 return machine
             if machine.lease.agent.failure is not None:
                 self._lose(shelf, machine, str(machine.lease.agent.failure))
             shelf.discard(machine)
         shelf.misses += 1
-        self._on_request(template, hit=False)
+        self._on_request(request.template, hit=False)
         return None
 
     @asynccontextmanager
-    async def _start_now(self, template: str) -> AsyncIterator[Lease]:
+    async def _start_now(self, request: MachineRequest) -> AsyncIterator[Lease]:
         async with AsyncExitStack() as stack:
             with self._waiting():
-                lease = await stack.enter_async_context(self._source.acquire(template))
-            if template in self._shelves:
-                self._shelves[template].recover()
+                lease = await stack.enter_async_context(self._source.acquire(request))
+            if request.template in self._shelves:
+                self._shelves[request.template].recover()
             yield lease
 
     @contextmanager
@@ -256,7 +249,7 @@ class Pool:
         """Start a machine and keep it until it is released. Runs in a task of its own; its errors are nobody else's."""
         machine: PooledMachine | None = None
         try:
-            async with self._source.acquire(shelf.name) as lease:
+            async with self._source.acquire(MachineRequest(shelf.name)) as lease:
                 if lease.version != shelf.version:  # something was built meanwhile, or it was late
                     self._update(shelf, shelf.template, await self._version(shelf.name))
                 # It was made unique and its clock was set just now. Both stay so: it is handed out once, and a

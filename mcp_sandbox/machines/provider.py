@@ -1,9 +1,13 @@
-"""Where machines come from: whoever runs code asks a provider for a lease."""
+"""The contract of everything that supplies machines: a provider turns a request into a lease."""
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol, Self
+
+from anyio import AsyncContextManagerMixin
 
 from guest.client import AgentClient
 from mcp_sandbox.errors import UnknownTemplate, UnusableTemplate
@@ -11,8 +15,7 @@ from templates.catalogue import Catalogue
 from templates.errors import InvalidTemplate
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template
-from vmm.driver import Machine
-from vmm.types import Accel, Isolation
+from vmm.types import Accel, Exit, Isolation, Usage
 
 LEVELS = {
     Isolation.VM: "every sandbox is a virtual machine with a kernel of its own",
@@ -23,14 +26,35 @@ TITLES = {"qemu": "QEMU", "gvisor": "gVisor"}  # drivers whose makers write them
 CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: many times slower", None: "native CPU"}
 
 
+class Network(StrEnum):
+    """How a machine reaches the network."""
+
+    NONE = "none"  # not at all
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRequest:
+    """What a caller wants from a provider."""
+
+    template: str
+    owner: str | None = None  # None: started ahead of any request, so the owner is not known yet
+    memory_mb: int | None = None  # None: the template's
+    network: Network = Network.NONE
+
+    def is_standard(self, template: Template) -> bool:
+        """Whether any unused machine of `template` satisfies the request, one that was started ahead included."""
+        return self.memory_mb in (None, template.machine.memory_mb) and self.network is Network.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What stands between a sandbox's code and this host."""
+    """A host, and what it puts between a sandbox's code and itself."""
 
     driver: str
     isolation: Isolation
     accel: Accel | None
-    limits: tuple[str, ...] = ()  # protections that are not in force, in words for people
+    limits: tuple[str, ...] = ()  # protections that are not in force, one sentence each
+    name: str = "local"
 
     def __str__(self) -> str:
         title = TITLES.get(self.driver, self.driver)
@@ -46,30 +70,47 @@ class LeaseTimings:
     restore_s: float
 
 
+class LeasedMachine(Protocol):
+    """What a caller may know of a leased machine. It may run on another host."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def usage(self) -> Usage:
+        """Measure what the machine takes from its host."""
+        ...
+
+    async def wait(self) -> Exit:
+        """Return how the machine ended, once it has."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A machine in somebody's hands: restored, unique, greeted. It ends with the context that gave it."""
+    """A machine that belongs to one caller: restored, unique, greeted. It ends with the context that yielded it."""
 
-    machine: Machine
+    machine: LeasedMachine
     agent: AgentClient
     template: Template
-    facts: HostFacts
+    host: HostFacts
     timings: LeaseTimings
-    version: str = ""  # of what is built of the template: see Supply
+    version: str = ""  # of the template's build: see Supply
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The whole state of a machine at one moment, kept aside. It ends with the context that gave it."""
+    """The saved state of a machine. It is removed with the context that yielded it."""
 
     template: Template
+    host: HostFacts
 
 
 def find_template(catalogue: Catalogue, name: str) -> Template:
-    """The definition of a template, for somebody who wants a machine of it.
+    """Return the definition of a template.
 
     Raises:
-        UnknownTemplate, UnusableTemplate: there is none.
+        UnknownTemplate: no template has this name.
+        UnusableTemplate: its definition has errors.
     """
     try:
         return catalogue.load(name)
@@ -80,35 +121,65 @@ def find_template(catalogue: Catalogue, name: str) -> Template:
 
 
 class Supply(Protocol):
-    """What machines can be had of at the moment. Builds change it while a server runs."""
+    """The templates that one host can start machines from. Builds change it while a server runs."""
 
     def templates(self) -> Mapping[str, Template]:
-        """All templates, built or not."""
+        """Return all templates, built or not."""
         ...
 
     async def version(self, template: str) -> str:
-        """Which making of a template the next machine would be of. Asked often, so it is quick while nothing changes.
+        """Return the version of the build that the next machine would start from. Fast while nothing changes.
 
         Raises:
-            SandboxError: there would be no machine.
+            SandboxError: no machine could be started.
         """
         ...
 
 
 class Provider(Protocol):
-    """A source of machines. A pool or a cluster is another provider."""
+    """A source of machines, open as long as its context. All leases end before it does."""
 
-    def acquire(self, template: str) -> AbstractAsyncContextManager[Lease]:
-        """A machine of `template` that nobody else has or had."""
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+    def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
+        """Lease a machine that was never used before."""
         ...
 
     def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
-        """The state of a machine as it is now; the machine goes on. Nothing may be asked of its agent meanwhile.
+        """Save the state of a machine, which then continues. Its agent must be idle meanwhile.
 
         The context may be left in any task and in any order: machines come and go while it lasts.
         """
         ...
 
     def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
-        """A machine that goes on from a frozen state: as the same one, or as a copy that is unique again."""
+        """Lease a machine that continues from a saved state: as the same machine, or as a copy made unique again."""
         ...
+
+
+class ProviderLayer(AsyncContextManagerMixin):
+    """A provider that hands everything on to another one. Subclasses override what they change."""
+
+    def __init__(self, source: Provider) -> None:
+        self._source = source
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
+        async with self._source:
+            yield self
+
+    def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
+        """Lease a machine from the source."""
+        return self._source.acquire(request)
+
+    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
+        """Save the state of a machine."""
+        return self._source.freeze(lease)
+
+    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+        """Lease a machine that continues from a saved state."""
+        return self._source.thaw(frozen, copy=copy)

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from mcp_sandbox.machines.provider import Frozen, Lease, Provider
+from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.operating.tracing import span
 from mcp_sandbox.sandboxes.lifecycle import State
@@ -129,24 +129,20 @@ def _memory_of(machine: Machine) -> int:
         return 0
 
 
-class Measured:
-    """A source of machines that is traced, whose failures are counted, and whose restores are timed."""
+class Measured(ProviderLayer):
+    """Traces a source of machines, counts its failures and times its restores."""
 
     def __init__(self, source: Provider, metrics: Metrics, stage: Stage) -> None:
-        self._source = source
+        super().__init__(source)
         self._metrics = metrics
         self._stage: Stage = stage
 
-    def acquire(self, template: str) -> AbstractAsyncContextManager[Lease]:
-        """A machine of the source's."""
-        return self._timed(template, self._source.acquire(template))
-
-    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
-        """The state of a machine."""
-        return self._source.freeze(lease)
+    def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
+        """Lease a machine and time it."""
+        return self._timed(request.template, self._source.acquire(request))
 
     def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
-        """A machine that goes on from a frozen state."""
+        """Restore a saved state and time it."""
         return self._timed(frozen.template.name, self._source.thaw(frozen, copy=copy))
 
     @asynccontextmanager

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import NotFound
-from mcp_sandbox.machines.provider import Provider
+from mcp_sandbox.machines.provider import LeasedMachine, Provider
 from mcp_sandbox.operating.control import serve_control
 from mcp_sandbox.operating.database import MachineState
 from mcp_sandbox.operating.metrics import Measured, Metrics
@@ -20,7 +20,6 @@ from mcp_sandbox.operating.registry import Registered, Registry, open_registry
 from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.store import Store
-from vmm.driver import Machine
 from vmm.hierarchy import detect
 
 Pools = Callable[[], Iterable[Mapping[str, object]]]
@@ -44,7 +43,7 @@ class Operation(Watcher):
         """What the service asks for machines, with failures counted: the pool, or what starts machines."""
         return Measured(source, self.metrics, "acquire")
 
-    def got_machine(self, box: Sandbox, machine: Machine, waited_s: float) -> None:
+    def got_machine(self, box: Sandbox, machine: LeasedMachine, waited_s: float) -> None:
         """Put on record whose machine it is, and how long it took to come."""
         self.metrics.took("acquire", box.template, waited_s)
         self.registry.claimed(machine.id, box.id, box.owner)

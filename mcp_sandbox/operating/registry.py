@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import anyio
 import anyio.to_thread
 
-from mcp_sandbox.machines.provider import Frozen, Lease, Provider
+from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState, Server
 from mcp_sandbox.processes import is_alive, of_pid, tree_of
@@ -195,23 +195,19 @@ class HasPid(Protocol):
     def pid(self) -> int: ...
 
 
-class Registered:
-    """A source of machines that are on record from before they start until after they have ended."""
+class Registered(ProviderLayer):
+    """Keeps every machine of a source in the registry, from before it starts until it has ended."""
 
     def __init__(self, source: Provider, registry: Registry) -> None:
-        self._source = source
+        super().__init__(source)
         self._registry = registry
 
-    def acquire(self, template: str) -> AbstractAsyncContextManager[Lease]:
-        """A machine of the source's."""
-        return self.recorded(template, self._source.acquire(template))
-
-    def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
-        """The state of a machine. What it lies in says itself whose it is."""
-        return self._source.freeze(lease)
+    def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
+        """Lease a machine and record it."""
+        return self.recorded(request.template, self._source.acquire(request))
 
     def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
-        """A machine that goes on from a frozen state."""
+        """Restore a saved state and record the machine."""
         return self.recorded(frozen.template.name, self._source.thaw(frozen, copy=copy))
 
     @asynccontextmanager
@@ -222,7 +218,7 @@ class Registered:
             await self._registry.intend(entry, template)
             async with source as lease:
                 pid = lease.machine.pid if isinstance(lease.machine, HasPid) else None
-                self._registry.started(entry, lease.facts.driver, lease.machine.id, pid)
+                self._registry.started(entry, lease.host.driver, lease.machine.id, pid)
                 try:
                     yield lease
                 finally:

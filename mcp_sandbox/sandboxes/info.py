@@ -43,6 +43,6 @@ def info_of(box: Sandbox) -> SandboxInfo:
         age_s=now - box.created,
         expires_in_s=box.expires_in_s(),
         ends_in_s=max(0.0, box.created + box.lifespan.ttl_s - now),
-        facts=lease.facts,
+        facts=lease.host,
         timings=lease.timings,
     )

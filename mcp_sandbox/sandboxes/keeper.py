@@ -7,10 +7,9 @@ import anyio
 
 from mcp_sandbox import logs
 from mcp_sandbox.errors import SandboxError, StateLost, first_of
-from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.machines.provider import Lease, LeasedMachine
 from mcp_sandbox.sandboxes.lifecycle import OVER, USABLE, End, State
 from mcp_sandbox.sandboxes.sandbox import Attempt, Sandbox
-from vmm.driver import Machine
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class KeptSandbox(Sandbox):
             with anyio.CancelScope(deadline=deadline):
                 await self._changed.wait()
 
-    async def _watch(self, machine: Machine) -> None:
+    async def _watch(self, machine: LeasedMachine) -> None:
         self.end(End.LOST, f"the machine ended with {await machine.wait()}")
 
     def _stay_paused(self, attempt: Attempt, error: Exception) -> None:

@@ -10,11 +10,10 @@ import anyio.lowlevel
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
 from mcp_sandbox.errors import Paused, SandboxError
-from mcp_sandbox.machines.provider import Frozen, Lease
+from mcp_sandbox.machines.provider import Frozen, Lease, LeasedMachine
 from mcp_sandbox.runs.running import LiveRun, LostRun, RunBook
 from mcp_sandbox.sandboxes.admission import Ticket
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
-from vmm.driver import Machine
 
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
 
@@ -41,7 +40,7 @@ class Attempt:
 class Watcher:
     """Told of what happens to sandboxes. This one does not care."""
 
-    def got_machine(self, box: "Sandbox", machine: Machine, waited_s: float) -> None:
+    def got_machine(self, box: "Sandbox", machine: LeasedMachine, waited_s: float) -> None:
         """The sandbox has a machine, so long after it wanted one: its first, or another one after a pause."""
 
     def ran(self, box: "Sandbox", outcome: str) -> None:

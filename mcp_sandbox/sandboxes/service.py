@@ -15,7 +15,7 @@ from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import LimitReached, NotFound, NotSent
-from mcp_sandbox.machines.provider import Lease, Provider, find_template
+from mcp_sandbox.machines.provider import Lease, MachineRequest, Provider, find_template
 from mcp_sandbox.runs.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.runs.execute import CheckedRun, check
 from mcp_sandbox.runs.options import check_options
@@ -91,7 +91,8 @@ class SandboxService:
         name = template or self.settings.template
         memory_mb = find_template(self._catalogue, name).machine.memory_mb
         ticket = Ticket(owner, memory_mb, passing=one_off)
-        box = self._open(name, span, ticket, self._placed(ticket, self._provider.acquire(name)), one_off=one_off)
+        source = self._placed(ticket, self._provider.acquire(MachineRequest(name, owner)))
+        box = self._open(name, span, ticket, source, one_off=one_off)
         with all_or_none([box]):
             await all_ready([box])
         return box

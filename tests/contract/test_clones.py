@@ -9,6 +9,7 @@ import anyio
 import psutil
 import pytest
 
+from mcp_sandbox.machines.provider import MachineRequest
 from templates.build import BuiltTemplate
 from tests.functional.machines import START_S, Machines, descriptors
 from vmm.memory import data_extents
@@ -83,7 +84,7 @@ async def test_a_lease_that_is_cancelled_leaves_nothing(machines: Machines, afte
     provider = machines.provider()
     await provider.facts()
     with anyio.move_on_after(after_ms / 1000) as scope:
-        async with provider.acquire(machines.built.template.name):
+        async with provider.acquire(MachineRequest(machines.built.template.name)):
             await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert psutil.Process().children() == children

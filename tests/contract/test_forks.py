@@ -9,10 +9,10 @@ import anyio
 import psutil
 import pytest
 
+from mcp_sandbox.machines.provider import LeasedMachine
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.functional.machines import LOOK_AGAIN_S, Machines
-from vmm.driver import Machine
 
 pytestmark = pytest.mark.vm
 
@@ -83,7 +83,7 @@ class Sandboxes:
     async def fork(self, box: str, count: int = 1) -> list[str]:
         return [copy.id for copy in await self.service.fork(ME, box, count)]
 
-    def machine(self, box: str) -> Machine | None:
+    def machine(self, box: str) -> LeasedMachine | None:
         lease = next(found.lease for found in self.service.alive() if found.id == box)
         return lease.machine if lease else None
 

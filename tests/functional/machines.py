@@ -22,7 +22,7 @@ from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider, start, start_machine
-from mcp_sandbox.machines.provider import HostFacts, Lease
+from mcp_sandbox.machines.provider import HostFacts, Lease, LeasedMachine, MachineRequest
 from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.runs.results import Captured, Fold, HeadTail
 from templates.build import BuiltTemplate
@@ -45,7 +45,7 @@ class HasPid(Protocol):
     def pid(self) -> int: ...
 
 
-def pid_of(machine: Machine) -> int:
+def pid_of(machine: LeasedMachine) -> int:
     assert isinstance(machine, HasPid)
     return machine.pid
 
@@ -145,7 +145,7 @@ class Machines:
     @asynccontextmanager
     async def leased(self) -> AsyncIterator[Lease]:
         """A machine as the service gets it."""
-        async with self.provider().acquire(self.built.template.name) as lease:
+        async with self.provider().acquire(MachineRequest(self.built.template.name)) as lease:
             self._note(lease.machine)
             yield lease
 
@@ -161,7 +161,7 @@ class Machines:
         self._processes.clear()
         self._groups.clear()
 
-    def _note(self, machine: Machine) -> None:
+    def _note(self, machine: LeasedMachine) -> None:
         first = psutil.Process(pid_of(machine))
         self._processes.update((first, *first.children(recursive=True)))
         self._groups.update(groups_of(first.pid))

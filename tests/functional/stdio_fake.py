@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server, max_message_bytes, serve_stdio
 from tests.unit.fakes import FACTS, FakeProvider
@@ -24,8 +24,8 @@ class FileProvider(FakeProvider):
         self._directory = directory
 
     @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
-        async with super().acquire(template) as lease:
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+        async with super().acquire(request) as lease:
             path = self._directory / f"machine-{len(self.agents)}"
             path.touch()
             try:

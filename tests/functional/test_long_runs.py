@@ -2,23 +2,19 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.machines.provider import Lease, LeaseTimings
+from mcp_sandbox.machines.provider import Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import Catalogue
 from tests.functional.guest_harness import agent_client
 from tests.unit.fakes import FACTS, FakeMachine, FakeProvider
-
-if TYPE_CHECKING:
-    from vmm.driver import Machine
 
 ME = "me"
 TICKS = "import time\nn = 0\nwhile True:\n    n += 1\n    print('tick', n, flush=True)\n    time.sleep(0.02)"
@@ -32,10 +28,9 @@ class NativeProvider(FakeProvider):
     """Hands out agents that run on this host."""
 
     @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
         async with agent_client() as agent:
-            machine = cast("Machine", FakeMachine())
-            yield Lease(machine, agent, Catalogue().load(template), FACTS, LeaseTimings(0, 0))
+            yield Lease(FakeMachine(), agent, Catalogue().load(request.template), FACTS, LeaseTimings(0, 0))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import anyio
 import anyio.lowlevel
@@ -25,16 +25,16 @@ from guest.client.messages import (
     Status,
 )
 from guest.errors import AgentGone, GuestError, RequestRefused
-from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings
+from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
 from templates.catalogue import Catalogue
-from vmm.types import Accel, Exit, Isolation
+from vmm.types import Accel, Exit, Isolation, Usage
 
 if TYPE_CHECKING:
     from guest.client import AgentClient
     from mcp_sandbox.errors import SandboxError
-    from vmm.driver import Machine
 
 TEMPLATE = "python-data-analysis"
+REQUEST = MachineRequest(TEMPLATE)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 FACTS = HostFacts("fake", Isolation.VM, Accel.TCG, ("no cgroup: memory is not limited",))
 
@@ -47,6 +47,9 @@ def finished(status: Status = "ok", state: State = "kept", error: CodeError | No
 
 class FakeMachine:
     id = "fake"
+
+    async def usage(self) -> Usage:
+        return Usage(0, 0, 0.0)
 
     def __init__(self) -> None:
         self.ended = anyio.Event()
@@ -174,7 +177,7 @@ class FakeFrozen(Frozen):
     files: dict[str, bytes]
 
 
-class FakeProvider:
+class FakeProvider(anyio.AsyncContextManagerMixin):
     """Hands out fake machines and remembers them."""
 
     def __init__(self) -> None:
@@ -189,13 +192,17 @@ class FakeProvider:
         self.freeze_error: SandboxError | None = None
         self.copies: list[bool] = []  # of every thawed machine, whether it was a copy
 
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
+        yield self
+
     @property
     def agent(self) -> FakeAgent:
         return self.agents[-1]
 
     @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
-        async with self._machine(template) as lease:
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+        async with self._machine(request.template) as lease:
             yield lease
 
     @asynccontextmanager
@@ -205,7 +212,7 @@ class FakeProvider:
             raise self.freeze_error
         self.frozen += 1
         try:
-            yield FakeFrozen(lease.template, dict(cast("FakeAgent", lease.agent).files))
+            yield FakeFrozen(lease.template, lease.host, dict(cast("FakeAgent", lease.agent).files))
         finally:
             self.frozen -= 1
 
@@ -230,7 +237,7 @@ class FakeProvider:
         self.alive += 1
         try:
             yield Lease(
-                cast("Machine", machine),
+                machine,
                 cast("AgentClient", agent),
                 Catalogue().load(template),
                 FACTS,

@@ -10,11 +10,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mcp_sandbox.errors import SandboxError, UnknownTemplate
+from mcp_sandbox.machines.provider import MachineRequest
 from mcp_sandbox.operating import tracing
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.operating.metrics import BUCKETS_S, Measured, Metrics, merged
 from mcp_sandbox.processes import ProcessId, of_pid
-from tests.unit.fakes import TEMPLATE, FakeProvider
+from tests.unit.fakes import REQUEST, TEMPLATE, FakeProvider
 
 
 def value(text: str, name: str, **labels: str) -> float | None:
@@ -36,7 +37,7 @@ def machine(state: MachineState, *processes: ProcessId) -> Machine:
 async def test_the_time_to_start_a_machine_is_measured():
     metrics = Metrics(list)
     source = Measured(Measured(FakeProvider(), metrics, "restore"), metrics, "acquire")
-    async with source.acquire(TEMPLATE):
+    async with source.acquire(REQUEST):
         pass
     assert value(metrics.text(), "mcp_sandbox_restore_seconds_count", template=TEMPLATE) == 1
     assert value(metrics.text(), "mcp_sandbox_acquire_seconds_count") is None  # the sandbox tells that
@@ -47,7 +48,7 @@ async def test_a_machine_that_could_not_be_had_is_counted_by_its_error_and_not_t
     metrics, source = Metrics(list), FakeProvider()
     source.error = UnknownTemplate("chosen by a caller", [])
     with pytest.raises(SandboxError):
-        async with Measured(source, metrics, "restore").acquire("chosen by a caller"):
+        async with Measured(source, metrics, "restore").acquire(MachineRequest("chosen by a caller")):
             pass
     text = metrics.text()
     assert value(text, "mcp_sandbox_failures_total", stage="restore", error="UnknownTemplate") == 1
@@ -57,7 +58,7 @@ async def test_a_machine_that_could_not_be_had_is_counted_by_its_error_and_not_t
 async def test_an_error_of_whoever_has_the_machine_is_not_the_machines():
     metrics = Metrics(list)
     with pytest.raises(RuntimeError):
-        async with Measured(FakeProvider(), metrics, "acquire").acquire(TEMPLATE):
+        async with Measured(FakeProvider(), metrics, "acquire").acquire(REQUEST):
             raise RuntimeError
     assert value(metrics.text(), "mcp_sandbox_failures_total") is None
 
@@ -124,13 +125,13 @@ class FakeTracer:
 
 async def test_a_span_is_made_only_when_tracing_is_on(monkeypatch: pytest.MonkeyPatch):
     tracer, source = FakeTracer(), Measured(FakeProvider(), Metrics(list), "restore")
-    async with source.acquire(TEMPLATE):
+    async with source.acquire(REQUEST):
         pass
     monkeypatch.setattr(tracing, "_tracer", tracer)
-    async with source.acquire(TEMPLATE):
+    async with source.acquire(REQUEST):
         pass
     tracing.disable()
-    async with source.acquire(TEMPLATE):
+    async with source.acquire(REQUEST):
         pass
     assert tracer.spans == [("restore", {"template": TEMPLATE})]
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import anyio
 import anyio.lowlevel
@@ -16,7 +16,7 @@ from mcp_sandbox.machines import pool
 from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
-from mcp_sandbox.machines.provider import Frozen, Lease, LeaseTimings
+from mcp_sandbox.machines.provider import Frozen, Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import Catalogue
 from templates.model import PoolMode, Template
@@ -24,8 +24,8 @@ from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
 
 if TYPE_CHECKING:
     from guest.client import AgentClient
-    from vmm.driver import Machine
 
+A, B = MachineRequest("a"), MachineRequest("b")
 LIMITS = PoolLimits(min_ready=1, max_ready=3, max_starting=2, memory_mb=4096, max_age_s=1000, idle_s=600)
 
 
@@ -75,7 +75,7 @@ class ManualClock(Clock):
         await anyio.wait_all_tasks_blocked()
 
 
-class Source:
+class Source(anyio.AsyncContextManagerMixin):
     """Starts machines in contexts that must be left by the task that entered them, and remembers all it did."""
 
     def __init__(self, *templates: Template) -> None:
@@ -83,6 +83,7 @@ class Source:
         self.versions: dict[str, str] = {}  # of what is built; the first one where it does not say
         self.unbuilt: set[str] = set()
         self.begun: list[str] = []
+        self.requests: list[MachineRequest] = []
         self.log: list[str] = []
         self.ended: list[FakeAgent] = []
         self.alive: Counter[str] = Counter()
@@ -91,6 +92,10 @@ class Source:
         self.end_error: Exception | None = None
         self.hold: anyio.Event | None = None  # starts wait for it
         self.hold_end: anyio.Event | None = None  # ends wait for it
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
+        yield self
 
     def templates(self) -> dict[str, Template]:
         return self.offered
@@ -102,14 +107,16 @@ class Source:
 
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
-        yield Frozen(lease.template)
+        yield Frozen(lease.template, lease.host)
 
     def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
         assert copy
-        return self.acquire(f"thawed {frozen.template.name}")
+        return self.acquire(MachineRequest(f"thawed {frozen.template.name}"))
 
     @asynccontextmanager
-    async def acquire(self, template_name: str) -> AsyncIterator[Lease]:
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+        template_name = request.template
+        self.requests.append(request)
         self.begun.append(template_name)
         version = self.versions.get(template_name, "v1")
         await anyio.lowlevel.checkpoint()
@@ -126,7 +133,7 @@ class Source:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(anyio.sleep_forever)
                 yield Lease(
-                    cast("Machine", machine),
+                    machine,
                     cast("AgentClient", agent),
                     Catalogue().load(TEMPLATE),
                     FACTS,
@@ -158,7 +165,7 @@ class Bench:
 
     async def use(self, name: str = "a") -> Lease:
         """Somebody takes a machine and gives it up."""
-        async with self.pool.acquire(name) as lease:
+        async with self.pool.acquire(MachineRequest(name)) as lease:
             pass
         await anyio.wait_all_tasks_blocked()
         return lease
@@ -181,7 +188,7 @@ async def filled(*templates: Template, **limits: float) -> AsyncIterator[Bench]:
 async def test_a_machine_that_is_ready_is_handed_out_at_once():
     async with filled() as bench:
         ready = bench.source.agents[0]
-        async with bench.pool.acquire("a") as lease:
+        async with bench.pool.acquire(A) as lease:
             assert agent_of(lease) is ready
             assert len(bench.source.begun) == 1  # nothing else was done for it
             assert lease.timings == LeaseTimings(0.0, 0.0)
@@ -190,7 +197,7 @@ async def test_a_machine_that_is_ready_is_handed_out_at_once():
 
 async def test_a_machine_that_was_used_has_ended_when_its_user_has_left():
     async with filled() as bench:
-        async with bench.pool.acquire("a"):
+        async with bench.pool.acquire(A):
             pass
         assert bench.source.ended == bench.source.agents[:1]
         await anyio.wait_all_tasks_blocked()
@@ -198,15 +205,26 @@ async def test_a_machine_that_was_used_has_ended_when_its_user_has_left():
 
 
 async def test_a_frozen_machine_is_never_thawed_from_what_is_ready():
-    async with filled() as bench, bench.pool.acquire("a") as lease, bench.pool.freeze(lease) as frozen:
+    async with filled() as bench, bench.pool.acquire(A) as lease, bench.pool.freeze(lease) as frozen:
         async with bench.pool.thaw(frozen, copy=True):
             assert bench.source.alive[f"thawed {TEMPLATE}"] == 1
         assert bench.source.alive[f"thawed {TEMPLATE}"] == 0
         assert (bench.stats().hits, bench.stats().misses) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("memory_mb", "hits"), [(None, 1), (template("a").machine.memory_mb, 1), (template("a").machine.memory_mb + 1, 0)]
+)
+async def test_a_pooled_machine_is_leased_only_to_a_request_that_it_satisfies(memory_mb: int | None, hits: int):
+    async with filled() as bench:
+        request = MachineRequest("a", "me", memory_mb)
+        async with bench.pool.acquire(request):
+            assert bench.stats().hits == hits
+        assert (request in bench.source.requests) == (hits == 0)
+
+
 async def test_what_was_taken_is_replaced():
-    async with filled() as bench, bench.pool.acquire("a"):
+    async with filled() as bench, bench.pool.acquire(A):
         await anyio.wait_all_tasks_blocked()
         assert bench.source.alive["a"] == 2
         assert bench.stats().ready == 1
@@ -218,7 +236,7 @@ async def test_whoever_finds_no_machine_does_not_wait_for_the_refill():
     got = anyio.Event()
 
     async def ask() -> None:
-        async with bench.pool.acquire("a"):
+        async with bench.pool.acquire(A):
             got.set()
 
     with anyio.fail_after(20):
@@ -237,11 +255,11 @@ async def test_whoever_finds_no_machine_does_not_wait_for_the_refill():
 async def test_the_refill_waits_while_people_wait():
     async with filled(min_ready=2) as bench, anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         for _ in range(2):
-            await stack.enter_async_context(bench.pool.acquire("a"))
+            await stack.enter_async_context(bench.pool.acquire(A))
         bench.source.hold = anyio.Event()
 
         async def ask() -> None:
-            async with bench.pool.acquire("a"):
+            async with bench.pool.acquire(A):
                 pass
 
         for _ in range(5):
@@ -271,7 +289,7 @@ async def test_a_template_the_pool_does_not_know_is_the_sources_business():
 async def test_what_goes_wrong_in_the_users_hands_stays_with_the_user():
     async with filled() as bench:
         with pytest.raises(ZeroDivisionError):
-            async with bench.pool.acquire("a"):
+            async with bench.pool.acquire(A):
                 raise ZeroDivisionError
         assert bench.source.ended == bench.source.agents[:1]
 
@@ -292,7 +310,7 @@ async def test_a_burst_lets_the_pool_grow_and_quiet_lets_it_shrink():
     async with filled() as bench:
         async with AsyncExitStack() as stack:
             for _ in range(5):
-                await stack.enter_async_context(bench.pool.acquire("a"))
+                await stack.enter_async_context(bench.pool.acquire(A))
         await anyio.wait_all_tasks_blocked()
         assert (bench.stats().ready, bench.stats().hits, bench.stats().misses) == (3, 1, 4)
         assert bench.clock.until == bench.clock.time + 600  # it sleeps until then
@@ -318,9 +336,9 @@ async def test_a_machine_on_its_way_out_takes_memory_until_it_has_ended():
     size = template("x").machine.memory_mb
     async with filled(template("a"), template("b"), memory_mb=size) as bench:
         bench.source.hold_end = anyio.Event()
-        async with bench.pool.acquire("b"):
+        async with bench.pool.acquire(B):
             await bench.clock.advance(20)
-            async with bench.pool.acquire("b"):
+            async with bench.pool.acquire(B):
                 await anyio.wait_all_tasks_blocked()
                 assert (bench.stats("a").ready, bench.stats("b").starting) == (0, 0)
                 bench.source.hold_end.set()
@@ -353,7 +371,7 @@ async def test_a_machine_whose_agent_has_gone_is_replaced():
 async def test_nobody_gets_a_machine_whose_agent_went_a_moment_ago():
     async with filled() as bench:
         bench.source.agents[0].go()
-        async with bench.pool.acquire("a") as lease:
+        async with bench.pool.acquire(A) as lease:
             assert agent_of(lease) is bench.source.agents[1]
             await anyio.wait_all_tasks_blocked()
             assert bench.source.ended == bench.source.agents[:1]
@@ -372,13 +390,13 @@ async def test_a_machine_that_hangs_is_replaced_before_anybody_gets_it(monkeypat
         assert bench.source.ended == [hung]
         assert (bench.stats().ready, bench.stats().failed) == (1, 1)
         assert "does not answer" in (bench.stats().last_error or "")
-        async with bench.pool.acquire("a") as lease:
+        async with bench.pool.acquire(A) as lease:
             assert agent_of(lease) is not hung
 
 
 async def test_machines_that_wait_are_asked_again_and_again_and_those_in_somebodys_hands_never():
     async with filled(min_ready=2) as bench:
-        async with bench.pool.acquire("a") as lease:
+        async with bench.pool.acquire(A) as lease:
             other = bench.source.agents[1]
             for rounds in range(1, 4):
                 await bench.clock.advance(CHECK_EVERY_S)
@@ -409,7 +427,7 @@ async def test_nobody_gets_a_machine_that_is_too_old():
 
 async def test_a_machine_that_dies_in_somebodys_hands_is_not_the_pools_failure():
     async with filled() as bench:
-        async with bench.pool.acquire("a"):
+        async with bench.pool.acquire(A):
             bench.source.agents[0].machine.ended.set()
             await anyio.wait_all_tasks_blocked()
             assert bench.source.alive["a"] == 2  # its user has not let go of it
@@ -434,12 +452,12 @@ async def test_machines_of_an_old_build_are_replaced_though_nobody_asks():
         await bench.clock.advance(FOLLOW_EVERY_S)
         assert bench.source.ended == bench.source.agents[:1]
         assert (bench.stats().ready, bench.source.alive["a"]) == (1, 1)
-        async with bench.pool.acquire("a") as lease:
+        async with bench.pool.acquire(A) as lease:
             assert (lease.version, lease.timings) == ("v2", LeaseTimings(0.0, 0.0))
 
 
 async def test_somebody_who_has_a_machine_of_an_old_build_keeps_it():
-    async with filled() as bench, bench.pool.acquire("a"):
+    async with filled() as bench, bench.pool.acquire(A):
         bench.source.versions["a"] = "v2"
         await bench.clock.advance(FOLLOW_EVERY_S)
         assert bench.source.agents[0] not in bench.source.ended
@@ -566,7 +584,7 @@ async def test_somebody_who_has_gone_already_takes_no_machine():
     async with filled() as bench:
         with anyio.CancelScope() as scope:
             scope.cancel()
-            async with bench.pool.acquire("a"):
+            async with bench.pool.acquire(A):
                 pytest.fail("it was handed out")
         assert scope.cancelled_caught
         assert (bench.stats().ready, bench.stats().hits) == (1, 0)
@@ -575,7 +593,7 @@ async def test_somebody_who_has_gone_already_takes_no_machine():
 async def test_somebody_who_goes_with_the_machine_in_hand_leaves_nothing():
     async with filled() as bench:
         with anyio.CancelScope() as scope:
-            async with bench.pool.acquire("a"):
+            async with bench.pool.acquire(A):
                 scope.cancel()
                 await anyio.lowlevel.checkpoint()
         assert scope.cancelled_caught
@@ -598,7 +616,7 @@ async def test_closing_ends_machines_in_all_states_and_waits_for_them():
     leave = anyio.Event()
 
     async def hold_on() -> None:
-        async with bench.pool.acquire("a"):
+        async with bench.pool.acquire(A):
             await leave.wait()
 
     with anyio.fail_after(20):

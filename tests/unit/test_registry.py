@@ -13,12 +13,12 @@ import anyio
 import pytest
 
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.operating.registry import Fate, Registered, Registry, fate_of, open_registry, this_server
 from mcp_sandbox.processes import ProcessId, of_pid
-from tests.unit.fakes import TEMPLATE, FakeProvider
+from tests.unit.fakes import REQUEST, TEMPLATE, FakeProvider
 
 
 @pytest.fixture
@@ -35,15 +35,15 @@ class WithPid(FakeProvider):
     """A source whose machines are this process."""
 
     @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
-        async with super().acquire(template) as lease:
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+        async with super().acquire(request) as lease:
             cast("Any", lease.machine).pid = os.getpid()
             yield lease
 
 
 async def test_a_thawed_machine_is_on_record_like_any_other(registry: Registry):
     provider = Registered(FakeProvider(), registry)
-    async with provider.acquire(TEMPLATE) as lease, provider.freeze(lease) as frozen:
+    async with provider.acquire(REQUEST) as lease, provider.freeze(lease) as frozen:
         async with provider.thaw(frozen, copy=True):
             assert [(machine.template, machine.state) for machine in registry.own()] == [
                 (TEMPLATE, MachineState.RUNNING)
@@ -58,7 +58,7 @@ async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(re
     states: list[MachineState] = []
 
     async def use() -> None:
-        async with Registered(source, registry).acquire(TEMPLATE):
+        async with Registered(source, registry).acquire(REQUEST):
             states.extend(machine.state for machine in await rows(registry))
 
     async with anyio.create_task_group() as tasks:
@@ -72,14 +72,14 @@ async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(re
 
 
 async def test_the_record_names_template_driver_machine_and_process(registry: Registry):
-    async with Registered(WithPid(), registry).acquire(TEMPLATE):
+    async with Registered(WithPid(), registry).acquire(REQUEST):
         [row] = await rows(registry)
     assert (row.template, row.driver, row.machine_id) == (TEMPLATE, "fake", "fake")
     assert row.processes[0] == of_pid(os.getpid())
 
 
 async def test_the_record_tells_whose_sandbox_a_machine_became(registry: Registry):
-    async with Registered(WithPid(), registry).acquire(TEMPLATE):
+    async with Registered(WithPid(), registry).acquire(REQUEST):
         registry.claimed("fake", "sb-1", "somebody")
         registry.claimed("another", "sb-2", "somebody else")
         [row] = await rows(registry)
@@ -92,7 +92,7 @@ async def test_a_machine_that_is_being_taken_down_says_so(registry: Registry):
 
     @asynccontextmanager
     async def slow(template: str) -> AsyncIterator[Lease]:
-        async with source.acquire(template) as lease:
+        async with source.acquire(MachineRequest(template)) as lease:
             yield lease
             seen.extend(machine.state for machine in await rows(registry))
 
@@ -105,7 +105,7 @@ async def test_a_machine_that_never_started_leaves_no_row(registry: Registry):
     source = FakeProvider()
     source.error = SandboxError("no")
     with pytest.raises(SandboxError):
-        async with Registered(source, registry).acquire(TEMPLATE):
+        async with Registered(source, registry).acquire(REQUEST):
             pass
     assert await rows(registry) == []
 
@@ -116,7 +116,7 @@ async def test_a_start_that_is_cancelled_at_any_moment_leaves_no_row(registry: R
         async with anyio.create_task_group() as tasks:
 
             async def use() -> None:
-                async with Registered(source, registry).acquire(TEMPLATE):
+                async with Registered(source, registry).acquire(REQUEST):
                     await anyio.sleep_forever()
 
             tasks.start_soon(use)
@@ -184,7 +184,7 @@ async def test_a_registry_that_breaks_later_is_reported_once_and_stops_no_machin
 ):
     registry._db.execute("DROP TABLE machines")
     for _ in range(2):
-        async with Registered(FakeProvider(), registry).acquire(TEMPLATE):
+        async with Registered(FakeProvider(), registry).acquire(REQUEST):
             pass
     assert await registry.everything() == {}
     assert caplog.text.count("the registry fails") == 1
@@ -207,12 +207,12 @@ async def test_a_locked_registry_delays_a_start_once_and_shortly(
     async with open_registry(tmp_path) as registry:
         source = Registered(FakeProvider(), registry)
         with locked(tmp_path):
-            async with source.acquire(TEMPLATE):
+            async with source.acquire(REQUEST):
                 assert "locked" not in caplog.text  # it did not wait until the thread gave up
             await registry.forget(registry.server)  # now the thread has done all it was given, and knows
             assert "locked" in caplog.text
             assert registry._db.execute("PRAGMA busy_timeout").fetchone() == (0,)
-        async with source.acquire(TEMPLATE):
+        async with source.acquire(REQUEST):
             assert await rows(registry) == registry.own()
         assert registry._db.execute("PRAGMA busy_timeout").fetchone() == (500,)
 
@@ -223,7 +223,7 @@ async def test_a_row_that_is_late_is_written_and_taken_off_in_that_order(
     monkeypatch.setattr("mcp_sandbox.operating.registry.INTEND_S", 0.0)
     blocked = threading.Event()
     registry._do(lambda: blocked.wait(10))
-    async with Registered(FakeProvider(), registry).acquire(TEMPLATE):
+    async with Registered(FakeProvider(), registry).acquire(REQUEST):
         blocked.set()
         assert [row.state for row in await rows(registry)] == [MachineState.RUNNING]
     assert await rows(registry) == []

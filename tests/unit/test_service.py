@@ -20,13 +20,12 @@ from mcp_sandbox.errors import (
     TemplateNotBuilt,
     UnknownTemplate,
 )
-from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.machines.provider import Lease, LeasedMachine, MachineRequest
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.lifecycle import End, State
 from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import PNG, TEMPLATE, FakeAgent, FakeProvider, FakeRun, finished
-from vmm.driver import Machine
 
 ME = "me"
 
@@ -60,7 +59,7 @@ class Notes(Watcher):
     def __init__(self) -> None:
         self.told: list[tuple[str, ...]] = []
 
-    def got_machine(self, box: Sandbox, machine: Machine, waited_s: float) -> None:
+    def got_machine(self, box: Sandbox, machine: LeasedMachine, waited_s: float) -> None:
         self.told.append((box.owner, "got", machine.id))
 
     def ran(self, box: Sandbox, outcome: str) -> None:
@@ -198,8 +197,8 @@ class SlowlyReleased(FakeProvider):
         self.most = 0
 
     @asynccontextmanager
-    async def acquire(self, template: str) -> AsyncIterator[Lease]:
-        async with super().acquire(template) as lease:
+    async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+        async with super().acquire(request) as lease:
             self.most = max(self.most, self.alive)
             try:
                 yield lease
@@ -227,8 +226,8 @@ async def test_of_errors_that_come_together_the_first_is_told_and_none_is_droppe
 ):
     class Broken(FakeProvider):
         @asynccontextmanager
-        async def acquire(self, template: str) -> AsyncIterator[Lease]:
-            raise ExceptionGroup("both", [TemplateNotBuilt(template), OSError("and the disk is on fire")])
+        async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+            raise ExceptionGroup("both", [TemplateNotBuilt(request.template), OSError("and the disk is on fire")])
             yield
 
     async with SandboxService(Broken(), Settings()) as service:

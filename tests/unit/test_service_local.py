@@ -15,6 +15,7 @@ from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed, WarmUp
 from guest.errors import AgentTimeout
 from mcp_sandbox.errors import (
+    BadRequest,
     CannotFreeze,
     DiskFull,
     HostNotReady,
@@ -25,12 +26,13 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
+from mcp_sandbox.machines.provider import MachineRequest
 from mcp_sandbox.operating.recovery import OWNED
 from mcp_sandbox.processes import of_pid
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
 from templates.holding import is_held
-from tests.unit.fakes import TEMPLATE, FakeMachine
+from tests.unit.fakes import REQUEST, TEMPLATE, FakeMachine
 from vmm.errors import SnapshotFailed, ToolFailed
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
 
@@ -186,9 +188,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 async def test_a_lease_is_unique_before_anyone_has_it(bench: Bench):
     for _ in range(3):
-        async with bench.provider.acquire(TEMPLATE) as lease:
+        async with bench.provider.acquire(REQUEST) as lease:
             assert bench.driver.alive == 1
-            assert (lease.facts.driver, lease.facts.isolation, lease.facts.accel) == ("stub", "kernel", "kvm")
+            assert (lease.host.driver, lease.host.isolation, lease.host.accel) == ("stub", "kernel", "kvm")
     assert bench.driver.alive == 0
     identities = [agent.identity for agent in bench.agents]
     assert len(identities) == 3
@@ -200,7 +202,7 @@ async def test_a_lease_is_unique_before_anyone_has_it(bench: Bench):
 
 async def test_a_clone_whose_greeting_was_slow_gets_its_clock_set_again(bench: Bench):
     bench.skew_s, bench.kind = -8.2, LateAgent
-    async with bench.provider.acquire(TEMPLATE):
+    async with bench.provider.acquire(REQUEST):
         assert bench.driver.alive == 1
 
 
@@ -208,7 +210,7 @@ async def test_a_clone_whose_greeting_was_slow_gets_its_clock_set_again(bench: B
 async def test_a_machine_with_a_wrong_clock_is_not_handed_out(bench: Bench, skew_s: float):
     bench.skew_s = skew_s
     with pytest.raises(SandboxError, match="clock"):
-        async with bench.provider.acquire(TEMPLATE):
+        async with bench.provider.acquire(REQUEST):
             pytest.fail("it was handed out")
     assert bench.driver.alive == 0
 
@@ -218,19 +220,19 @@ async def test_a_virtual_machine_that_is_still_a_twin_is_not_handed_out(bench: B
     bench.driver.capabilities = KERNELS_OF_THEIR_OWN
     bench.refused = {refused}
     with pytest.raises(SandboxError, match=f"no {word} of its own"):
-        async with bench.provider.acquire(TEMPLATE):
+        async with bench.provider.acquire(REQUEST):
             pytest.fail("it was handed out")
     assert bench.driver.alive == 0
 
 
 async def test_a_machine_served_by_the_hosts_kernel_has_nothing_to_reseed(bench: Bench):
     bench.refused = {"entropy_credited", "hostname_set"}
-    async with bench.provider.acquire(TEMPLATE):
+    async with bench.provider.acquire(REQUEST):
         assert bench.driver.alive == 1
 
 
 async def test_a_machine_from_a_snapshot_is_warm_already(bench: Bench):
-    async with bench.provider.acquire(TEMPLATE):
+    async with bench.provider.acquire(REQUEST):
         assert bench.driver.started == ["restored"]
         assert bench.agents[0].warmed == []
 
@@ -239,7 +241,7 @@ async def test_a_machine_of_a_driver_without_snapshots_is_launched_and_warmed_be
     bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
     assert bench.builder.found is not None
     bench.builder.found = replace(bench.builder.found, snapshot=None)
-    async with bench.provider.acquire(TEMPLATE):
+    async with bench.provider.acquire(REQUEST):
         assert bench.driver.started == ["launched"]
         assert bench.agents[0].warmed == [WARM_UP]
         assert bench.agents[0].identity.hostname == bench.driver.specs[0].id
@@ -255,7 +257,7 @@ async def test_the_host_is_probed_once(bench: Bench):
 
 async def test_a_built_template_is_looked_up_once(bench: Bench):
     for _ in range(3):
-        async with bench.provider.acquire(TEMPLATE):
+        async with bench.provider.acquire(REQUEST):
             pass
     assert bench.builder.lookups == 1
 
@@ -263,11 +265,11 @@ async def test_a_built_template_is_looked_up_once(bench: Bench):
 async def test_a_template_is_looked_up_again_after_a_build(bench: Bench, tmp_path: Path):
     assert bench.builder.found is not None
     first = bench.builder.found
-    async with bench.provider.acquire(TEMPLATE) as before:
+    async with bench.provider.acquire(REQUEST) as before:
         bench.builder.found = replace(first, version="v2")
         assert await bench.builds.version(TEMPLATE) == first.version, "nothing says that there was a build"
         bench.builder.builds += 1
-        async with bench.provider.acquire(TEMPLATE) as after:
+        async with bench.provider.acquire(REQUEST) as after:
             assert (before.version, after.version) == (first.version, "v2")
     bench.builder.found, bench.builder.builds = None, bench.builder.builds + 1
     for _ in range(2):
@@ -279,7 +281,7 @@ async def test_a_template_is_looked_up_again_after_a_build(bench: Bench, tmp_pat
 async def test_what_a_machine_or_a_frozen_state_stands_on_is_held_as_long_as_it_lasts(bench: Bench):
     entries = bench.builder.stored
     async with AsyncExitStack() as frozen_for:
-        async with bench.provider.acquire(TEMPLATE) as lease:
+        async with bench.provider.acquire(REQUEST) as lease:
             assert all(map(is_held, entries))
             frozen = await frozen_for.enter_async_context(bench.provider.freeze(lease))
         assert all(map(is_held, entries)), "the machine has ended, its state has not"
@@ -292,7 +294,7 @@ async def test_what_a_machine_or_a_frozen_state_stands_on_is_held_as_long_as_it_
 async def test_a_start_that_fails_holds_nothing(bench: Bench):
     bench.driver.error = SnapshotFailed("no")
     with pytest.raises(SandboxError):
-        async with bench.provider.acquire(TEMPLATE):
+        async with bench.provider.acquire(REQUEST):
             pass
     assert not any(map(is_held, bench.builder.stored))
 
@@ -309,32 +311,38 @@ async def test_what_is_removed_between_finding_and_holding_it_is_looked_for_agai
         return found
 
     bench.builder.find = find_then_build  # type: ignore[method-assign]
-    async with bench.provider.acquire(TEMPLATE):
+    async with bench.provider.acquire(REQUEST):
         assert bench.builder.lookups == 2
 
 
 async def test_what_is_missing_is_said(bench: Bench):
     with pytest.raises(UnknownTemplate, match=TEMPLATE):
-        await bench.provider.acquire("nonsense").__aenter__()
+        await bench.provider.acquire(MachineRequest("nonsense")).__aenter__()
     bench.builder.found = None
     with pytest.raises(TemplateNotBuilt, match="template build"):
-        await bench.provider.acquire(TEMPLATE).__aenter__()
+        await bench.provider.acquire(REQUEST).__aenter__()
+
+
+async def test_a_request_for_another_size_is_refused_before_a_machine_starts(bench: Bench):
+    with pytest.raises(BadRequest, match="fixed size"):
+        await bench.provider.acquire(MachineRequest(TEMPLATE, memory_mb=77)).__aenter__()
+    assert not bench.driver.started
 
 
 async def test_a_host_that_cannot_run_machines_says_why_and_how_to_change_it(bench: Bench):
     bench.driver.verdict = Probe(usable=False, reason="no emulator", fix="apt install it")
     with pytest.raises(HostNotReady, match=r"no emulator.*apt install it"):
-        await bench.provider.acquire(TEMPLATE).__aenter__()
+        await bench.provider.acquire(REQUEST).__aenter__()
 
 
 async def test_other_rooms_errors_become_ours_and_leave_nothing(bench: Bench):
     bench.driver.error = SnapshotFailed("the state file is cut short")
     with pytest.raises(SandboxError, match="cut short"):
-        await bench.provider.acquire(TEMPLATE).__aenter__()
+        await bench.provider.acquire(REQUEST).__aenter__()
     bench.driver.error = None
     bench.greeting = AgentTimeout("no hello")
     with pytest.raises(SandboxError, match="no hello"):
-        await bench.provider.acquire(TEMPLATE).__aenter__()
+        await bench.provider.acquire(REQUEST).__aenter__()
     assert bench.driver.alive == 0
 
 
@@ -342,7 +350,7 @@ async def test_other_rooms_errors_become_ours_and_leave_nothing(bench: Bench):
 
 
 async def test_a_frozen_state_lies_in_a_directory_that_says_whose_it_is_and_ends_with_its_context(bench: Bench):
-    async with bench.provider.acquire(TEMPLATE) as lease, bench.provider.freeze(lease) as frozen:
+    async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease) as frozen:
         (directory,) = bench.run_dir.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
         owner, me = OWNED.fullmatch(directory.name), of_pid(os.getpid())
@@ -354,7 +362,7 @@ async def test_a_frozen_state_lies_in_a_directory_that_says_whose_it_is_and_ends
 
 
 async def test_a_machine_that_was_frozen_goes_on_as_itself_with_its_clock_set(bench: Bench):
-    async with bench.provider.acquire(TEMPLATE) as lease, bench.provider.freeze(lease):
+    async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease):
         first, again = bench.agents[0].identities
         assert (again.hostname, again.machine_id, again.reseed) == (first.hostname, first.machine_id, False)
         assert again.entropy != first.entropy
@@ -363,7 +371,7 @@ async def test_a_machine_that_was_frozen_goes_on_as_itself_with_its_clock_set(be
 async def test_a_thawed_machine_is_the_same_again_or_a_copy_that_is_unique(bench: Bench):
     provider = bench.provider
     async with (
-        provider.acquire(TEMPLATE) as lease,
+        provider.acquire(REQUEST) as lease,
         provider.freeze(lease) as frozen,
         provider.thaw(frozen, copy=False),
         provider.thaw(frozen, copy=True),
@@ -379,7 +387,7 @@ async def test_a_thawed_machine_is_the_same_again_or_a_copy_that_is_unique(bench
 
 
 async def test_a_machine_is_thawed_with_the_files_it_was_made_from(bench: Bench, tmp_path: Path):
-    async with bench.provider.acquire(TEMPLATE) as lease, bench.provider.freeze(lease) as frozen:
+    async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease) as frozen:
         assert bench.builder.found is not None
         bench.builder.found = replace(bench.builder.found, root=tmp_path / "built anew")
         async with bench.provider.thaw(frozen, copy=True):
@@ -387,7 +395,7 @@ async def test_a_machine_is_thawed_with_the_files_it_was_made_from(bench: Bench,
 
 
 async def test_a_driver_without_snapshots_freezes_nothing(bench: Bench):
-    async with bench.provider.acquire(TEMPLATE) as lease:
+    async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False)
         with pytest.raises(CannotFreeze, match="driver stub"):
             await bench.provider.freeze(lease).__aenter__()
@@ -407,7 +415,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 async def test_a_full_disk_is_told_as_one_and_not_as_a_command_line(bench: Bench, error: Exception):
     if isinstance(error, SnapshotFailed):
         error.__cause__ = FULL
-    async with bench.provider.acquire(TEMPLATE) as lease:
+    async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.error = error
         with pytest.raises(DiskFull, match=r"disk is full.*paused sandbox.*operator") as told:
             await bench.provider.freeze(lease).__aenter__()
@@ -417,7 +425,7 @@ async def test_a_full_disk_is_told_as_one_and_not_as_a_command_line(bench: Bench
 async def test_of_a_command_that_failed_the_caller_gets_the_last_line_and_the_log_all(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
-    async with bench.provider.acquire(TEMPLATE) as lease:
+    async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.error = ToolFailed(["setpriv", "--reuid=7"], Exit(code=1, detail="one\nno such machine\n"))
         with pytest.raises(SandboxError, match=r"could not be frozen: no such machine\. Try again"):
             await bench.provider.freeze(lease).__aenter__()
@@ -425,7 +433,7 @@ async def test_of_a_command_that_failed_the_caller_gets_the_last_line_and_the_lo
 
 
 async def test_what_goes_wrong_with_a_frozen_state_is_told_apart(bench: Bench):
-    async with bench.provider.acquire(TEMPLATE) as lease:
+    async with bench.provider.acquire(REQUEST) as lease:
         async with bench.provider.freeze(lease) as frozen:
             bench.driver.error = SnapshotFailed("the state file is cut short")
             with pytest.raises(StateLost, match="cut short"):

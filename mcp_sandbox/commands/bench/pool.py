@@ -11,6 +11,7 @@ from mcp_sandbox.commands.bench.subject import Subject
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
+from mcp_sandbox.machines.provider import MachineRequest
 
 READY = 4  # machines in the pool that a burst comes upon
 BURST = 20
@@ -81,7 +82,7 @@ async def _restores_at_once(subject: Subject, count: int) -> float:
 
     async def hold() -> None:
         nonlocal missing
-        async with provider.acquire(subject.built.template.name):
+        async with provider.acquire(MachineRequest(subject.built.template.name)):
             missing -= 1
             if missing == 0:
                 all_there.set()
