@@ -20,7 +20,7 @@ from guest.errors import AgentGone
 from mcp_sandbox.errors import BadRequest, CannotFreeze, HostNotReady, StateLost
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.mapping import mapped
-from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
+from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.machines.unique import new_identity, open_unique, same_again
 from mcp_sandbox.processes import of_pid
 from templates.build import BuiltTemplate
@@ -71,6 +71,7 @@ class LocalProvider(AsyncContextManagerMixin):
         self._restores = anyio.CapacityLimiter(max_restores)
         self._probing = anyio.Lock()
         self._facts: HostFacts | None = None
+        self.capacity = CapacityFeed()  # the settings limit one host, and it neither grows nor shrinks
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncIterator[Self]:

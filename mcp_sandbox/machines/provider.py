@@ -7,6 +7,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
+import anyio
 from anyio import AsyncContextManagerMixin
 
 from guest.client import AgentClient
@@ -68,6 +69,38 @@ class LeaseTimings:
 
     queue_s: float
     restore_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many machines a provider's hosts can run at once; None: no limit but those of the settings."""
+
+    machines: int | None = None
+    memory_mb: int | None = None
+
+
+UNLIMITED = Capacity()
+
+
+class CapacityFeed:
+    """The capacity of a provider, and its changes."""
+
+    def __init__(self, now: Capacity = UNLIMITED) -> None:
+        self.now = now
+        self._changed = anyio.Event()
+
+    def update(self, capacity: Capacity) -> None:
+        """Set the capacity and tell all readers."""
+        self.now = capacity
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[Capacity]:
+        """Yield the capacity now and whenever it has changed. A slow reader sees only the latest one."""
+        while True:
+            changed = self._changed
+            yield self.now
+            await changed.wait()
 
 
 class LeasedMachine(Protocol):
@@ -145,6 +178,9 @@ class Provider(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None: ...
 
+    @property
+    def capacity(self) -> CapacityFeed: ...
+
     def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
         """Lease a machine that was never used before."""
         ...
@@ -171,6 +207,11 @@ class ProviderLayer(AsyncContextManagerMixin):
     async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
         async with self._source:
             yield self
+
+    @property
+    def capacity(self) -> CapacityFeed:
+        """The capacity of the source."""
+        return self._source.capacity
 
     def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
         """Lease a machine from the source."""

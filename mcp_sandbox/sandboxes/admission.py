@@ -13,6 +13,7 @@ import anyio
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import LimitReached
+from mcp_sandbox.machines.provider import UNLIMITED, Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,16 @@ class Limits:
     memory_mb: int | None = None
     owner_sandboxes: int | None = None
     owner_memory_mb: int | None = None
+    capacity: Capacity = UNLIMITED  # of the provider's hosts; it changes while a server runs
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, capacity: Capacity) -> Self:
         return cls(
             settings.limits.sandboxes,
             settings.limits.memory_mb,
             settings.limits.owner_sandboxes,
             settings.limits.owner_memory_mb,
+            capacity,
         )
 
 
@@ -51,6 +54,7 @@ class Full:
     value: int
     owned: bool  # it is the owner's own limit, not the one over all
     ever: bool  # the ticket would not even fit into an empty house
+    changes: bool  # it may grow by itself: another host may join
 
 
 Party = tuple[Ticket, ...]  # tickets of one owner that are served together or not at all
@@ -61,7 +65,7 @@ class FairQueue:
 
     def __init__(self, limits: Limits) -> None:
         self.holders: list[Ticket] = []
-        self._limits = limits
+        self.limits = limits
         self._lines: OrderedDict[str, deque[Party]] = OrderedDict()  # the first owner is the next to be served
 
     @property
@@ -99,12 +103,15 @@ class FairQueue:
         """The limit that keeps the party out, its owner's before those over all."""
         owned = [holder for holder in self.holders if holder.owner == party[0].owner]
         count, memory_mb = len(party), _memory(party)
-        limits = self._limits
+        held, held_mb = len(self.holders), _memory(self.holders)
+        limits, capacity = self.limits, self.limits.capacity
         return (
             _over("limits.owner_sandboxes", limits.owner_sandboxes, len(owned), count, owned=True)
             or _over("limits.owner_memory_mb", limits.owner_memory_mb, _memory(owned), memory_mb, owned=True)
-            or _over("limits.sandboxes", limits.sandboxes, len(self.holders), count, owned=False)
-            or _over("limits.memory_mb", limits.memory_mb, _memory(self.holders), memory_mb, owned=False)
+            or _over("limits.sandboxes", limits.sandboxes, held, count)
+            or _over("limits.memory_mb", limits.memory_mb, held_mb, memory_mb)
+            or _over("capacity.machines", capacity.machines, held, count, changes=True)
+            or _over("capacity.memory_mb", capacity.memory_mb, held_mb, memory_mb, changes=True)
         )
 
     def first_blocker(self) -> Full | None:
@@ -114,7 +121,7 @@ class FairQueue:
     def hopeless(self, *party: Ticket) -> bool:
         """Whether waiting cannot help: only the owner can make room, who waits for this very answer."""
         full = self.blocker(*party)
-        if full is None:
+        if full is None or full.changes:
             return False
         owner = party[0].owner
         in_the_way = [holder for holder in self.holders if holder.owner == owner or not full.owned]
@@ -141,10 +148,12 @@ def _memory(tickets: Iterable[Ticket]) -> int:
     return sum(ticket.memory_mb for ticket in tickets)
 
 
-def _over(setting: str, limit: int | None, used: int, wanted: int, *, owned: bool) -> Full | None:
+def _over(
+    setting: str, limit: int | None, used: int, wanted: int, *, owned: bool = False, changes: bool = False
+) -> Full | None:
     if limit is None or used + wanted <= limit:
         return None
-    return Full(setting, limit, owned, ever=wanted > limit)
+    return Full(setting, limit, owned, ever=wanted > limit and not changes, changes=changes)
 
 
 def _ignore(_setting: str) -> None:
@@ -169,6 +178,11 @@ class Admission:
     def waiting(self) -> int:
         """How many stand in line."""
         return self._queue.waiting
+
+    def resize(self, limits: Limits) -> None:
+        """Replace the limits. Those who wait are admitted at once if there is room now; nobody loses a place."""
+        self._queue.limits = limits
+        self._admit()
 
     @asynccontextmanager
     async def place(self, ticket: Ticket) -> AsyncIterator[None]:

@@ -37,16 +37,19 @@ class SandboxService:
     def __init__(self, provider: Provider, settings: Settings, watcher: Watcher | None = None) -> None:
         self.settings = settings
         self._watcher = watcher or Watcher()
-        self.admission = Admission(Limits.of(settings), settings.limits.queue_timeout_s, self._watcher.refused)
+        limits = Limits.of(settings, provider.capacity.now)
+        self.admission = Admission(limits, settings.limits.queue_timeout_s, self._watcher.refused)
         self._provider = provider
         self._catalogue = settings.catalogue
         self._alive: dict[str, Sandbox] = {}
         self._graves = Graves()
         self._forks = Forks(provider, self.admission, settings)
         self._tasks = anyio.create_task_group()
+        self._following = anyio.CancelScope()
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
+        self._tasks.start_soon(self._follow_capacity, name="capacity of the hosts")
         return self
 
     async def __aexit__(
@@ -54,7 +57,14 @@ class SandboxService:
     ) -> bool | None:
         for box in self._alive.values():
             box.end(End.CLOSED, "the server stopped")
+        self._following.cancel()
         return await self._tasks.__aexit__(kind, error, trace)
+
+    async def _follow_capacity(self) -> None:
+        """Keep admission within what the provider's hosts can run."""
+        with self._following:
+            async for capacity in self._provider.capacity:
+                self.admission.resize(Limits.of(self.settings, capacity))
 
     # -- sandboxes -----------------------------------------------------------------------------------------
 

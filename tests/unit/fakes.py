@@ -25,7 +25,7 @@ from guest.client.messages import (
     Status,
 )
 from guest.errors import AgentGone, GuestError, RequestRefused
-from mcp_sandbox.machines.provider import Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
+from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
 from templates.catalogue import Catalogue
 from vmm.types import Accel, Exit, Isolation, Usage
 
@@ -190,6 +190,7 @@ class FakeProvider(anyio.AsyncContextManagerMixin):
         self.plans: dict[str, Plan] = {}
         self.frozen = 0  # states kept aside
         self.freeze_error: SandboxError | None = None
+        self.capacity = CapacityFeed()
         self.copies: list[bool] = []  # of every thawed machine, whether it was a copy
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.errors import LimitReached
+from mcp_sandbox.machines.provider import Capacity
 from mcp_sandbox.sandboxes.admission import Admission, FairQueue, Limits, Ticket
 
 
@@ -83,6 +84,9 @@ def test_a_party_is_served_together_or_waits_without_holding_anything():
         (Limits(sandboxes=9, memory_mb=150), "limits.memory_mb"),
         (Limits(sandboxes=9, owner_sandboxes=1), "limits.owner_sandboxes"),
         (Limits(sandboxes=1, owner_memory_mb=150), "limits.owner_memory_mb"),
+        (Limits(sandboxes=9, capacity=Capacity(machines=1)), "capacity.machines"),
+        (Limits(sandboxes=9, capacity=Capacity(memory_mb=150)), "capacity.memory_mb"),
+        (Limits(sandboxes=1, capacity=Capacity(machines=1)), "limits.sandboxes"),
     ],
 )
 def test_the_limit_in_the_way_is_known(limits: Limits, setting: str):
@@ -203,3 +207,39 @@ async def test_who_alone_can_make_room_is_told_at_once():
             with pytest.raises(LimitReached, match=r"limits\.memory_mb = 300 .*301 MB"):
                 async with admission.place(Ticket("b", 301)):
                     pytest.fail("there was no place")
+
+
+def test_waiting_helps_while_another_host_may_join():
+    queue = FairQueue(Limits(sandboxes=9, capacity=Capacity(machines=0)))
+    (asking,) = joined(queue, "a")
+    assert not queue.hopeless(asking)
+
+
+async def test_requests_that_wait_are_admitted_as_soon_as_there_is_more_room():
+    admission = Admission(Limits(sandboxes=9, capacity=Capacity(machines=0)), timeout_s=3600)
+    admitted: list[str] = []
+
+    async def wait(owner: str) -> None:
+        async with admission.place(Ticket(owner, 100)):
+            admitted.append(owner)
+            await anyio.sleep_forever()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            for owner in "abc":
+                tasks.start_soon(wait, owner)
+                await anyio.wait_all_tasks_blocked()
+            admission.resize(Limits(sandboxes=9, capacity=Capacity(machines=2)))
+            await anyio.wait_all_tasks_blocked()
+            assert (admitted, admission.waiting) == (["a", "b"], 1)
+            tasks.cancel_scope.cancel()
+
+
+async def test_less_room_takes_no_place_away_and_refuses_the_next_request():
+    admission = Admission(Limits(sandboxes=9, capacity=Capacity(machines=2)), timeout_s=0.01)
+    async with admission.place(Ticket("a", 100)), admission.place(Ticket("b", 100)):
+        admission.resize(Limits(sandboxes=9, capacity=Capacity(machines=1)))
+        assert len(admission.holders) == 2
+        with pytest.raises(LimitReached, match=r"capacity\.machines = 1 .*within 0.01 s"):
+            async with admission.place(Ticket("c", 100)):
+                pytest.fail("there was no place")

@@ -16,7 +16,7 @@ from mcp_sandbox.machines import pool
 from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
-from mcp_sandbox.machines.provider import Frozen, Lease, LeaseTimings, MachineRequest
+from mcp_sandbox.machines.provider import CapacityFeed, Frozen, Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import Catalogue
 from templates.model import PoolMode, Template
@@ -80,6 +80,7 @@ class Source(anyio.AsyncContextManagerMixin):
 
     def __init__(self, *templates: Template) -> None:
         self.offered = {template.name: template for template in templates}
+        self.capacity = CapacityFeed()
         self.versions: dict[str, str] = {}  # of what is built; the first one where it does not say
         self.unbuilt: set[str] = set()
         self.begun: list[str] = []
