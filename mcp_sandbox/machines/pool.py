@@ -1,4 +1,4 @@
-"""Machines kept ready: a provider in front of another one, which answers at once while it has any."""
+"""A provider that keeps machines of another provider ready, so that a request seldom waits for a start."""
 
 import logging
 import random
@@ -21,27 +21,27 @@ from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer, Supply
 from templates.model import Template
 
-CHECK_EVERY_S = 15.0  # a machine that waits is asked so often whether it still answers
-FOLLOW_EVERY_S = 2.0  # so soon after a build machines of the new one are started, even if nobody asks for any
-CHECK_S = 5.0  # one that hangs never does, one on a busy host does by then
-LET_ANSWER_S = 0.02  # starting a machine keeps the event loop busy: whoever just got one hears of it first
+CHECK_EVERY_S = 15.0  # how often a ready machine is checked
+CHECK_TIMEOUT_S = 5.0  # a machine on a busy host answers within this time
+FOLLOW_EVERY_S = 2.0  # how soon after a build its machines replace older ones, without any request
+REFILL_DELAY_S = 0.02  # starting a machine keeps the event loop busy: first let a request that got one return
 
 logger = logging.getLogger(__name__)
 
 
 class Clock:
-    """The time, and waiting for it. Tests bring their own."""
+    """The host's clocks. Tests replace it."""
 
     def now(self) -> float:
-        """Seconds that only go forward."""
+        """Return the monotonic time."""
         return anyio.current_time()
 
     def wall(self) -> float:
-        """The host's date, which can jump."""
+        """Return the time of day, which can jump."""
         return time.time()
 
     async def wait(self, event: anyio.Event, until: float | None) -> None:
-        """Return when `event` is set or it is `until`."""
+        """Return when `event` is set, at the latest at the time `until`."""
         with anyio.CancelScope(deadline=float("inf") if until is None else until):
             await event.wait()
 
@@ -50,21 +50,21 @@ class Clock:
 
 
 class OnRequest(Protocol):
-    """Told of every machine that is asked of the pool."""
+    """Called for every request the pool could serve."""
 
     def __call__(self, template: str, /, *, hit: bool) -> None: ...
 
 
 def _ignore(_template: str, *, hit: bool) -> None:
-    """For those who do not count."""
+    """Ignore the event."""
 
 
 def pool_limits(settings: Settings) -> PoolLimits:
-    """What the settings let a pool hold."""
+    """Return the limits that the settings give a pool."""
     return PoolLimits(
         min_ready=settings.pool.min,
         max_ready=settings.pool.max,
-        max_starting=max(1, settings.limits.restores // 2),  # the source has room left for those who cannot wait
+        max_starting=max(1, settings.limits.restores // 2),  # leaves half of the starts to requests that miss
         memory_mb=settings.pool.memory_mb,
         max_age_s=settings.pool.max_age_s,
         idle_s=settings.pool.idle_s,
@@ -72,12 +72,12 @@ def pool_limits(settings: Settings) -> PoolLimits:
 
 
 class Pool(ProviderLayer):
-    """Keeps machines of `source` ready, as many as the plan says. Leaving it ends all of them.
+    """Keeps machines of one host ready, as many as the plan says.
 
-    `supply` says what they are made from. Machines of something that was built anew meanwhile are nobody's any more.
+    `supply` names the build that machines of `source` start from. A machine of an older build is replaced.
 
-    Every machine has a task of its own, its holder, that enters and leaves the source's context: contexts with task
-    groups inside must be left by the task that entered them, and whoever gets the machine runs in another one.
+    Every machine has a task that enters and leaves the source's context. A context with a task group inside must be
+    left by the task that entered it, and the caller that leases the machine runs in another task.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class Pool(ProviderLayer):
         self._clock = clock or Clock()
         self._supply = supply
         self._shelves: dict[str, Shelf] = {}
-        self._on_demand = 0  # machines that somebody waits for
+        self._on_demand = 0  # machines being started for a request
         self._numbers = count(1)
-        self._wake = anyio.Event()  # something happened that may change the plan
+        self._wake = anyio.Event()  # set when the plan may have changed
         self._tasks = anyio.create_task_group()
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
         async with self._source, self._tasks:
-            self._tasks.start_soon(self._keep_current, name="pool's builds")
-            self._tasks.start_soon(self._keep_filled, name="pool")
+            self._tasks.start_soon(self._keep_current, name="pool: follow builds")
+            self._tasks.start_soon(self._keep_filled, name="pool: refill")
             try:
                 yield self
             finally:
@@ -113,14 +113,14 @@ class Pool(ProviderLayer):
                 self._tasks.cancel_scope.cancel()
 
     def stats(self) -> PoolStats:
-        """What the pool has and did."""
+        """Return what the pool holds and did."""
         return PoolStats({name: shelf.stats() for name, shelf in self._shelves.items()})
 
     def described(self) -> list[dict[str, object]]:
-        """The same for operators, one entry for each template."""
+        """Return the same for operators, one entry per template."""
         return [{"template": name, **asdict(stats)} for name, stats in self.stats().templates.items()]
 
-    # -- handing out ---------------------------------------------------------------------------------------
+    # -- leasing -------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
@@ -130,7 +130,7 @@ class Pool(ProviderLayer):
             SandboxError: the source has no machine. A failed refill raises nothing here.
         """
         version = await self._supply.version(request.template)
-        await anyio.lowlevel.checkpoint_if_cancelled()  # the last one on this way: nothing can get lost after it
+        await anyio.lowlevel.checkpoint_if_cancelled()  # the last await before the lease
         machine = self._take(request, version)
         if machine is None:
             async with self._start_now(request) as lease:
@@ -147,7 +147,7 @@ class Pool(ProviderLayer):
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
         """Lease a machine from the source: no pooled machine has that state."""
         async with AsyncExitStack() as stack:
-            with self._waiting():
+            with self._starting_now():
                 lease = await stack.enter_async_context(self._source.thaw(frozen, copy=copy))
             yield lease
 
@@ -176,14 +176,14 @@ class Pool(ProviderLayer):
     @asynccontextmanager
     async def _start_now(self, request: MachineRequest) -> AsyncIterator[Lease]:
         async with AsyncExitStack() as stack:
-            with self._waiting():
+            with self._starting_now():
                 lease = await stack.enter_async_context(self._source.acquire(request))
             if request.template in self._shelves:
                 self._shelves[request.template].recover()
             yield lease
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _starting_now(self) -> Iterator[None]:
         self._on_demand += 1
         try:
             yield
@@ -191,7 +191,7 @@ class Pool(ProviderLayer):
             self._on_demand -= 1
             self._wake.set()
 
-    # -- following what is built ---------------------------------------------------------------------------
+    # -- following builds ----------------------------------------------------------------------------------
 
     async def _keep_current(self) -> None:
         while True:
@@ -199,7 +199,7 @@ class Pool(ProviderLayer):
             await self._clock.sleep(FOLLOW_EVERY_S)
 
     async def _follow(self) -> None:
-        """Find out which templates there are now, and which making of each machines are to be of."""
+        """Update the shelves to the templates and builds there are now."""
         templates = self._supply.templates()
         for name, template in templates.items():
             shelf = self._shelves.setdefault(name, Shelf(template))
@@ -210,10 +210,10 @@ class Pool(ProviderLayer):
     async def _version(self, template: str) -> str | None:
         try:
             return await self._supply.version(template)
-        except SandboxError:  # it is not built, say; whoever asks for a machine is told
+        except SandboxError:  # not built, for example; a request for it gets the error
             return None
         except Exception as error:
-            logger.warning("nobody knows what is built of %s", template, exc_info=error)
+            logger.warning("cannot look up the build of template %s", template, exc_info=error)
             return None
 
     def _update(self, shelf: Shelf, template: Template, version: str | None) -> None:
@@ -229,7 +229,7 @@ class Pool(ProviderLayer):
             plan = self._plan()
             self._carry_out(plan)
             await self._clock.wait(self._wake, plan.next_look)
-            await self._clock.sleep(LET_ANSWER_S)
+            await self._clock.sleep(REFILL_DELAY_S)
 
     def _plan(self) -> Plan:
         now, wall = self._clock.now(), self._clock.wall()
@@ -243,17 +243,17 @@ class Pool(ProviderLayer):
         for name in plan.start:
             shelf = self._shelves[name]
             shelf.starting += 1
-            self._tasks.start_soon(self._hold, shelf, name=f"holder of a {name}")
+            self._tasks.start_soon(self._keep_machine, shelf, name=f"pool: {name}")
 
-    async def _hold(self, shelf: Shelf) -> None:
-        """Start a machine and keep it until it is released. Runs in a task of its own; its errors are nobody else's."""
+    async def _keep_machine(self, shelf: Shelf) -> None:
+        """Start a machine and keep it until it is released. Never raises: a failure counts against its shelf."""
         machine: PooledMachine | None = None
         try:
             async with self._source.acquire(MachineRequest(shelf.name)) as lease:
-                if lease.version != shelf.version:  # something was built meanwhile, or it was late
+                if lease.version != shelf.version:  # there was a build meanwhile, or the shelf is behind
                     self._update(shelf, shelf.template, await self._version(shelf.name))
-                # It was made unique and its clock was set just now. Both stay so: it is handed out once, and a
-                # machine that waits is running, so its clock runs too. `healthy` sees what could part the clocks.
+                # The machine was just made unique and its clock set. Both stay valid until it is leased: it is leased
+                # once, and its clock runs while it waits. `healthy` detects a jump of the host's clock.
                 machine = PooledMachine(next(self._numbers), lease, self._clock.now(), self._clock.wall())
                 shelf.put(machine)
                 self._wake.set()
@@ -263,7 +263,7 @@ class Pool(ProviderLayer):
                 shelf.fail(error, self._clock.now())
             else:
                 self._lose(shelf, machine, str(first_of(error)))
-                logger.warning("machine %s of the pool ended with an error", machine.lease.machine.id, exc_info=error)
+                logger.warning("pooled machine %s ended with an error", machine.lease.machine.id, exc_info=error)
         finally:
             shelf.forget(machine)
             self._wake.set()
@@ -276,18 +276,18 @@ class Pool(ProviderLayer):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lost_after, machine.lease.machine.wait)
             tasks.start_soon(lost_after, machine.lease.agent.wait_failed)
-            tasks.start_soon(lost_after, partial(self._hangs, shelf, machine))
+            tasks.start_soon(lost_after, partial(self._stops_answering, shelf, machine))
             await machine.released.wait()
             tasks.cancel_scope.cancel()
 
-    async def _hangs(self, shelf: Shelf, machine: PooledMachine) -> str | None:
-        """Return when a machine that waits does not answer, or when it waits no more. One that hangs looks fine."""
+    async def _stops_answering(self, shelf: Shelf, machine: PooledMachine) -> str | None:
+        """Return when a ready machine does not answer, which nothing else shows, or (None) when it was leased."""
         while True:
-            await self._clock.sleep(CHECK_EVERY_S * random.uniform(0.5, 1.0))  # noqa: S311 - not all at the same time
+            await self._clock.sleep(CHECK_EVERY_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the checks
             if machine not in shelf.ready:
                 return None
             try:
-                with anyio.fail_after(CHECK_S):
+                with anyio.fail_after(CHECK_TIMEOUT_S):
                     await machine.lease.agent.usage()
             except (GuestError, TimeoutError):
                 return "it does not answer"

@@ -1,8 +1,8 @@
-"""Which machines a pool starts and stops: decided from what is there, without a clock and without a machine.
+"""Decide which machines a pool starts and stops, from its state alone: no clock, no I/O.
 
-Every template wants `min_ready` machines, and as many as were asked for in one burst during the last `idle_s`. The
-memory budget is dealt out slot by slot, the most important ones first; a template has what it was dealt, and the
-difference to what is there are the actions. Carrying them out never changes the deal, so the pool comes to rest.
+Every template wants `min_ready` machines, or as many as the largest burst of requests within the last `idle_s` took.
+The memory budget is dealt out slot by slot, most important first. The plan is the difference between the slots dealt
+and the machines there are. Carrying it out never changes the deal, so the pool comes to rest.
 """
 
 import math
@@ -12,33 +12,33 @@ from dataclasses import dataclass
 
 from templates.model import PoolMode
 
-BURST_S = 10.0  # requests this close together come faster than taken machines are replaced on a busy host
-HALF_LIFE_S = 300.0  # how fast past use loses weight against present use
-RENEW_AT = 0.9  # of the greatest age: time enough to have the successor ready before a machine is too old
+BURST_S = 10.0  # requests this close together can come faster than a busy host replaces machines
+HALF_LIFE_S = 300.0  # how fast past use loses weight
+RENEW_AT = 0.9  # share of the maximum age at which the successor is started, so that it is ready in time
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """What a pool may hold."""
 
-    min_ready: int  # of each template
-    max_ready: int  # of each template; wins over `min_ready`
-    max_starting: int  # at once, those included that somebody waits for
-    memory_mb: int  # of all machines the pool has
+    min_ready: int  # per template
+    max_ready: int  # per template; wins over `min_ready`
+    max_starting: int  # at once, including those started for a request
+    memory_mb: int  # of all pooled machines
     max_age_s: float
-    idle_s: float  # a burst longer ago than this is forgotten
+    idle_s: float  # a burst older than this is forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How a template was asked for, in as many numbers as it may have machines, however often it was asked for."""
+    """The requests for a template, summarised in at most `max_ready` numbers."""
 
-    recent: tuple[float, ...] = ()  # the last requests, oldest first
-    reached: tuple[float, ...] = ()  # [k]: when k + 1 machines were last asked for within BURST_S
-    weight: float = -math.inf  # past use on a logarithmic scale that moves with time: it need not be aged to compare
+    recent: tuple[float, ...] = ()  # times of the last requests, oldest first
+    reached: tuple[float, ...] = ()  # [k]: when a burst (within BURST_S) last reached k + 1 requests
+    weight: float = -math.inf  # past use on a log scale that moves with time, so comparing needs no ageing
 
     def after_request(self, now: float, most: int) -> "Demand":
-        """The demand once somebody asked; bursts of more than `most` are not told apart."""
+        """Return the demand after one more request; a burst counts up to `most`."""
         recent = (*self.recent, now)[-most:] if most else ()
         burst = sum(time > now - BURST_S for time in recent)
         time = now / HALF_LIFE_S
@@ -48,7 +48,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class ReadyMachine:
-    """A machine that waits for somebody to ask for it."""
+    """A machine that waits for a request."""
 
     id: int
     since: float
@@ -57,59 +57,58 @@ class ReadyMachine:
 
 @dataclass(frozen=True, slots=True)
 class TemplateState:
-    """What the pool has of one template."""
+    """One template's part of the pool."""
 
     name: str
     memory_mb: int  # of one machine
     mode: PoolMode = "pooled"
     ready: tuple[ReadyMachine, ...] = ()
     starting: int = 0
-    stopping: int = 0  # they take memory until they have ended
+    stopping: int = 0  # they use memory until they have ended
     demand: Demand = Demand()
-    retry_at: float | None = None  # the last start failed, and no other one is tried sooner
+    retry_at: float | None = None  # after a failed start, the earliest time of the next one
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now, and when to ask again if nothing happens before."""
+    """What to do now, and when to plan again if nothing happens earlier."""
 
-    start: tuple[str, ...] = ()  # a template for each machine, the most urgent first
-    stop: tuple[int, ...] = ()
+    start: tuple[str, ...] = ()  # the template of each machine, most urgent first
+    stop: tuple[int, ...] = ()  # ids of machines
     next_look: float | None = None
 
 
 class _View:
-    """A template's machines, sorted by what they are good for."""
+    """A template's machines, sorted by whether they can be leased."""
 
     def __init__(self, state: TemplateState, limits: PoolLimits, now: float) -> None:
         self.state = state
         wanted = max(limits.min_ready, sum(time + limits.idle_s > now for time in state.demand.reached))
-        # A singleton is kept by whoever shares it out: a spare one would be a second.
         self.wanted = min(limits.max_ready, wanted) if state.mode == "pooled" else 0
         by_age = sorted(state.ready, key=lambda machine: (machine.since, machine.id))
         self.good = [m for m in by_age if m.healthy and m.since + limits.max_age_s > now]
         self.bad = [m for m in by_age if m not in self.good]
         fresh = sum(m.since + RENEW_AT * limits.max_age_s > now for m in self.good)
         self.lasting = fresh + state.starting
-        self.held = max(self.lasting, len(self.good))  # a machine and its successor are one slot
+        self.filled = max(self.lasting, len(self.good))  # a machine and its successor fill one slot
 
     @property
     def memory_mb(self) -> int:
         return self.state.memory_mb * (len(self.state.ready) + self.state.starting + self.state.stopping)
 
     def importance(self, slot: int, limits: PoolLimits) -> tuple[int, float, str, int]:
-        """Sorts the slots of all templates: the promised ones first, then by use, and last what just failed."""
-        filled = slot < self.held
+        """Return the sort key of a slot: guaranteed slots first, then by use, templates that just failed last."""
+        filled = slot < self.filled
         tier = 0 if slot < limits.min_ready else 1
         if not filled and self.state.retry_at is not None:
-            tier = 2  # a template that cannot start must not take room from those that can
-        # What is filled weighs double: two templates used alike would else throw each other out again and again.
+            tier = 2  # a template that cannot start must not take room from one that can
+        # A filled slot weighs double, or two equally used templates would evict each other forever.
         weight = self.state.demand.weight + filled
         return tier, -weight, self.state.name, slot
 
 
 def make_plan(states: Iterable[TemplateState], limits: PoolLimits, now: float, on_demand: int = 0) -> Plan:
-    """What to start and stop; `on_demand` machines are being started for somebody who waits."""
+    """Decide what to start and stop while `on_demand` machines are being started for requests."""
     views = [_View(state, limits, now) for state in states]
     slots = _deal(views, limits)
     dealt = Counter(view.state.name for view, _ in slots)
@@ -117,16 +116,16 @@ def make_plan(states: Iterable[TemplateState], limits: PoolLimits, now: float, o
     for view in views:
         surplus = max(0, len(view.good) - dealt[view.state.name])
         stop += [machine.id for machine in (*view.bad, *view.good[:surplus])]
-    # Empty slots first; successors of machines that are still good can wait.
-    missing = [view for view, slot in slots if slot >= view.held]
-    missing += [view for view, slot in slots if view.lasting <= slot < view.held]
+    # Empty slots first: the successor of a machine that is still good can wait.
+    missing = [view for view, slot in slots if slot >= view.filled]
+    missing += [view for view, slot in slots if view.lasting <= slot < view.filled]
     resting = [view for view in missing if (view.state.retry_at or -math.inf) > now]
     start = _affordable([view for view in missing if view not in resting], views, limits, on_demand)
     return Plan(tuple(start), tuple(stop), _next_look(views, resting, limits, now))
 
 
 def _deal(views: Sequence[_View], limits: PoolLimits) -> list[tuple[_View, int]]:
-    """The slots that fit into the budget, the most important first. They may be empty or filled."""
+    """Return the slots, empty or filled, that fit into the memory budget, most important first."""
     wanted = [(view, slot) for view in views for slot in range(view.wanted)]
     wanted.sort(key=lambda pair: pair[0].importance(pair[1], limits))
     free_mb = limits.memory_mb
@@ -139,7 +138,7 @@ def _deal(views: Sequence[_View], limits: PoolLimits) -> list[tuple[_View, int]]
 
 
 def _affordable(missing: list[_View], views: list[_View], limits: PoolLimits, on_demand: int) -> list[str]:
-    """Those that may start now: machines on their way out still take memory, and people who wait go first."""
+    """Return the templates to start now. Machines that are stopping still use memory; requests go first."""
     free_mb = limits.memory_mb - sum(view.memory_mb for view in views)
     free_starts = limits.max_starting - on_demand - sum(view.state.starting for view in views)
     start: list[str] = []
@@ -151,7 +150,7 @@ def _affordable(missing: list[_View], views: list[_View], limits: PoolLimits, on
 
 
 def _next_look(views: list[_View], resting: list[_View], limits: PoolLimits, now: float) -> float | None:
-    """When time alone changes the plan: a burst is forgotten, a machine gets old, a failed start may be tried again."""
+    """Return when time alone changes the plan: a burst expires, a machine gets old, a failed start may be retried."""
     times = [view.state.retry_at for view in resting if view.state.retry_at is not None]
     for view in views:
         times += [time + limits.idle_s for time in view.state.demand.reached[limits.min_ready :]]

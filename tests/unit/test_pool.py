@@ -1,4 +1,4 @@
-"""Machines kept ready: who gets which one, what replaces it, and that none is left behind."""
+"""The pool: which machine a request gets, what replaces it, and that none is left behind."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ import pytest
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
 from mcp_sandbox.machines import pool
-from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, LET_ANSWER_S, Clock, Pool, pool_limits
+from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, REFILL_DELAY_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, Lease, LeaseTimings, MachineRequest
@@ -38,7 +38,7 @@ def agent_of(lease: Lease) -> FakeAgent:
 
 
 class ManualClock(Clock):
-    """Stands still until a test moves it."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.time = 5000.0
@@ -59,13 +59,13 @@ class ManualClock(Clock):
 
     async def sleep(self, seconds: float) -> None:
         await anyio.lowlevel.checkpoint()
-        if seconds > LET_ANSWER_S:
+        if seconds > REFILL_DELAY_S:
             woken = anyio.Event()
             self._sleepers.append((self.time + seconds, woken))
             await woken.wait()
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and what it wakes come to rest."""
+        """Let time pass, and wait until all tasks it woke are blocked again."""
         self.time += seconds
         if self.until is not None and self.until <= self.time:
             self._event.set()
@@ -76,7 +76,7 @@ class ManualClock(Clock):
 
 
 class Source(anyio.AsyncContextManagerMixin):
-    """Starts machines in contexts that must be left by the task that entered them, and remembers all it did."""
+    """A provider whose contexts must be left by the task that entered them. It records what it did."""
 
     def __init__(self, *templates: Template) -> None:
         self.offered = {template.name: template for template in templates}
@@ -154,7 +154,7 @@ class Source(anyio.AsyncContextManagerMixin):
 
 
 class Bench:
-    """A pool, what is below it, and the time."""
+    """A pool, its source and its clock."""
 
     def __init__(self, *templates: Template, **limits: float) -> None:
         self.source = Source(*(templates or [template("a")]))
@@ -165,7 +165,7 @@ class Bench:
         return self.pool.stats().templates[name]
 
     async def use(self, name: str = "a") -> Lease:
-        """Somebody takes a machine and gives it up."""
+        """Lease a machine and give it back."""
         async with self.pool.acquire(MachineRequest(name)) as lease:
             pass
         await anyio.wait_all_tasks_blocked()
@@ -174,7 +174,7 @@ class Bench:
 
 @asynccontextmanager
 async def filled(*templates: Template, **limits: float) -> AsyncIterator[Bench]:
-    """A pool that has come to rest; when it is left, no machine may be there."""
+    """A pool that has come to rest. No machine may be left after it is closed."""
     bench = Bench(*templates, **limits)
     with anyio.fail_after(20):
         async with bench.pool:
@@ -183,10 +183,10 @@ async def filled(*templates: Template, **limits: float) -> AsyncIterator[Bench]:
     assert not +bench.source.alive
 
 
-# -- handing out -------------------------------------------------------------------------------------------
+# -- leasing -----------------------------------------------------------------------------------------------
 
 
-async def test_a_machine_that_is_ready_is_handed_out_at_once():
+async def test_a_ready_machine_is_leased_at_once():
     async with filled() as bench:
         ready = bench.source.agents[0]
         async with bench.pool.acquire(A) as lease:
@@ -196,7 +196,7 @@ async def test_a_machine_that_is_ready_is_handed_out_at_once():
         assert (bench.stats().hits, bench.stats().misses) == (1, 0)
 
 
-async def test_a_machine_that_was_used_has_ended_when_its_user_has_left():
+async def test_a_leased_machine_has_ended_when_its_lease_ends():
     async with filled() as bench:
         async with bench.pool.acquire(A):
             pass
@@ -205,7 +205,7 @@ async def test_a_machine_that_was_used_has_ended_when_its_user_has_left():
         assert agent_of(await bench.use()) is not bench.source.agents[0]
 
 
-async def test_a_frozen_machine_is_never_thawed_from_what_is_ready():
+async def test_a_frozen_state_is_never_thawed_from_a_pooled_machine():
     async with filled() as bench, bench.pool.acquire(A) as lease, bench.pool.freeze(lease) as frozen:
         async with bench.pool.thaw(frozen, copy=True):
             assert bench.source.alive[f"thawed {TEMPLATE}"] == 1
@@ -224,14 +224,14 @@ async def test_a_pooled_machine_is_leased_only_to_a_request_that_it_satisfies(me
         assert (request in bench.source.requests) == (hits == 0)
 
 
-async def test_what_was_taken_is_replaced():
+async def test_a_leased_machine_is_replaced():
     async with filled() as bench, bench.pool.acquire(A):
         await anyio.wait_all_tasks_blocked()
         assert bench.source.alive["a"] == 2
         assert bench.stats().ready == 1
 
 
-async def test_whoever_finds_no_machine_does_not_wait_for_the_refill():
+async def test_a_miss_does_not_wait_for_the_refill():
     bench = Bench()
     bench.source.hold = anyio.Event()
     got = anyio.Event()
@@ -253,7 +253,7 @@ async def test_whoever_finds_no_machine_does_not_wait_for_the_refill():
             assert (bench.stats().hits, bench.stats().misses) == (0, 1)
 
 
-async def test_the_refill_waits_while_people_wait():
+async def test_the_refill_waits_while_requests_wait():
     async with filled(min_ready=2) as bench, anyio.create_task_group() as tasks, AsyncExitStack() as stack:
         for _ in range(2):
             await stack.enter_async_context(bench.pool.acquire(A))
@@ -272,22 +272,21 @@ async def test_the_refill_waits_while_people_wait():
         assert bench.stats().ready == 3
 
 
-@pytest.mark.parametrize("mode", ["cold", "singleton"])
-async def test_a_template_that_is_not_pooled_comes_from_the_source(mode: PoolMode):
-    async with filled(template("a", mode)) as bench:
+async def test_a_machine_of_a_cold_template_comes_from_the_source():
+    async with filled(template("a", "cold")) as bench:
         assert bench.source.begun == []
         assert (await bench.use()).timings == LeaseTimings(1.0, 2.0)
         assert (bench.stats().hits, bench.stats().misses, bench.stats().started) == (0, 0, 0)
 
 
-async def test_a_template_the_pool_does_not_know_is_the_sources_business():
+async def test_a_request_for_an_unknown_template_goes_to_the_source():
     async with filled() as bench:
         bench.source.start_error = SandboxError("no such template")
         with pytest.raises(SandboxError, match="no such template"):
             await bench.use("unheard-of")
 
 
-async def test_what_goes_wrong_in_the_users_hands_stays_with_the_user():
+async def test_an_error_of_the_caller_reaches_the_caller_unchanged():
     async with filled() as bench:
         with pytest.raises(ZeroDivisionError):
             async with bench.pool.acquire(A):
@@ -295,7 +294,7 @@ async def test_what_goes_wrong_in_the_users_hands_stays_with_the_user():
         assert bench.source.ended == bench.source.agents[:1]
 
 
-async def test_a_machine_that_ends_badly_is_told_to_the_log_alone(caplog: pytest.LogCaptureFixture):
+async def test_an_error_while_a_machine_ends_is_only_logged(caplog: pytest.LogCaptureFixture):
     async with filled() as bench:
         bench.source.end_error = SandboxError("it did not want to go")
         await bench.use()
@@ -304,36 +303,36 @@ async def test_a_machine_that_ends_badly_is_told_to_the_log_alone(caplog: pytest
         assert (bench.stats().failed, bench.stats().ready) == (0, 1)
 
 
-# -- how many ----------------------------------------------------------------------------------------------
+# -- size --------------------------------------------------------------------------------------------------
 
 
-async def test_a_burst_lets_the_pool_grow_and_quiet_lets_it_shrink():
+async def test_the_pool_grows_after_a_burst_and_shrinks_later():
     async with filled() as bench:
         async with AsyncExitStack() as stack:
             for _ in range(5):
                 await stack.enter_async_context(bench.pool.acquire(A))
         await anyio.wait_all_tasks_blocked()
         assert (bench.stats().ready, bench.stats().hits, bench.stats().misses) == (3, 1, 4)
-        assert bench.clock.until == bench.clock.time + 600  # it sleeps until then
+        assert bench.clock.until == bench.clock.time + 600  # it sleeps until the burst expires
         await bench.clock.advance(599)
         assert bench.stats().ready == 3
         await bench.clock.advance(1)
         assert (bench.stats().ready, bench.stats().stopped, bench.source.alive["a"]) == (1, 2, 1)
 
 
-async def test_two_templates_share_the_memory_and_the_less_used_one_gives_way():
+async def test_the_less_used_template_gives_way_when_memory_is_short():
     size = template("x").machine.memory_mb
     async with filled(template("a"), template("b"), memory_mb=size) as bench:
         await bench.use("a")
         await bench.use("b")
-        assert dict(+bench.source.alive) == {"a": 1}  # used as much as the other one: no reason to change
+        assert dict(+bench.source.alive) == {"a": 1}  # used as much as the other: no reason to change
         await bench.use("b")
         await bench.use("b")
         assert dict(+bench.source.alive) == {"b": 1}
-        assert bench.source.log[-1] == "+b"  # which had to wait for the end of the other one
+        assert bench.source.log[-1] == "+b"  # after the other machine had ended
 
 
-async def test_a_machine_on_its_way_out_takes_memory_until_it_has_ended():
+async def test_a_stopping_machine_uses_memory_until_it_has_ended():
     size = template("x").machine.memory_mb
     async with filled(template("a"), template("b"), memory_mb=size) as bench:
         bench.source.hold_end = anyio.Event()
@@ -347,10 +346,10 @@ async def test_a_machine_on_its_way_out_takes_memory_until_it_has_ended():
                 assert bench.stats("b").ready == 1
 
 
-# -- old and ill machines ----------------------------------------------------------------------------------
+# -- machines that are old or unhealthy ---------------------------------------------------------------------
 
 
-async def test_a_machine_that_ended_while_it_waited_is_replaced():
+async def test_a_machine_that_died_in_the_pool_is_replaced():
     async with filled() as bench:
         bench.source.agents[0].machine.ended.set()
         await anyio.wait_all_tasks_blocked()
@@ -360,7 +359,7 @@ async def test_a_machine_that_ended_while_it_waited_is_replaced():
         assert (bench.stats().ready, bench.stats().failed) == (1, 1)
 
 
-async def test_a_machine_whose_agent_has_gone_is_replaced():
+async def test_a_machine_whose_agent_is_gone_is_replaced():
     async with filled() as bench:
         bench.source.agents[0].go()
         await anyio.wait_all_tasks_blocked()
@@ -369,7 +368,7 @@ async def test_a_machine_whose_agent_has_gone_is_replaced():
         assert "closed the stream" in (bench.stats().last_error or "")
 
 
-async def test_nobody_gets_a_machine_whose_agent_went_a_moment_ago():
+async def test_a_machine_whose_agent_went_a_moment_ago_is_not_leased():
     async with filled() as bench:
         bench.source.agents[0].go()
         async with bench.pool.acquire(A) as lease:
@@ -379,8 +378,8 @@ async def test_nobody_gets_a_machine_whose_agent_went_a_moment_ago():
         assert (bench.stats().hits, bench.stats().misses, bench.stats().failed) == (0, 1, 1)
 
 
-async def test_a_machine_that_hangs_is_replaced_before_anybody_gets_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool, "CHECK_S", 0.01)
+async def test_a_machine_that_hangs_is_replaced_before_it_is_leased(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "CHECK_TIMEOUT_S", 0.01)
     async with filled() as bench:
         hung = bench.source.agents[0]
         hung.hangs = True
@@ -395,7 +394,7 @@ async def test_a_machine_that_hangs_is_replaced_before_anybody_gets_it(monkeypat
             assert agent_of(lease) is not hung
 
 
-async def test_machines_that_wait_are_asked_again_and_again_and_those_in_somebodys_hands_never():
+async def test_ready_machines_are_checked_regularly_and_leased_ones_never():
     async with filled(min_ready=2) as bench:
         async with bench.pool.acquire(A) as lease:
             other = bench.source.agents[1]
@@ -405,7 +404,7 @@ async def test_machines_that_wait_are_asked_again_and_again_and_those_in_somebod
         assert bench.stats().failed == 0
 
 
-async def test_nobody_gets_a_machine_whose_clock_the_hosts_has_left_behind():
+async def test_a_machine_is_not_leased_after_the_hosts_clock_has_jumped():
     async with filled() as bench:
         bench.clock.jump = 3600  # the host was suspended
         assert agent_of(await bench.use()) is not bench.source.agents[0]
@@ -420,34 +419,34 @@ async def test_an_old_machine_is_replaced_before_it_is_too_old():
         assert (bench.stats().ready, bench.stats().failed) == (1, 0)
 
 
-async def test_nobody_gets_a_machine_that_is_too_old():
+async def test_a_machine_that_is_too_old_is_not_leased():
     async with filled() as bench:
-        bench.clock.time += 1000  # and the pool has not looked yet
+        bench.clock.time += 1000  # and the pool has not planned yet
         assert agent_of(await bench.use()) is not bench.source.agents[0]
 
 
-async def test_a_machine_that_dies_in_somebodys_hands_is_not_the_pools_failure():
+async def test_a_leased_machine_that_dies_is_not_counted_as_a_failure_of_the_pool():
     async with filled() as bench:
         async with bench.pool.acquire(A):
             bench.source.agents[0].machine.ended.set()
             await anyio.wait_all_tasks_blocked()
-            assert bench.source.alive["a"] == 2  # its user has not let go of it
+            assert bench.source.alive["a"] == 2  # the lease is still open
         assert bench.stats().failed == 0
 
 
 # -- builds ------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_gets_a_machine_of_an_old_build():
+async def test_a_machine_of_an_old_build_is_not_leased():
     async with filled() as bench:
-        bench.source.versions["a"] = "v2"  # and the pool has not looked yet
+        bench.source.versions["a"] = "v2"  # and the pool has not planned yet
         lease = await bench.use()
         assert lease.version == "v2"
         assert bench.source.agents[0] in bench.source.ended
         assert (bench.stats().ready, bench.stats().misses, bench.stats().failed) == (1, 1, 0)
 
 
-async def test_machines_of_an_old_build_are_replaced_though_nobody_asks():
+async def test_machines_of_an_old_build_are_replaced_without_a_request():
     async with filled() as bench:
         bench.source.versions["a"] = "v2"
         await bench.clock.advance(FOLLOW_EVERY_S)
@@ -457,14 +456,14 @@ async def test_machines_of_an_old_build_are_replaced_though_nobody_asks():
             assert (lease.version, lease.timings) == ("v2", LeaseTimings(0.0, 0.0))
 
 
-async def test_somebody_who_has_a_machine_of_an_old_build_keeps_it():
+async def test_a_leased_machine_of_an_old_build_stays():
     async with filled() as bench, bench.pool.acquire(A):
         bench.source.versions["a"] = "v2"
         await bench.clock.advance(FOLLOW_EVERY_S)
         assert bench.source.agents[0] not in bench.source.ended
 
 
-async def test_a_machine_that_was_started_from_an_old_build_is_not_kept():
+async def test_a_machine_started_from_an_old_build_is_not_kept():
     bench = Bench()
     bench.source.hold = anyio.Event()
     with anyio.fail_after(20):
@@ -478,7 +477,7 @@ async def test_a_machine_that_was_started_from_an_old_build_is_not_kept():
             assert (await bench.use()).version == "v2"
 
 
-async def test_nothing_is_kept_ready_of_what_is_not_built_and_nobody_is_told():
+async def test_a_template_that_is_not_built_is_not_pooled_and_not_reported_as_failing():
     bench = Bench()
     bench.source.unbuilt.add("a")
     with anyio.fail_after(20):
@@ -492,7 +491,7 @@ async def test_nothing_is_kept_ready_of_what_is_not_built_and_nobody_is_told():
             assert bench.stats().ready == 1
 
 
-async def test_a_template_that_appears_is_kept_ready_and_one_that_disappears_is_not():
+async def test_a_new_template_is_pooled_and_a_removed_one_no_longer():
     async with filled() as bench:
         bench.source.offered = {"b": template("b")}
         bench.source.unbuilt.add("a")
@@ -501,7 +500,7 @@ async def test_a_template_that_appears_is_kept_ready_and_one_that_disappears_is_
         assert bench.stats("b").ready == 1
 
 
-async def test_a_template_that_says_another_mode_now_is_treated_so():
+async def test_a_template_that_becomes_cold_is_no_longer_pooled():
     async with filled() as bench:
         bench.source.offered = {"a": template("a", "cold")}
         await bench.clock.advance(FOLLOW_EVERY_S)
@@ -509,7 +508,9 @@ async def test_a_template_that_says_another_mode_now_is_treated_so():
         assert (await bench.use()).timings == LeaseTimings(1.0, 2.0)
 
 
-async def test_a_supply_that_fails_ends_no_pool(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+async def test_a_failing_supply_does_not_end_the_pool(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     async with filled() as bench:
 
         async def fail(_source: Source, _template: str) -> str:
@@ -526,7 +527,7 @@ async def test_a_supply_that_fails_ends_no_pool(caplog: pytest.LogCaptureFixture
 # -- failures ----------------------------------------------------------------------------------------------
 
 
-async def test_starts_that_fail_are_tried_less_and_less_often():
+async def test_failed_starts_are_retried_less_and_less_often():
     bench = Bench()
     bench.source.start_error = TemplateNotBuilt("a")
     with anyio.fail_after(20):
@@ -552,10 +553,10 @@ async def test_machines_that_die_young_are_replaced_less_and_less_often():
         await bench.clock.advance(60)
         bench.source.agents[-1].machine.ended.set()
         await anyio.wait_all_tasks_blocked()
-        assert bench.clock.until == bench.clock.time + 1  # that one was well for a while
+        assert bench.clock.until == bench.clock.time + 1  # that one had been healthy for a while
 
 
-async def test_a_refill_that_failed_is_nobodys_error_and_a_machine_that_starts_ends_the_waiting():
+async def test_a_start_that_succeeds_ends_the_wait_after_failed_refills():
     bench = Bench()
     bench.source.start_error = OSError("no memory")
     with anyio.fail_after(20):
@@ -581,17 +582,17 @@ async def test_the_same_failure_is_logged_once(caplog: pytest.LogCaptureFixture)
 # -- cancelling and closing --------------------------------------------------------------------------------
 
 
-async def test_somebody_who_has_gone_already_takes_no_machine():
+async def test_a_cancelled_request_takes_no_machine():
     async with filled() as bench:
         with anyio.CancelScope() as scope:
             scope.cancel()
             async with bench.pool.acquire(A):
-                pytest.fail("it was handed out")
+                pytest.fail("a machine was leased")
         assert scope.cancelled_caught
         assert (bench.stats().ready, bench.stats().hits) == (1, 0)
 
 
-async def test_somebody_who_goes_with_the_machine_in_hand_leaves_nothing():
+async def test_a_caller_cancelled_during_its_lease_leaves_nothing():
     async with filled() as bench:
         with anyio.CancelScope() as scope:
             async with bench.pool.acquire(A):
@@ -602,7 +603,7 @@ async def test_somebody_who_goes_with_the_machine_in_hand_leaves_nothing():
 
 
 @pytest.mark.parametrize("steps", range(6))
-async def test_somebody_who_goes_while_a_machine_starts_leaves_nothing(steps: int):
+async def test_a_caller_cancelled_while_a_machine_starts_leaves_nothing(steps: int):
     async with filled(template("a", "cold")) as bench:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bench.use)
@@ -612,11 +613,11 @@ async def test_somebody_who_goes_while_a_machine_starts_leaves_nothing(steps: in
         assert bench.source.alive["a"] == 0
 
 
-async def test_closing_ends_machines_in_all_states_and_waits_for_them():
+async def test_closing_the_pool_ends_machines_in_all_states_and_waits_for_them():
     bench = Bench(min_ready=3, max_starting=1)
     leave = anyio.Event()
 
-    async def hold_on() -> None:
+    async def keep() -> None:
         async with bench.pool.acquire(A):
             await leave.wait()
 
@@ -625,10 +626,10 @@ async def test_closing_ends_machines_in_all_states_and_waits_for_them():
             async with bench.pool:
                 await anyio.wait_all_tasks_blocked()
                 bench.source.hold = anyio.Event()
-                tasks.start_soon(hold_on)
+                tasks.start_soon(keep)
                 await anyio.wait_all_tasks_blocked()
                 assert (bench.stats().ready, bench.stats().starting, bench.source.alive["a"]) == (2, 1, 3)
-            assert bench.source.alive["a"] == 0  # though somebody has a lease still
+            assert bench.source.alive["a"] == 0  # although one is still leased
             assert (bench.stats().ready, bench.stats().starting) == (0, 0)
             leave.set()
 
@@ -645,7 +646,7 @@ async def test_sandboxes_come_from_the_pool():
     assert not +bench.source.alive
 
 
-# -- the rest ----------------------------------------------------------------------------------------------
+# -- details ----------------------------------------------------------------------------------------------
 
 
 async def test_the_real_clock_waits_for_an_event_or_a_time():
@@ -657,7 +658,7 @@ async def test_the_real_clock_waits_for_an_event_or_a_time():
         await clock.wait(happened, None)
 
 
-def test_refills_leave_the_source_room_for_people():
+def test_refills_leave_half_of_the_starts_to_requests():
     limits = pool_limits(Settings(limits={"restores": 4}, pool={"min": 2}))
     assert (limits.max_starting, limits.min_ready) == (2, 2)
     assert pool_limits(Settings(limits={"restores": 1})).max_starting == 1

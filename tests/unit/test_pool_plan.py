@@ -1,10 +1,9 @@
-"""What a pool decides, shown without a clock and without a machine."""
+"""The decisions of a pool, without a clock and without machines."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +36,7 @@ def plan(*states: TemplateState, on_demand: int = 0, now: float = NOW, **limits:
 
 
 def carry_out(states: Sequence[TemplateState], plan: Plan) -> list[TemplateState]:
-    """The state a moment later: nothing has started yet, and nothing has ended."""
+    """The state right after the plan was carried out: nothing has started or ended yet."""
     starts = Counter(plan.start)
     after = []
     for state in states:
@@ -48,7 +47,7 @@ def carry_out(states: Sequence[TemplateState], plan: Plan) -> list[TemplateState
 
 
 def settle(states: Sequence[TemplateState], now: float) -> list[TemplateState]:
-    """What was starting is ready, and what was stopping is gone."""
+    """The state once all starts are ready and all stops have ended."""
     new_ids = iter(range(10**6 + max((m.id for s in states for m in s.ready), default=0), 10**9))
     return [
         replace(
@@ -58,48 +57,47 @@ def settle(states: Sequence[TemplateState], now: float) -> list[TemplateState]:
     ]
 
 
-# -- how many ----------------------------------------------------------------------------------------------
+# -- size --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_promised_is_started():
+def test_the_minimum_is_started():
     assert plan(template()).start == ("a",)
     assert plan(template(), min_ready=2).start == ("a", "a")
 
 
-def test_what_is_there_is_left_alone():
+def test_ready_machines_are_left_alone():
     assert plan(template("a", machine(1))) == Plan(next_look=NOW + 900)
 
 
-def test_what_is_being_started_is_not_started_again():
+def test_a_starting_machine_counts():
     assert plan(template(starting=1)) == Plan()
 
 
-@pytest.mark.parametrize("mode", ["cold", "singleton"])
-def test_nothing_is_kept_ready_of_a_template_that_is_not_pooled(mode: PoolMode):
-    state = template("a", machine(1), mode=mode, demand=asked(NOW, NOW, NOW))
+def test_machines_of_a_cold_template_are_stopped():
+    state = template("a", machine(1), mode="cold", demand=asked(NOW, NOW, NOW))
     assert plan(state) == Plan(stop=(1,), next_look=plan(state).next_look)
 
 
-def test_a_burst_makes_room_for_the_next_one():
+def test_the_pool_grows_after_a_burst():
     burst = asked(NOW - 2, NOW - 1, NOW)
     assert plan(template("a", machine(1), demand=burst)).start == ("a", "a")
 
 
-def test_requests_far_apart_need_one_machine():
+def test_requests_far_apart_need_only_one_machine():
     assert plan(template("a", machine(1), demand=asked(NOW - 3 * BURST_S, NOW - 2 * BURST_S, NOW))).start == ()
 
 
-def test_growth_ends_at_the_limit():
+def test_growth_ends_at_the_maximum():
     burst = asked(*[NOW] * 20)
     assert plan(template(demand=burst), max_starting=50).start == ("a",) * 4
     assert len(burst.recent) == 4
 
 
-def test_the_upper_limit_wins_over_the_lower_one():
+def test_the_maximum_wins_over_the_minimum():
     assert plan(template("a", machine(1)), max_ready=0).stop == (1,)
 
 
-def test_a_burst_is_forgotten_when_it_is_long_ago_and_the_plan_says_when_that_will_be():
+def test_a_burst_expires_and_the_plan_says_when():
     state = template("a", *map(machine, (1, 2, 3)), demand=asked(NOW - 100, NOW - 99, NOW - 98, NOW))
     before = plan(state)
     assert (before.start, before.stop, before.next_look) == ((), (), NOW - 98 + 600)
@@ -107,20 +105,20 @@ def test_a_burst_is_forgotten_when_it_is_long_ago_and_the_plan_says_when_that_wi
     assert (after.start, after.stop) == ((), (1, 2))
 
 
-def test_the_oldest_machines_are_given_up_first():
+def test_the_oldest_machines_are_stopped_first():
     assert plan(template("a", machine(1, 5), machine(2, 50), machine(3, 20))).stop == (2, 3)
 
 
-# -- how fast ----------------------------------------------------------------------------------------------
+# -- starts at once ----------------------------------------------------------------------------------------
 
 
-def test_few_are_started_at_once():
+def test_only_a_few_machines_start_at_once():
     assert plan(template(), min_ready=4).start == ("a", "a")
     assert plan(template(starting=1), min_ready=4).start == ("a",)
     assert plan(template(starting=2), min_ready=4).start == ()
 
 
-def test_people_who_wait_go_before_the_refill():
+def test_requests_go_before_refills():
     assert plan(template(), min_ready=4, on_demand=1).start == ("a",)
     assert plan(template(), min_ready=4, on_demand=16).start == ()
 
@@ -133,12 +131,12 @@ def test_every_template_gets_its_first_machine_before_one_gets_its_second():
 # -- memory ------------------------------------------------------------------------------------------------
 
 
-def test_the_budget_counts_what_starts_and_what_stops():
+def test_starting_and_stopping_machines_count_against_the_memory_budget():
     assert plan(template("a", machine(1), starting=1, stopping=1), min_ready=4, memory_mb=2047).start == ()
     assert plan(template("a", machine(1), starting=1, stopping=1), min_ready=4, memory_mb=2048).start == ("a",)
 
 
-def test_the_template_that_is_used_least_gives_way():
+def test_the_least_used_template_gives_way():
     often, seldom = asked(NOW - 30, NOW - 20, NOW - 10), asked(NOW - 5)
     rivals = template("a", machine(1), demand=seldom), template("b", demand=often)
     assert plan(*rivals, memory_mb=512).stop == (1,)
@@ -147,24 +145,24 @@ def test_the_template_that_is_used_least_gives_way():
     assert plan(*ended, memory_mb=512).start == ("b",)
 
 
-def test_two_templates_used_alike_do_not_throw_each_other_out():
+def test_two_equally_used_templates_do_not_evict_each_other():
     first, second = asked(NOW - 40, NOW - 20), asked(NOW - 30, NOW - 10)
     assert plan(template("a", machine(1), demand=first), template("b", demand=second), memory_mb=512).stop == ()
     assert plan(template("a", demand=first), template("b", machine(1), demand=second), memory_mb=512).stop == ()
 
 
-def test_growth_takes_only_what_the_promises_leave():
+def test_growth_takes_only_memory_that_no_minimum_needs():
     busy = template("busy", machine(1), demand=asked(*[NOW] * 4))
     both = busy, template("calm", machine(2))
     assert plan(*both, memory_mb=1024) == Plan(next_look=plan(*both).next_look)
     assert plan(*both, memory_mb=1536).start == ("busy",)
 
 
-def test_a_template_too_big_for_the_budget_leaves_it_to_the_others():
+def test_a_template_too_large_for_the_budget_does_not_block_others():
     assert plan(template("a", memory_mb=8192), template("b")).start == ("b",)
 
 
-# -- old and ill machines ----------------------------------------------------------------------------------
+# -- machines that are old or unhealthy ---------------------------------------------------------------------
 
 
 def test_the_successor_of_an_old_machine_is_started_first():
@@ -180,16 +178,16 @@ def test_an_old_machine_without_room_for_a_successor_stays_until_it_is_too_old()
     assert plan(old, memory_mb=512, now=NOW + 50).stop == (1,)
 
 
-def test_a_machine_that_is_ill_or_too_old_is_stopped_at_once_and_replaced():
+def test_an_unhealthy_or_too_old_machine_is_stopped_at_once_and_replaced():
     for bad in (machine(1, healthy=False), machine(1, 1000)):
         assert (plan(template("a", bad)).start, plan(template("a", bad)).stop) == (("a",), (1,))
 
 
-def test_successors_wait_for_empty_slots():
+def test_empty_slots_are_filled_before_successors_start():
     assert plan(template("a", machine(1, 950)), template("b"), max_starting=1).start == ("b",)
 
 
-def test_after_a_failed_start_the_template_waits():
+def test_a_template_waits_after_a_failed_start():
     state = template(retry_at=NOW + 5)
     assert plan(state) == Plan(next_look=NOW + 5)
     assert plan(state, now=NOW + 5).start == ("a",)
@@ -200,8 +198,9 @@ def test_a_template_that_cannot_start_takes_no_room_from_one_that_can():
     assert plan(busy, template("broken", retry_at=NOW - 1), memory_mb=1024).start == ("busy",)
 
 
-# -- whatever the state ------------------------------------------------------------------------------------
+# -- properties --------------------------------------------------------------------------------------------
 
+MODES: list[PoolMode] = ["pooled", "pooled", "cold"]
 AGES = st.integers(0, 1200).map(float)
 
 
@@ -215,7 +214,7 @@ def some_states(draw: st.DrawFn) -> list[TemplateState]:
             TemplateState(
                 name,
                 memory_mb=draw(st.sampled_from([128, 512, 1024])),
-                mode=cast("PoolMode", draw(st.sampled_from(["pooled", "pooled", "cold", "singleton"]))),
+                mode=draw(st.sampled_from(MODES)),
                 ready=tuple(ReadyMachine(next(ids), NOW - age, healthy) for age, healthy in ages),
                 starting=draw(st.integers(0, 3)),
                 stopping=draw(st.integers(0, 3)),
@@ -243,7 +242,7 @@ def memory_of(states: Sequence[TemplateState]) -> int:
 
 @settings(deadline=None)
 @given(some_states(), some_limits, st.integers(0, 5))
-def test_starts_never_exceed_the_budget_nor_the_number_at_once(
+def test_starts_never_exceed_the_memory_budget_or_the_number_at_once(
     states: list[TemplateState], limits: PoolLimits, on_demand: int
 ):
     made = make_plan(states, limits, NOW, on_demand)
@@ -255,7 +254,7 @@ def test_starts_never_exceed_the_budget_nor_the_number_at_once(
 
 @settings(deadline=None)
 @given(some_states(), some_limits)
-def test_what_was_decided_is_not_decided_again(states: list[TemplateState], limits: PoolLimits):
+def test_planning_again_after_a_plan_changes_nothing(states: list[TemplateState], limits: PoolLimits):
     made = make_plan(states, limits, NOW)
     again = make_plan(carry_out(states, made), limits, NOW)
     assert (again.start, again.stop) == ((), ())
@@ -263,22 +262,20 @@ def test_what_was_decided_is_not_decided_again(states: list[TemplateState], limi
 
 @settings(deadline=None)
 @given(some_states(), some_limits)
-def test_a_machine_of_the_promised_number_is_stopped_only_for_memory_age_or_health(
-    states: list[TemplateState], limits: PoolLimits
-):
-    promised = min(limits.min_ready, limits.max_ready)
+def test_the_minimum_is_kept_unless_memory_age_or_health_forbids_it(states: list[TemplateState], limits: PoolLimits):
+    minimum = min(limits.min_ready, limits.max_ready)
     pooled = [state for state in states if state.mode == "pooled"]
-    limits = replace(limits, memory_mb=max(limits.memory_mb, sum(state.memory_mb * promised for state in pooled)))
+    limits = replace(limits, memory_mb=max(limits.memory_mb, sum(state.memory_mb * minimum for state in pooled)))
     made = make_plan(states, limits, NOW)
     for state in pooled:
         good = [m for m in state.ready if m.healthy and m.since + limits.max_age_s > NOW]
         kept = [m for m in good if m.id not in made.stop]
-        assert len(kept) >= min(promised, len(good))
+        assert len(kept) >= min(minimum, len(good))
 
 
 @settings(deadline=None)
 @given(some_states(), some_limits)
-def test_no_machine_that_is_ill_or_too_old_is_kept(states: list[TemplateState], limits: PoolLimits):
+def test_no_unhealthy_or_too_old_machine_is_kept(states: list[TemplateState], limits: PoolLimits):
     made = make_plan(states, limits, NOW)
     kept = [m for state in states for m in state.ready if m.id not in made.stop]
     assert all(m.healthy and m.since + limits.max_age_s > NOW for m in kept)
@@ -293,9 +290,7 @@ def test_the_order_of_the_templates_does_not_matter(states: list[TemplateState],
 
 @settings(deadline=None)
 @given(some_states(), some_limits, st.floats(0, 1, exclude_max=True))
-def test_a_pool_comes_to_rest_and_stays_so_until_the_next_look(
-    states: list[TemplateState], limits: PoolLimits, part: float
-):
+def test_the_pool_comes_to_rest_until_the_next_look(states: list[TemplateState], limits: PoolLimits, part: float):
     states = settle(states, NOW)
     for _ in range(40):
         made = make_plan(states, limits, NOW)
