@@ -22,8 +22,8 @@ from templates.build import Builder, Progress
 from templates.holding import held
 from templates.kernel import OwnKernel
 from templates.store import Store
-from vmm.driver import Driver, DriverConfig, load_driver
-from vmm.types import Accel, Isolation, Probe
+from vmm.driver import Driver, DriverConfig, driver_info, load_driver
+from vmm.types import Accel, Download, Isolation, Probe
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +88,14 @@ class Drivers:
             TemplateError: the guest kernel of the settings cannot be used.
         """
         if name not in self._loaded:
-            runsc = self.builder.find_runsc()
+            fetches = driver_info(name).fetches
+            runsc = self.builder.find_runsc() if fetches is Download.RUNSC else None
             if runsc is not None:
                 self._held.enter_context(held([runsc.parent]))
             config = DriverConfig(
                 run_dir=self.settings.run_dir,
                 cache_dir=self.settings.cache_dir,
-                kernel=self.builder.find_kernel(),
+                kernel=self.builder.find_kernel() if fetches is Download.KERNEL else None,
                 own_kernel=self.settings.guest_kernel is not None,
                 accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
                 runsc=runsc,
@@ -103,25 +104,16 @@ class Drivers:
         return self._loaded[name]
 
     async def ask(self, name: str) -> Probe:
-        """The driver's verdict on this host, as it is now."""
+        """Probe a driver with what is on this host now."""
         return await self.load(name).probe()
 
-    def unfetched(self, name: str, verdict: Probe) -> str | None:
-        """What of our own, no package of the system's, the driver still lacks, in a word; None: nothing."""
-        if self.load(name).capabilities.boots_kernel:
-            # Without QEMU a kernel is of no use yet.
-            return "guest kernel" if verdict.version and self.builder.find_kernel() is None else None
-        # A gVisor that is new enough would have told its version.
-        lacks_gvisor = name == "gvisor" and not verdict.version and self.builder.find_runsc() is None
-        return "gVisor" if lacks_gvisor else None
-
     async def ask_after_fetching(self, name: str) -> Probe:
-        """The driver's verdict once it has all that can be fetched without root; raises BuildFailed."""
+        """Fetch what a driver lacks and can be had without root, then probe it; raise BuildFailed."""
         verdict = await self.ask(name)
-        if self.unfetched(name, verdict) is None:
+        if verdict.lacks is None:
             return verdict
-        await self.builder.equip(self.load(name))
-        await self._loaded.pop(name).aclose()  # it knows only what was there when it was loaded
+        await self.builder.fetch(verdict.lacks)
+        await self._loaded.pop(name).aclose()  # a driver knows only what was there when it was loaded
         return await self.ask(name)
 
 

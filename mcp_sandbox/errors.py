@@ -23,7 +23,6 @@ SandboxError
 └── FileProblem        a file in the sandbox cannot be read or written as asked
 """
 
-CAN_FREEZE = ("qemu", "gvisor")  # drivers that take snapshots
 NEXT_CREATE = "Call create_sandbox to get a new one."
 
 
@@ -92,8 +91,8 @@ class CannotFreeze(SandboxError):
 
     def __init__(self, driver: str) -> None:
         super().__init__(
-            f"Sandboxes of driver {driver} can be neither forked nor paused; those of {' and '.join(CAN_FREEZE)} can. "
-            "Create the sandboxes you need with create_sandbox, or set driver to one of these and restart the server."
+            f"Driver {driver} takes no snapshots, so its sandboxes cannot be forked or paused. "
+            "Create the sandboxes you need with create_sandbox."
         )
 
 

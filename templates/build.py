@@ -45,7 +45,7 @@ from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools
 from templates.warmup import warm_up
 from vmm.driver import Driver, SnapshotDriver
-from vmm.types import Capabilities, GuestCode, GuestKernel, MachineSpec, Snapshot
+from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, Snapshot
 
 __all__ = ["Builder", "BuiltTemplate", "Progress"]
 
@@ -99,12 +99,9 @@ class Builder:
         self._steps = Steps(store, report, make_tools)
         self._current = Current(store, own_kernel)
 
-    async def equip(self, driver: Driver) -> None:
-        """Make what a driver needs to find out whether it works here: load it anew afterwards, so that it has it."""
-        if driver.capabilities.boots_kernel:
-            await self.build_kernel()
-        elif driver.name == "gvisor" and runsc.runsc_wanted(await runsc.system_runsc_version()):
-            await self.build_runsc()
+    async def fetch(self, what: Download) -> None:
+        """Fetch what a driver lacks; load the driver again afterwards."""
+        await {Download.KERNEL: self.build_kernel, Download.RUNSC: self.build_runsc}[what]()
 
     async def build(self, template: Template, driver: Driver) -> BuiltTemplate:
         """Make what is missing of a template; raises BuildFailed, after which nothing half-made is left.

@@ -11,24 +11,13 @@ from typing import Any
 from templates import apt
 from templates.packages import PrivateApt
 from templates.tools import StepFailed, Tools
-from vmm.drivers.gvisor_probe import OLDEST, release_in
-from vmm.probe import words_of
+from vmm.drivers.gvisor.probe import OLDEST
 
 RUNSC = "runsc"
 RECIPE = 1  # raise it when a change here must reach hosts that have it already
 _PACKAGE = "runsc"
 _TOO_OLD = {"bullseye", "bookworm"}  # suites whose own package is of no use
 _FIRST_GOOD = "trixie"
-
-
-def runsc_wanted(system_version: str | None) -> bool:
-    """Whether to fetch one, given what the system's own says about its version (None: there is none)."""
-    return release_in(system_version or "") < OLDEST
-
-
-async def system_runsc_version() -> str | None:
-    """What the runsc on the PATH says about itself, if there is one that runs."""
-    return await words_of(RUNSC, "--version") or None
 
 
 def runsc_inputs() -> dict[str, Any]:

@@ -1,20 +1,25 @@
-"""The contract between machines and everyone who uses them.
+"""The contract between drivers and the code that uses machines.
 
-A driver is one module in `vmm.drivers`, imported when it is asked for by name. It exposes `create(config)`.
+A driver is a package with `INFO`, its facts, and `create(config)`. `DRIVERS` lists all of them.
 """
 
 import importlib
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
 from vmm.errors import DriverUnavailable
-from vmm.types import Accel, Capabilities, Exit, GuestKernel, MachineSpec, Probe, Snapshot, Usage
+from vmm.types import Accel, Capabilities, DriverInfo, Exit, GuestKernel, MachineSpec, Probe, Snapshot, Usage
 
-DRIVER_NAMES = ("qemu", "gvisor", "bubblewrap")  # the ones people can choose, in the order `doctor` shows them
+# Where each driver's package is. `doctor` shows drivers in this order.
+DRIVERS = {
+    "qemu": "vmm.drivers.qemu",
+    "gvisor": "vmm.drivers.gvisor",
+    "bubblewrap": "vmm.drivers.bubblewrap",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +91,24 @@ class SnapshotDriver(Driver, Protocol):
     def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...
 
 
+def driver_info(name: str) -> DriverInfo:
+    """Return the facts of the driver called `name`; raise DriverUnavailable if there is none."""
+    info: DriverInfo = _package(name).INFO
+    return info
+
+
+def driver_infos() -> list[DriverInfo]:
+    """Return the facts of all drivers."""
+    return [driver_info(name) for name in DRIVERS]
+
+
 def load_driver(name: str, config: DriverConfig) -> Driver:
-    """The driver called `name`, imported now."""
-    if name not in DRIVER_NAMES:
-        known = ", ".join(DRIVER_NAMES)
-        raise DriverUnavailable(f"there is no driver called {name!r}", fix=f"choose one of: {known}")
-    driver: Driver = importlib.import_module(f"vmm.drivers.{name.replace('-', '_')}").create(config)
+    """Create the driver called `name`; raise DriverUnavailable if there is none."""
+    driver: Driver = _package(name).create(config)
     return driver
+
+
+def _package(name: str) -> Any:  # noqa: ANN401 - a module
+    if name not in DRIVERS:
+        raise DriverUnavailable(f"there is no driver called {name!r}", fix=f"choose one of: {', '.join(DRIVERS)}")
+    return importlib.import_module(DRIVERS[name])

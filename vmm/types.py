@@ -1,7 +1,7 @@
 """The nouns of this room: what a machine is made from, and what is known about it."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,31 @@ class Accel(StrEnum):
 
     KVM = "kvm"
     TCG = "tcg"  # emulation: works everywhere, many times slower
+
+
+class NetworkMode(StrEnum):
+    """How a machine reaches the network. The lease decides it: one snapshot serves all modes."""
+
+    NONE = "none"  # no device, no streams
+    PROXY = "proxy"  # streams to a proxy on the host, no device
+    NAT = "nat"  # a device in a network namespace of its own, behind the host's address
+
+
+class Download(StrEnum):
+    """What we can fetch for a driver without root, by the name that people read."""
+
+    KERNEL = "guest kernel"
+    RUNSC = "gVisor"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A program or file of the host that a driver or a build uses."""
+
+    what: str  # a program on the PATH, or the path of a file
+    package: str | None  # the Debian package that contains it, if any
+    purpose: str
+    when: Literal["run", "build"]  # every sandbox needs it, or only template builds do
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +77,7 @@ class MachineSpec:
     memory_mb: int
     vcpus: int
     disk_mb: int  # room for what the machine writes
+    network: NetworkMode = NetworkMode.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +95,26 @@ class Capabilities:
     isolation: Isolation
     snapshot: bool
     root: Literal["image", "tree"] = "image"  # one erofs file, or a directory
-    network: frozenset[str] = field(default_factory=lambda: frozenset({"none"}))
+    networks: frozenset[NetworkMode] = frozenset({NetworkMode.NONE})
 
     @property
     def boots_kernel(self) -> bool:
         """Whether machines start with a Linux kernel of their own rather than with the agent's code."""
         return self.isolation is Isolation.VM
+
+
+@dataclass(frozen=True, slots=True)
+class DriverInfo:
+    """What is known about a driver before anything is imported, probed or started."""
+
+    name: str
+    title: str  # the name as its makers write it
+    capabilities: Capabilities
+    needs: tuple[Need, ...] = ()
+    fetches: Download | None = None
+    # The order in which `auto` tries drivers, lowest first. None: `auto` does not try this one.
+    rank_with_kvm: int | None = None
+    rank_without_kvm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +126,8 @@ class Probe:
     fix: str | None = None  # the command or step that would improve the verdict
     accel: Accel | None = None
     version: str | None = None
-    limits: tuple[str, ...] = ()  # protections that are not in force here, in words for people
+    limits: tuple[str, ...] = ()  # protections that are not in force here
+    lacks: Download | None = None  # what to fetch before probing again
 
 
 @dataclass(frozen=True, slots=True)

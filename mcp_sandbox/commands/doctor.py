@@ -23,10 +23,10 @@ from mcp_sandbox.commands.doctor_report import (
     TemplateReport,
 )
 from mcp_sandbox.commands.sandbox import ask_all
-from mcp_sandbox.commands.setup import DRIVER_NEEDS, INSTALL, make_plan
+from mcp_sandbox.commands.setup import INSTALL, driver_needs, make_plan
 from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.errors import TooWeak
-from mcp_sandbox.machines.choice import ISOLATION, Choice, choose
+from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.machines.provider import CPUS
 from mcp_sandbox.operating.control import Request
 from templates.build import Builder
@@ -34,7 +34,7 @@ from templates.catalogue import Listed
 from templates.errors import TemplateError
 from templates.model import Template
 from templates.store import Entry
-from vmm.driver import DRIVER_NAMES
+from vmm.driver import DRIVERS, driver_info
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.limits import detect
 from vmm.types import Isolation, Probe
@@ -53,7 +53,7 @@ async def examine(settings: Settings) -> Report:
     listed = list(settings.catalogue.entries())
     async with Drivers(settings) as drivers:
         named = () if settings.driver == AUTO else (settings.driver,)
-        verdicts = {name: await _ask(drivers, name) for name in dict.fromkeys((*DRIVER_NAMES, *named))}
+        verdicts = {name: await _ask(drivers, name) for name in dict.fromkeys((*DRIVERS, *named))}
         choice, refusal = await _choice(settings, verdicts)
         usable = [entry.template for entry in listed if entry.template]
         templates = [await _template(drivers, choice.driver, template) for template in usable]
@@ -154,7 +154,7 @@ def _driver(settings: Settings, name: str, verdict: Probe, in_force: str) -> Dri
         name=name,
         in_force=name == in_force,
         usable=verdict.usable,
-        isolation=ISOLATION.get(name),
+        isolation=driver_info(name).capabilities.isolation if name in DRIVERS else None,
         accel=verdict.accel,
         version=verdict.version,
         reason=verdict.reason,
@@ -165,7 +165,7 @@ def _driver(settings: Settings, name: str, verdict: Probe, in_force: str) -> Dri
 
 def _fix(settings: Settings, name: str, verdict: Probe) -> str | None:
     """What would make a driver better or usable at all. One whose programs are missing is set up by us."""
-    lacks = {need.package for need in make_plan(settings, name).missing if need in DRIVER_NEEDS.get(name, ())}
+    lacks = {need.package for need in make_plan(settings, name).missing if need in driver_needs(name)}
     if verdict.usable or not lacks:
         return verdict.fix
     return f"mcp-sandbox setup --driver {name} (or: {' '.join(INSTALL)} {' '.join(sorted(filter(None, lacks)))})"

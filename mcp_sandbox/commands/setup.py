@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,8 +22,9 @@ from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.serving.lifetime import run_command
 from templates.build import Progress
 from templates.tools import LoggedTools, StepFailed, tail
+from vmm.driver import DRIVERS, driver_info
 from vmm.process import find_tool
-from vmm.types import Probe
+from vmm.types import Download, Need, Probe
 
 LOG_NAME = "setup.log"
 UPDATE = ("apt-get", "update")
@@ -34,16 +34,6 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Something of the host's that we call."""
-
-    what: str  # a program on the PATH, or the path of a file
-    package: str | None  # Debian's; None if no package brings it
-    purpose: str
-    when: Literal["run", "build"]  # who cannot do without it: every sandbox, or only the making of templates
 
 
 NEEDS = (
@@ -57,15 +47,6 @@ FETCHING_NEEDS = (
     Need("apt-get", "apt", "fetches a guest kernel or gVisor", "build"),
     Need("dpkg", "dpkg", "unpacks what was fetched", "build"),
 )
-DRIVER_NEEDS = {
-    "qemu": (
-        Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
-        Need("mkfs.ext4", "e2fsprogs", "makes the disk a sandbox writes to", "build"),
-        *FETCHING_NEEDS,
-    ),
-    "gvisor": FETCHING_NEEDS,  # the system's own gVisor is often too old: we keep one of our own
-    "bubblewrap": (Need("bwrap", "bubblewrap", "runs sandboxes in namespaces", "run"),),
-}
 ORDINARY_USER_NEEDS = (Need("newuidmap", "uidmap", "lets an ordinary user put a Debian together", "build"),)
 IMAGE_NEEDS = (
     Need("skopeo", "skopeo", "fetches the image that a template names", "build"),
@@ -105,15 +86,23 @@ class Plan:
 
 
 def needs_of(driver: str, *, own_kernel: bool, root: bool, images: bool) -> Iterator[Need]:
-    """What the system has to have for machines of this driver. Whether the driver exists is not asked here."""
-    yield from DRIVER_NEEDS.get(driver, ())
+    """Yield what the host needs to run and build sandboxes with this driver."""
+    yield from driver_needs(driver)
     yield from NEEDS
-    if driver == "qemu" and own_kernel:
+    if own_kernel and driver in DRIVERS and driver_info(driver).fetches is Download.KERNEL:
         yield from OWN_KERNEL_NEEDS
     if not root:
         yield from ORDINARY_USER_NEEDS
     if images:
         yield from IMAGE_NEEDS
+
+
+def driver_needs(driver: str) -> tuple[Need, ...]:
+    """Return what only this driver needs; nothing for an unknown one, which loading reports."""
+    if driver not in DRIVERS:
+        return ()
+    info = driver_info(driver)
+    return (*info.needs, *(FETCHING_NEEDS if info.fetches else ()))
 
 
 def make_plan(settings: Settings, driver: str, *, images: bool = False) -> Plan:
@@ -194,8 +183,8 @@ async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
                     explain(plan)
                     raise _Incomplete
                 verdict = await drivers.ask(driver)
-                if missing := drivers.unfetched(driver, verdict):
-                    out.print(f"System packages are all there, but no {missing} yet: `mcp-sandbox setup` fetches it.")
+                if verdict.lacks:
+                    out.print(f"All packages are installed, but no {verdict.lacks}: `mcp-sandbox setup` fetches it.")
                     raise _Incomplete
                 return verdict
 
@@ -218,7 +207,8 @@ def _conclude(choice: Choice) -> int:
     verdict = choice.verdict
     if not verdict.usable:
         raise HostNotReady(f"{choice.driver}: {verdict.reason}", verdict.fix)
-    out.print(f"Nothing is missing: {choice.driver} runs machines here ({choice.isolation} isolation).")
+    isolation = driver_info(choice.driver).capabilities.isolation
+    out.print(f"Nothing is missing: {choice.driver} runs machines here ({isolation} isolation).")
     return 0
 
 

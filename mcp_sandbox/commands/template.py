@@ -15,7 +15,7 @@ from templates.catalogue import Listed
 from templates.errors import TemplateError
 from templates.holding import is_held
 from templates.store import Entry, Store
-from vmm.driver import DRIVER_NAMES, Driver
+from vmm.driver import DRIVERS, Driver
 from vmm.errors import VmmError
 
 MB = 1_000_000
@@ -110,7 +110,7 @@ def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
 async def _usable(drivers: Drivers) -> list[Driver]:
     """The drivers that can say which snapshots they take."""
     found = []
-    for name in DRIVER_NAMES:
+    for name in DRIVERS:
         try:
             if (await drivers.ask(name)).usable:
                 found.append(drivers.load(name))

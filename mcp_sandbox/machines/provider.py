@@ -16,6 +16,7 @@ from templates.catalogue import Catalogue
 from templates.errors import InvalidTemplate
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template
+from vmm.driver import DRIVERS, driver_info
 from vmm.types import Accel, Exit, Isolation, Usage
 
 LEVELS = {
@@ -23,7 +24,6 @@ LEVELS = {
     Isolation.KERNEL: "every sandbox has an application kernel between its code and the host's kernel",
     Isolation.NAMESPACE: "sandboxes share the host's kernel, the weakest level",
 }
-TITLES = {"qemu": "QEMU", "gvisor": "gVisor"}  # drivers whose makers write them in another way
 CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: many times slower", None: "native CPU"}
 
 
@@ -58,7 +58,7 @@ class HostFacts:
     name: str = "local"
 
     def __str__(self) -> str:
-        title = TITLES.get(self.driver, self.driver)
+        title = driver_info(self.driver).title if self.driver in DRIVERS else self.driver
         missing = f"; not in force: {'; '.join(self.limits)}" if self.limits else ""
         return f"{self.isolation} ({title}, {CPUS[self.accel]}): {LEVELS[self.isolation]}{missing}"
 

@@ -21,7 +21,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from vmm.agent import PYTHON
 from vmm.driver import DriverConfig
-from vmm.drivers.bubblewrap import BubblewrapDriver, BubblewrapMachine
+from vmm.drivers.bubblewrap.driver import BubblewrapDriver, BubblewrapMachine
 from vmm.types import GuestCode, MachineSpec
 
 ANSWER_S = 60.0  # a loaded test machine needs some seconds to import numpy

@@ -26,7 +26,7 @@ from mcp_sandbox.machines.provider import HostFacts, Lease, LeasedMachine, Machi
 from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.runs.results import Captured, Fold, HeadTail
 from templates.build import BuiltTemplate
-from vmm.driver import DRIVER_NAMES, Machine
+from vmm.driver import DRIVERS, Machine
 
 START_S = 60.0  # a clone takes half a second; both cores of the test machine may be busy with other things
 BOOT_S = 120.0  # an emulated machine boots in 7 s
@@ -278,7 +278,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="package", params=DRIVER_NAMES)
+@pytest.fixture(scope="package", params=list(DRIVERS))
 async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Host]:
     """This host with one of its drivers; drivers that cannot be used here are skipped."""
     async with open_host(load_settings(driver=request.param), fetch=True) as host:

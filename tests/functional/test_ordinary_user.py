@@ -12,7 +12,7 @@ import pytest
 from mcp_sandbox.config import Settings, load_settings
 from templates.store import Store
 from tests.functional.ordinary_user import REPO, OrdinaryUser, ordinary_user
-from vmm.driver import DRIVER_NAMES
+from vmm.driver import DRIVERS
 
 pytestmark = [
     pytest.mark.vm,
@@ -42,7 +42,7 @@ def copy_store(settings: Settings, driver: str, user: OrdinaryUser) -> Path:
     return store
 
 
-@pytest.mark.parametrize("driver", DRIVER_NAMES)
+@pytest.mark.parametrize("driver", list(DRIVERS))
 def test_an_ordinary_user_has_machines_that_keep_the_contract(driver: str):
     with ordinary_user() as user:
         store = copy_store(load_settings(), driver, user)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.functional.machines import Clone, Machines, groups_of, only
-from vmm.drivers import gvisor_command as command
+from vmm.drivers.gvisor import command
 from vmm.usage import children_of, with_descendants
 
 pytestmark = [pytest.mark.vm, only("gvisor")]

@@ -12,7 +12,7 @@ from mcp_sandbox.machines.provider import HostFacts
 from mcp_sandbox.serving import server
 from vmm.driver import DriverConfig
 from vmm.drivers.fake import FakeDriver
-from vmm.types import Accel, Capabilities, Isolation, Probe
+from vmm.types import Accel, Capabilities, Download, Isolation, Probe
 
 if TYPE_CHECKING:
     from templates.build import Builder
@@ -31,7 +31,7 @@ class StubDriver(FakeDriver):
 
     async def probe(self) -> Probe:
         if self.config.runsc is None:
-            return Probe(False, "runsc is not installed", "mcp-sandbox setup")
+            return Probe(False, "runsc is not installed", "mcp-sandbox setup", lacks=Download.RUNSC)
         return Probe(True, "a program ran in it", version="runsc 20240729", limits=("no cgroups",))
 
     async def aclose(self) -> None:
@@ -47,19 +47,19 @@ class WeakDriver(StubDriver):
 
 
 class StubBuilder:
-    """Has no gVisor until a driver is equipped."""
+    """Has no gVisor until it is fetched."""
 
     def __init__(self) -> None:
         self.runsc: Path | None = None
-        self.equipped: list[str] = []
+        self.fetched: list[Download] = []
 
     def find_kernel(self) -> None: ...
 
     def find_runsc(self) -> Path | None:
         return self.runsc
 
-    async def equip(self, driver: StubDriver) -> None:
-        self.equipped.append(driver.name)
+    async def fetch(self, what: Download) -> None:
+        self.fetched.append(what)
         self.runsc = Path("runsc")
 
 
@@ -89,7 +89,7 @@ async def test_a_driver_is_asked_again_with_what_was_fetched_for_it(builder: Stu
         assert host.facts == HostFacts("gvisor", Isolation.KERNEL, None, ("no cgroups",))
         assert host.driver is loaded[1]
         assert [driver.closed for driver in loaded] == [True, False]
-    assert builder.equipped == ["gvisor"]
+    assert builder.fetched == [Download.RUNSC]
     assert [driver.closed for driver in loaded] == [True, True]
 
 
@@ -97,14 +97,14 @@ async def test_nothing_is_fetched_for_a_driver_that_works(builder: StubBuilder, 
     builder.runsc = Path("runsc")
     async with open_host(Settings(driver="gvisor"), fetch=True) as host:
         assert host.choice.verdict.usable
-    assert (builder.equipped, len(loaded)) == ([], 1)
+    assert (builder.fetched, len(loaded)) == ([], 1)
 
 
-@pytest.mark.usefixtures("builder", "loaded")
-async def test_what_is_not_fetched_yet_has_a_name_and_is_left_alone_unless_asked_for():
+@pytest.mark.usefixtures("loaded")
+async def test_nothing_is_fetched_by_asking(builder: StubBuilder):
     async with Drivers(Settings()) as drivers:
-        assert drivers.unfetched("gvisor", await drivers.ask("gvisor")) == "gVisor"
-        assert drivers.unfetched("bubblewrap", await drivers.ask("bubblewrap")) is None
+        assert (await drivers.ask("gvisor")).lacks is Download.RUNSC
+    assert builder.fetched == []
 
 
 @pytest.mark.usefixtures("builder", "loaded")

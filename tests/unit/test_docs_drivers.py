@@ -9,18 +9,17 @@ import typer
 
 from mcp_sandbox.cli import app
 from mcp_sandbox.config import Settings
-from mcp_sandbox.machines.choice import ISOLATION
 from mcp_sandbox.operating.metrics import Metrics
 from templates.catalogue import Catalogue
 from tests.unit.test_docs import ROOT, text_of
-from vmm.driver import DRIVER_NAMES
-from vmm.drivers import bubblewrap, gvisor, qemu
+from vmm.driver import DRIVERS, driver_infos
+from vmm.drivers.bubblewrap import driver as bubblewrap
+from vmm.drivers.gvisor import driver as gvisor
+from vmm.drivers.qemu import driver as qemu
 from vmm.types import GuestCode, MachineSpec
 
 MIB = 1024 * 1024
-CAPABILITIES = {
-    driver.name: driver.capabilities for driver in (qemu.QemuDriver, gvisor.GvisorDriver, bubblewrap.BubblewrapDriver)
-}
+CAPABILITIES = {info.name: info.capabilities for info in driver_infos()}
 CEILINGS = {"qemu": qemu._ceilings, "gvisor": gvisor._ceilings, "bubblewrap": bubblewrap._ceilings}
 
 
@@ -42,7 +41,7 @@ def named_in(text: str) -> set[str]:
 
 
 def test_all_drivers_are_looked_at_here():
-    assert set(CAPABILITIES) == set(CEILINGS) == set(DRIVER_NAMES)
+    assert set(CEILINGS) == set(DRIVERS)
 
 
 def test_the_capabilities_of_every_driver_are_as_described():
@@ -74,7 +73,7 @@ def test_the_ceilings_of_a_machine_are_as_described():
     text = section("docs/operations.md", "## Limits on a machine")
     assert f"(`memory_mb` {size.memory_mb}, `vcpus` {size.vcpus}, `disk_mb` {size.disk_mb})" in text
     expected = []
-    for name in DRIVER_NAMES:
+    for name in DRIVERS:
         limits = CEILINGS[name](spec)
         assert limits.memory_bytes is not None
         expected.append([f"`{name}`", f"{limits.memory_bytes // MIB} MB", f"{limits.cpus:g}", str(limits.pids)])
@@ -83,17 +82,17 @@ def test_the_ceilings_of_a_machine_are_as_described():
 
 @pytest.mark.parametrize("document", ["README.md", "docs/operations.md"])
 def test_every_driver_is_in_the_tables_of_levels(document: str):
-    drivers = "|".join(DRIVER_NAMES)
+    drivers = "|".join(DRIVERS)
     told = [
         line for line in text_of(document).splitlines() if line.startswith("|") and re.search(rf"`({drivers})`", line)
     ]
-    for name, isolation in ISOLATION.items():
-        assert any(f"`{name}`" in line and f"`{isolation}`" in line for line in told), name
+    for name, can in CAPABILITIES.items():
+        assert any(f"`{name}`" in line and f"`{can.isolation}`" in line for line in told), name
 
 
 def test_the_threat_model_has_a_section_for_every_driver():
     titles = re.findall(r"^## `(\w+)`", text_of("docs/threat-model.md"), re.MULTILINE)
-    assert titles == list(DRIVER_NAMES)
+    assert titles == list(DRIVERS)
 
 
 @pytest.mark.parametrize("folder", ["machines", "runs", "sandboxes", "operating", "serving"])

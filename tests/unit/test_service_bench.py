@@ -16,15 +16,15 @@ import pytest
 
 from guest.client import AgentClient
 from mcp_sandbox.commands.bench import compiling, cpu, machines, soak
-from mcp_sandbox.commands.bench.command import TOPICS, Topic, chosen, measured
+from mcp_sandbox.commands.bench.command import TOPICS, Topic, chosen, concerned, measured
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import is_settled
 from mcp_sandbox.commands.bench.subject import QUICK, Plan, Subject
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.machines.provider import HostFacts
 from templates.catalogue import Catalogue
-from vmm.driver import DRIVER_NAMES
-from vmm.types import Accel, Isolation, Usage
+from vmm.driver import DRIVERS
+from vmm.types import Accel, Capabilities, Isolation, Usage
 
 if TYPE_CHECKING:
     from mcp_sandbox.app import Host
@@ -37,6 +37,7 @@ class BootingHost:
     """Boots machines that do nothing, and knows how many of them boot at once."""
 
     name = "qemu"
+    capabilities = Capabilities(isolation=Isolation.VM, snapshot=True)
 
     def __init__(self) -> None:
         self.driver = self
@@ -110,6 +111,14 @@ def test_all_is_measured_but_what_takes_very_long():
         chosen(("speed",), soaked=False)
 
 
+def everyone(_can: Capabilities) -> bool:
+    return True
+
+
+def nobody(_can: Capabilities) -> bool:
+    return False
+
+
 async def test_a_topic_that_fails_costs_nothing_but_itself():
     async def fail(_subject: Subject) -> Findings:
         raise ExceptionGroup("from a task group", [SandboxError("no machine came")])
@@ -118,7 +127,7 @@ async def test_a_topic_that_fails_costs_nothing_but_itself():
         return Findings(promises=[Promise("fast", 1, 2, "ms")])
 
     subject = subject_of(BootingHost(), QUICK)
-    topics = {"a": Topic(fail, ["qemu"]), "b": Topic(find, ["qemu"]), "c": Topic(fail, ["gvisor"])}
+    topics = {"a": Topic(fail, everyone), "b": Topic(find, everyone), "c": Topic(fail, nobody)}
     part = await measured(subject, topics)
     assert [promise.text for promise in part.findings.promises] == ["fast"]
     assert part.findings.left_out == ["a could not be measured: no machine came", "c does not concern it"]
@@ -129,11 +138,11 @@ async def test_a_mistake_of_ours_is_not_taken_for_a_finding():
         raise KeyError("sandboxes")
 
     with pytest.raises(KeyError):
-        await measured(subject_of(BootingHost(), QUICK), {"a": Topic(fail, ["qemu"])})
+        await measured(subject_of(BootingHost(), QUICK), {"a": Topic(fail, everyone)})
 
 
 def test_every_driver_that_can_be_chosen_is_measured():
-    assert {name for topic in TOPICS.values() for name in topic.drivers} == set(DRIVER_NAMES)
+    assert concerned(TOPICS) == list(DRIVERS)
 
 
 def test_the_code_that_is_timed_runs_the_same_way_natively():

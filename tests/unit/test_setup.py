@@ -8,9 +8,10 @@ from typing import ClassVar, Self
 import pytest
 
 from mcp_sandbox.commands import setup
-from mcp_sandbox.commands.setup import DRIVER_NEEDS, NEEDS, Need, make_plan
+from mcp_sandbox.commands.setup import NEEDS, driver_needs, make_plan
 from mcp_sandbox.config import Settings
-from vmm.types import Probe
+from vmm.driver import DRIVERS
+from vmm.types import Download, Need, Probe
 from vmm.verdicts import Verdict
 
 ORDINARY_UID = 54321  # nobody's
@@ -20,7 +21,7 @@ class StubDrivers:
     """Drivers that work as soon as they have been equipped, except for those that never do."""
 
     hopeless: ClassVar[tuple[str, ...]]
-    unfetched_things: ClassVar[dict[str, str]]
+    lacking: ClassVar[dict[str, Download]]
 
     def __init__(self, *_: object) -> None:
         self.loaded: list[str] = []
@@ -34,13 +35,11 @@ class StubDrivers:
         self.loaded.append(name)
 
     async def ask(self, name: str) -> Probe:
-        return Probe(name not in self.hopeless, "it told us so", "another host")
-
-    def unfetched(self, name: str, _verdict: Probe) -> str | None:
-        return self.unfetched_things.get(name)
+        usable = name not in self.hopeless
+        return Probe(usable, "it told us so", "another host", lacks=self.lacking.get(name))
 
     async def ask_after_fetching(self, name: str) -> Probe:
-        self.unfetched_things.pop(name, None)
+        self.lacking.pop(name, None)
         return await self.ask(name)
 
 
@@ -53,7 +52,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> type[StubDrivers]:
 
     monkeypatch.setattr("vmm.probe.kvm", no_kvm)
     monkeypatch.setattr(setup, "Drivers", StubDrivers)
-    StubDrivers.hopeless, StubDrivers.unfetched_things = (), {}
+    StubDrivers.hopeless, StubDrivers.lacking = (), {}
     return StubDrivers
 
 
@@ -84,7 +83,7 @@ SETPRIV = 'shift; exec "$@"'  # what we start other tools with
 
 
 def add_all(directory: Path, *, but: tuple[str, ...] = ()) -> None:
-    for need in (*NEEDS, *(need for needs in DRIVER_NEEDS.values() for need in needs)):
+    for need in (*NEEDS, *(need for name in DRIVERS for need in driver_needs(name))):
         if not need.what.startswith("/") and need.what not in but:
             add(directory, need.what, SETPRIV if need.what == "setpriv" else "exit 0")
 
@@ -124,9 +123,9 @@ def test_tools_for_images_are_got_when_somebody_asks_for_them(programs, settings
 
 def test_without_kvm_nobody_is_asked_for_qemu(programs, settings, drivers, capsys):
     add_all(programs, but=("qemu-system-x86_64", "mkfs.ext4"))
-    drivers.unfetched_things["gvisor"] = "gVisor"
+    drivers.lacking["gvisor"] = Download.RUNSC
     assert setup.main(settings, check=True) == 1
-    assert "no gVisor yet" in capsys.readouterr().out
+    assert "no gVisor: `mcp-sandbox setup` fetches it" in capsys.readouterr().out
     assert setup.main(settings, check=False) == 0
     assert setup.main(settings, check=True) == 0
     assert "gvisor runs machines here" in capsys.readouterr().out

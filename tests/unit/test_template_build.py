@@ -23,7 +23,7 @@ from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
 from vmm.driver import Driver
 from vmm.drivers.fake import FakeDriver
-from vmm.types import Capabilities, GuestCode, GuestKernel, Isolation
+from vmm.types import Capabilities, Download, GuestCode, GuestKernel, Isolation
 
 pytestmark = pytest.mark.anyio
 
@@ -627,21 +627,12 @@ async def test_progress_names_each_step_and_what_it_does(
     assert "I am pip" in {progress.message for progress in seen if progress.state == "running"}
 
 
-async def test_a_driver_is_equipped_with_what_its_probe_needs(builder: Builder, monkeypatch: pytest.MonkeyPatch):
-    async def old() -> str:
-        return "runsc version 0.0~20221219.0"
-
-    async def new() -> str:
-        return "runsc version 0.0~20240729.0"
-
-    monkeypatch.setattr("templates.runsc.system_runsc_version", new)
-    for driver in (FakeGvisor(), FakeJail()):
-        await builder.equip(driver)
+async def test_what_a_driver_lacks_is_fetched(builder: Builder):
     assert (builder.find_runsc(), builder.find_kernel()) == (None, None)
-    monkeypatch.setattr("templates.runsc.system_runsc_version", old)
-    await builder.equip(FakeGvisor())
+    await builder.fetch(Download.RUNSC)
     assert builder.find_runsc() is not None
-    await builder.equip(FakeVm())
+    assert builder.find_kernel() is None
+    await builder.fetch(Download.KERNEL)
     assert builder.find_kernel() is not None
 
 

@@ -170,7 +170,7 @@ def test_show_tells_which_digest_a_tag_stood_for(path: Path, tmp_path: Path):
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An image that no template is made from, on a host without drivers."""
-    monkeypatch.setattr(template, "DRIVER_NAMES", ())
+    monkeypatch.setattr(template, "DRIVERS", ())
 
     async def write(staging: Path) -> Mapping[str, Any]:
         (staging / "file").write_text("x")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from vmm import limits, seccomp
-from vmm.drivers import bubblewrap_command as command
-from vmm.drivers import bubblewrap_probe
+from vmm.drivers.bubblewrap import command, probe
 from vmm.probe import UIDS
 from vmm.process import SHOWN, Confinement
 from vmm.types import GuestCode, MachineSpec, Probe
@@ -31,18 +30,18 @@ def pretend(bwrap: Path, script: str, version: str = "bubblewrap 0.8.0") -> None
 
 async def verdict(bwrap: Path, script: str, version: str = "bubblewrap 0.8.0") -> Probe:
     pretend(bwrap, script, version)
-    return await bubblewrap_probe.probe(NO_GROUPS)
+    return await probe.probe(NO_GROUPS)
 
 
 @pytest.fixture
 def reachable(tmp_path, monkeypatch) -> None:
     """A machine's user cannot get at the tests' scratch directory, so that user is us here."""
-    monkeypatch.setattr(bubblewrap_probe, "confinement", lambda tree: Confinement(offline=False))
+    monkeypatch.setattr(probe, "confinement", lambda tree: Confinement(offline=False))
 
 
 async def test_a_host_without_bubblewrap_is_told_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(bubblewrap_probe, "find_tool", lambda program: None)
-    told = await bubblewrap_probe.probe(NO_GROUPS)
+    monkeypatch.setattr(probe, "find_tool", lambda program: None)
+    told = await probe.probe(NO_GROUPS)
     assert (told.usable, told.reason, told.fix) == (False, "bwrap is not installed", "apt-get install bubblewrap")
 
 
@@ -68,7 +67,7 @@ async def test_a_machine_that_says_nothing_is_no_machine(bwrap):
 
 @pytest.mark.usefixtures("reachable")
 async def test_a_machine_that_hangs_is_given_up(bwrap, monkeypatch):
-    monkeypatch.setattr(bubblewrap_probe, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(probe, "DEADLINE_S", 0.1)
     told = await verdict(bwrap, "exec sleep 1000")
     assert not told.usable
     assert "did not end" in told.reason
@@ -79,7 +78,7 @@ async def test_without_its_filter_there_is_no_machine(bwrap, monkeypatch):
     monkeypatch.setattr(seccomp, "LIBRARY", "libnowhere.so.0")
     seccomp.programs.cache_clear()
     seccomp._library.cache_clear()
-    told = await verdict(bwrap, f"echo {bubblewrap_probe.PROBE_WORD}")
+    told = await verdict(bwrap, f"echo {probe.PROBE_WORD}")
     assert not told.usable
     assert "libnowhere.so.0" in told.reason
     assert told.fix == "apt-get install libseccomp2"
@@ -87,7 +86,7 @@ async def test_without_its_filter_there_is_no_machine(bwrap, monkeypatch):
 
 @pytest.mark.usefixtures("reachable")
 async def test_a_usable_driver_says_what_it_lacks(bwrap):
-    told = await verdict(bwrap, f"echo {bubblewrap_probe.PROBE_WORD}")
+    told = await verdict(bwrap, f"echo {probe.PROBE_WORD}")
     assert told.usable
     assert any("kernel" in line for line in told.limits)
     assert any("this host has no control groups" in line for line in told.limits)
@@ -135,15 +134,15 @@ def test_the_filter_is_a_program_for_this_architecture():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root needs to be shown a tree")
 def test_root_shows_the_tree_to_a_machine_that_could_not_get_at_it():
-    confined = bubblewrap_probe.confinement(SPEC.root)
+    confined = probe.confinement(SPEC.root)
     assert confined.uid in UIDS
-    assert bubblewrap_probe.place_of(SPEC.root, confined) == SHOWN
+    assert probe.place_of(SPEC.root, confined) == SHOWN
 
 
 def test_a_user_needs_no_such_help(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    confined = bubblewrap_probe.confinement(SPEC.root)
-    assert (confined.uid, bubblewrap_probe.place_of(SPEC.root, confined)) == (None, str(SPEC.root))
+    confined = probe.confinement(SPEC.root)
+    assert (confined.uid, probe.place_of(SPEC.root, confined)) == (None, str(SPEC.root))
 
 
 def test_processes_are_only_counted_where_the_count_is_the_machines_own(monkeypatch):

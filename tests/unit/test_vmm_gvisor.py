@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vmm.driver import DriverConfig, load_driver
-from vmm.drivers import gvisor, gvisor_command, gvisor_probe
+from vmm.drivers.gvisor import command, driver, probe
 from vmm.errors import SnapshotFailed
-from vmm.types import GuestCode, MachineSpec
+from vmm.types import Download, GuestCode, MachineSpec
 
 
 @pytest.fixture
@@ -26,36 +26,36 @@ def fake_runsc(directory: Path, version: str) -> Path:
 
 
 def test_a_machine_has_no_network_and_a_root_it_cannot_write(spec):
-    assert "--network=none" in gvisor_command.runsc_argv("runsc", "systrap")
-    bundle = json.loads(gvisor_command.config_json(spec, "/image"))
+    assert "--network=none" in command.runsc_argv("runsc", "systrap")
+    bundle = json.loads(command.config_json(spec, "/image"))
     assert bundle["root"]["readonly"] is True
     assert {"type": "network"} in bundle["linux"]["namespaces"]
 
 
 def test_everything_a_machine_can_write_to_has_a_size(spec):
-    bundle = json.loads(gvisor_command.config_json(spec, "/image"))
+    bundle = json.loads(command.config_json(spec, "/image"))
     writable = {mount["destination"]: mount["options"] for mount in bundle["mounts"] if mount["type"] == "tmpfs"}
     assert {"/workspace", "/tmp", "/var/tmp", "/dev/shm", "/run"} == set(writable)
     assert all(any(option.startswith("size=") for option in options) for options in writable.values())
 
 
 def test_a_machine_shares_no_directory_of_the_host_and_names_no_path_of_it(spec, tmp_path):
-    bundle = gvisor_command.config_json(spec, "/proc/self/fd/7").decode()
+    bundle = command.config_json(spec, "/proc/self/fd/7").decode()
     assert str(tmp_path) not in bundle
     assert "bind" not in {mount["type"] for mount in json.loads(bundle)["mounts"]}
 
 
 def test_another_kind_of_machine_has_another_recipe(monkeypatch):
-    before = gvisor_command.recipe()
-    assert before == gvisor_command.recipe()
-    monkeypatch.setattr(gvisor_command, "CAPABILITIES", ("CAP_KILL",))
-    assert gvisor_command.recipe() != before
+    before = command.recipe()
+    assert before == command.recipe()
+    monkeypatch.setattr(command, "CAPABILITIES", ("CAP_KILL",))
+    assert command.recipe() != before
 
 
 async def test_a_gvisor_of_our_own_is_taken_before_the_systems(monkeypatch, tmp_path):
     own = fake_runsc(tmp_path / "own", "0.0~20240729.0")
     monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', 'release-20250101.0').parent}:{os.environ['PATH']}")
-    assert await gvisor_probe.find_binary(DriverConfig(tmp_path, tmp_path, runsc=own)) == ((own, "runsc 20240729"), "")
+    assert await probe.find_binary(DriverConfig(tmp_path, tmp_path, runsc=own)) == ((own, "runsc 20240729"), "")
 
 
 async def test_a_system_that_has_an_old_gvisor_is_told_so_and_what_to_do(monkeypatch, tmp_path):
@@ -63,13 +63,13 @@ async def test_a_system_that_has_an_old_gvisor_is_told_so_and_what_to_do(monkeyp
     verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path)).probe()
     assert not verdict.usable
     assert "20221219" in verdict.reason
-    assert verdict.fix == gvisor_probe.SETUP
+    assert (verdict.fix, verdict.lacks) == (probe.SETUP, Download.RUNSC)
 
 
 async def test_a_gvisor_that_runs_nothing_is_not_usable(tmp_path):
     verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, runsc=broken_runsc(tmp_path))).probe()
-    assert not verdict.usable
-    assert all(platform in verdict.reason for platform in gvisor_probe.PLATFORMS)
+    assert (verdict.usable, verdict.lacks) == (False, None)
+    assert all(platform in verdict.reason for platform in probe.PLATFORMS)
 
 
 def broken_runsc(directory: Path) -> Path:
@@ -78,10 +78,26 @@ def broken_runsc(directory: Path) -> Path:
     return program
 
 
+@pytest.mark.parametrize(
+    ("told", "good"),
+    [
+        ("runsc version 0.0~20221219.0\nspec: 1.0.2-dev", False),  # Debian 12
+        ("runsc version release-20231113.0", False),
+        ("runsc version VERSION_MISSING", False),
+        ("", False),
+        ("runsc version 0.0~20240729.0\nspec: 1.2.0", True),  # Debian 13
+        ("runsc version release-20240101.0", True),
+        ("runsc version release-20260105.0-3-gab12", True),
+    ],
+)
+def test_releases_from_2024_on_are_good_enough(told: str, good: bool):
+    assert (probe.release_in(told) >= probe.OLDEST) is good
+
+
 def test_a_checkpoint_becomes_ours_and_readable_by_machines_of_any_user(tmp_path):
     (tmp_path / "pages.img").write_bytes(b"pages")
     (tmp_path / "pages.img").chmod(0o600)
-    gvisor._take_over(tmp_path)
+    driver._take_over(tmp_path)
     assert (tmp_path / "pages.img").stat().st_mode & 0o777 == 0o644
     assert tmp_path.stat().st_mode & 0o777 == 0o755
 
@@ -98,5 +114,5 @@ def test_a_checkpoint_with_something_else_than_files_in_it_is_refused(tmp_path, 
     else:
         os.mkfifo(image / "pages.img")
     with pytest.raises((OSError, SnapshotFailed)):
-        gvisor._take_over(image)
+        driver._take_over(image)
     assert outside.stat().st_mode & 0o777 == 0o600

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from vmm.driver import DRIVER_NAMES, DriverConfig, load_driver
-from vmm.drivers import qemu, qemu_command, qemu_probe
+from vmm.driver import DRIVERS, DriverConfig, load_driver
+from vmm.drivers.qemu import command, driver, probe
 from vmm.errors import DriverUnavailable, SnapshotFailed
 from vmm.process import Confinement
-from vmm.types import Accel, GuestKernel, MachineSpec
+from vmm.types import Accel, Download, GuestKernel, MachineSpec
 from vmm.verdicts import Verdict
 
 
@@ -18,14 +18,14 @@ def spec(tmp_path):
     return MachineSpec("box", tmp_path, GuestKernel(tmp_path, tmp_path), memory_mb=512, vcpus=2, disk_mb=64)
 
 
-BOOTS = qemu_command.Descriptors(3, 4, 5, 6, 7, 8, 9)
-RESTORES = qemu_command.Descriptors(3, 4, 5, 6, 7)
+BOOTS = command.Descriptors(3, 4, 5, 6, 7, 8, 9)
+RESTORES = command.Descriptors(3, 4, 5, 6, 7)
 
 
 @pytest.mark.parametrize("files", [BOOTS, RESTORES])
 @pytest.mark.parametrize("accel", list(Accel))
 def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spec, accel, files):
-    argv = qemu_command.machine_argv("qemu", spec, accel, files, shared=True, tsc_khz=None)
+    argv = command.machine_argv("qemu", spec, accel, files, shared=True, tsc_khz=None)
     assert argv[argv.index("-sandbox") + 1].startswith("on,")
     assert {"-nodefaults", "-no-user-config"} <= set(argv)
     devices = [argv[at + 1] for at, word in enumerate(argv) if word in ("-device", "-netdev", "-nic", "-net")]
@@ -37,49 +37,48 @@ def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spe
 
 
 def test_a_machine_names_no_path_of_the_host(spec, tmp_path):
-    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=None)
+    argv = command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=None)
     assert not [word for word in argv if str(tmp_path) in word]
 
 
 def test_memory_is_mapped_privately_unless_it_is_shared_with_us(spec):
     def share(*, shared: bool) -> str:
-        argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, RESTORES, shared=shared, tsc_khz=None)
+        argv = command.machine_argv("qemu", spec, Accel.TCG, RESTORES, shared=shared, tsc_khz=None)
         return argv[argv.index("-object") + 1].rpartition(",")[2]
 
     assert (share(shared=True), share(shared=False)) == ("share=on", "share=off")
 
 
 def test_an_emulated_guest_is_told_the_rate_of_its_clock(spec):
-    argv = qemu_command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=2_400_000)
+    argv = command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=2_400_000)
     assert "tsc_early_khz=2400000" in argv[argv.index("-append") + 1]
 
 
 def test_another_kind_of_machine_has_another_recipe(monkeypatch):
-    before = qemu_command.recipe(Accel.TCG)
-    assert before == qemu_command.recipe(Accel.TCG) != qemu_command.recipe(Accel.KVM)
-    monkeypatch.setattr(qemu_command, "LEAN_ARGS", "something=else")
-    assert qemu_command.recipe(Accel.TCG) != before
+    before = command.recipe(Accel.TCG)
+    assert before == command.recipe(Accel.TCG) != command.recipe(Accel.KVM)
+    monkeypatch.setattr(command, "LEAN_ARGS", "something=else")
+    assert command.recipe(Accel.TCG) != before
 
 
 def test_a_snapshot_from_a_host_with_another_clock_rate_is_refused_and_a_measuring_error_is_not(monkeypatch):
     monkeypatch.setattr("vmm.tsc.tsc_khz", lambda: 2_500_000)
-    qemu._check_rate("2499998")
+    driver._check_rate("2499998")
     with pytest.raises(SnapshotFailed, match="another rate"):
-        qemu._check_rate("2600000")
+        driver._check_rate("2600000")
 
 
-@pytest.mark.parametrize("name", ["fake", "qemu_command", "no-such-driver", "../qemu"])
+@pytest.mark.parametrize("name", ["fake", "qemu.command", "no-such-driver", "../qemu"])
 def test_only_drivers_people_can_choose_are_loaded_by_name(name, tmp_path):
     with pytest.raises(DriverUnavailable) as refused:
         load_driver(name, DriverConfig(tmp_path, tmp_path))
-    assert refused.value.fix == f"choose one of: {', '.join(DRIVER_NAMES)}"
+    assert refused.value.fix == f"choose one of: {', '.join(DRIVERS)}"
 
 
 async def test_a_host_without_qemu_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    driver = load_driver("qemu", DriverConfig(tmp_path, tmp_path))
-    verdict = await driver.probe()
-    assert (verdict.usable, verdict.fix) == (False, qemu_probe.INSTALL)
+    verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
+    assert (verdict.usable, verdict.fix, verdict.lacks) == (False, probe.INSTALL, None)
 
 
 def fake_qemu(directory: Path, body: str) -> None:
@@ -93,7 +92,7 @@ async def test_a_qemu_that_only_says_its_version_is_not_usable(monkeypatch, tmp_
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tmp_path.chmod(0o755)
     verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
-    assert (verdict.usable, verdict.version) == (False, "QEMU 9.9")
+    assert (verdict.usable, verdict.version, verdict.lacks) == (False, "QEMU 9.9", Download.KERNEL)
     assert verdict.reason.startswith("QEMU does not start")
 
 
@@ -104,7 +103,7 @@ async def test_a_host_that_cannot_confine_a_process_is_not_usable(monkeypatch, t
     async def refused(confinement: Confinement) -> Verdict:
         return Verdict(False, "status 1: Operation not permitted", "get the right")
 
-    monkeypatch.setattr(qemu_probe, "confinement_trouble", refused)
+    monkeypatch.setattr(probe, "confinement_trouble", refused)
     verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
     assert not verdict.usable
     assert "Operation not permitted" in verdict.reason
@@ -125,7 +124,7 @@ class Tried:
             return Verdict(True, "a guest booted under KVM")
 
         monkeypatch.setattr("vmm.probe.kvm", kvm)
-        monkeypatch.setattr(qemu_probe, "_boot", boot)
+        monkeypatch.setattr(probe, "_boot", boot)
 
 
 def config(path: Path, *, own_kernel: bool = False) -> DriverConfig:
@@ -135,7 +134,7 @@ def config(path: Path, *, own_kernel: bool = False) -> DriverConfig:
 async def test_where_no_tiny_guest_runs_no_kernel_is_booted(monkeypatch, tmp_path):
     no = Verdict(False, "it is para-virtual", "another host")
     tried = Tried(monkeypatch, no)
-    assert await qemu_probe.kvm_boots(config(tmp_path), "qemu", "1") == no
+    assert await probe.kvm_boots(config(tmp_path), "qemu", "1") == no
     assert tried.boots == 0
 
 
@@ -143,18 +142,18 @@ async def test_where_no_tiny_guest_runs_no_kernel_is_booted(monkeypatch, tmp_pat
 async def test_only_a_booted_kernel_proves_kvm_and_is_booted_once(monkeypatch, tmp_path, tiny):
     tried = Tried(monkeypatch, Verdict(tiny, "so far"))
     for _ in range(2):
-        assert (await qemu_probe.kvm_boots(config(tmp_path), "qemu", "1")).reason == "a guest booted under KVM"
+        assert (await probe.kvm_boots(config(tmp_path), "qemu", "1")).reason == "a guest booted under KVM"
     assert tried.boots == 1
-    await qemu_probe.kvm_boots(config(tmp_path), "qemu", "2")
+    await probe.kvm_boots(config(tmp_path), "qemu", "2")
     assert tried.boots == 2
 
 
 async def test_a_kernel_of_the_users_own_is_tried_where_ordinary_ones_cannot_run(monkeypatch, tmp_path):
     Tried(monkeypatch, Verdict(False, "it is para-virtual"))
-    assert (await qemu_probe.kvm_boots(config(tmp_path, own_kernel=True), "qemu", "1")).usable
+    assert (await probe.kvm_boots(config(tmp_path, own_kernel=True), "qemu", "1")).usable
 
 
 async def test_without_a_kernel_to_try_a_host_whose_tiny_guest_runs_is_told_to_get_one(monkeypatch, tmp_path):
     Tried(monkeypatch, Verdict(True, "a tiny guest ran under KVM"))
-    verdict = await qemu_probe.kvm_boots(DriverConfig(tmp_path, tmp_path), "qemu", "1")
+    verdict = await probe.kvm_boots(DriverConfig(tmp_path, tmp_path), "qemu", "1")
     assert (verdict.usable, verdict.fix) == (False, "mcp-sandbox setup")

@@ -1,1 +1,1 @@
-"""One module a driver; `vmm.driver.load_driver` imports them by name."""
+"""The drivers: one package each, with the driver's facts in its `__init__`. `vmm.driver.DRIVERS` lists them."""

@@ -16,10 +16,9 @@ from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
 from mcp_sandbox.serving.lifetime import run_command
 from templates.model import Template
-from vmm.driver import DRIVER_NAMES
+from vmm.driver import driver_infos
 from vmm.errors import VmmError
-
-SNAPSHOTS = ("qemu", "gvisor")
+from vmm.types import Capabilities
 
 MEASURED_FAILURES = (SandboxError, VmmError, GuestError)
 
@@ -28,21 +27,33 @@ err = Console(stderr=True, highlight=False)
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing to measure, and whom it concerns."""
+    """One thing to measure, and the kind of driver it applies to."""
 
     measure: Callable[[Subject], Awaitable[Findings]]
-    drivers: Collection[str]
+    concerns: Callable[[Capabilities], bool]
     only_if_named: bool = False
 
 
+def _all(_can: Capabilities) -> bool:
+    return True
+
+
+def _snapshots(can: Capabilities) -> bool:
+    return can.snapshot
+
+
+def _native_cpu(can: Capabilities) -> bool:
+    return not can.boots_kernel  # a virtual machine may have an emulated CPU
+
+
 TOPICS = {
-    "restore": Topic(machines.measure, SNAPSHOTS),
-    "calls": Topic(calls.measure, DRIVER_NAMES),
-    "cpu": Topic(cpu.measure, ("gvisor", "bubblewrap")),
-    "compile": Topic(compiling.measure, ("gvisor", "bubblewrap")),
-    "pool": Topic(pool.measure, SNAPSHOTS),
-    "fork": Topic(fork.measure, ("gvisor",)),
-    "soak": Topic(soak.measure, SNAPSHOTS, only_if_named=True),
+    "restore": Topic(machines.measure, _snapshots),
+    "calls": Topic(calls.measure, _all),
+    "cpu": Topic(cpu.measure, _native_cpu),
+    "compile": Topic(compiling.measure, _native_cpu),
+    "pool": Topic(pool.measure, _snapshots),
+    "fork": Topic(fork.measure, lambda can: _snapshots(can) and _native_cpu(can)),
+    "soak": Topic(soak.measure, _snapshots, only_if_named=True),
 }
 
 
@@ -72,12 +83,15 @@ def chosen(names: Collection[str], *, soaked: bool) -> dict[str, Topic]:
     return {name: topic for name, topic in TOPICS.items() if name in wanted or (soaked and name == "soak")}
 
 
+def concerned(topics: dict[str, Topic]) -> list[str]:
+    """Return the drivers that at least one of the topics applies to."""
+    return [info.name for info in driver_infos() if any(topic.concerns(info.capabilities) for topic in topics.values())]
+
+
 async def _bench(settings: Settings, topics: dict[str, Topic], plan: Plan) -> Report:
     """Measure what concerns the driver that was named, or each one that is ready here."""
     template = settings.catalogue.load(settings.template)
-    concerned = {name for topic in topics.values() for name in topic.drivers}
-    named = settings.driver != AUTO
-    drivers = [settings.driver] if named else [name for name in DRIVER_NAMES if name in concerned]
+    drivers = concerned(topics) if settings.driver == AUTO else [settings.driver]
     parts: list[Part] = []
     missing: list[tuple[str, SandboxError]] = []
     for name in drivers:
@@ -123,7 +137,7 @@ async def measured(subject: Subject, topics: dict[str, Topic]) -> Part:
     findings = Findings()
     driver = subject.driver.name
     for name, topic in topics.items():
-        if driver not in topic.drivers:
+        if not topic.concerns(subject.driver.capabilities):
             findings.left_out.append(f"{name} does not concern it")
             continue
         try:

@@ -15,7 +15,8 @@ from mcp_sandbox.processes import PROC, tree_of
 from vmm.hierarchy import detect
 
 WARM_UP = 20  # cycles after which a server has loaded and cached all that it will
-CYCLES = {"gvisor": 1000, "qemu": 200}
+CYCLES = {"gvisor": 1000}
+OTHERS_CYCLES = 200
 READY = 1
 
 
@@ -33,7 +34,7 @@ class Holdings:
 
 async def measure(subject: Subject) -> Findings:
     """Create, run and close, over and over; the server's holdings early on and at the end."""
-    cycles = subject.plan.cycles or CYCLES[subject.driver.name]
+    cycles = subject.plan.cycles or CYCLES.get(subject.driver.name, OTHERS_CYCLES)
     async with open_server(subject.settings, {"pool.min": READY, "pool.max": READY}) as server:
         await _cycles(subject, server, WARM_UP, "soak, warming up")
         before = await _holdings(server, subject.settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from vmm import limits
-from vmm.drivers import bubblewrap_command as command
+from vmm.drivers.bubblewrap import command
 from vmm.errors import DriverUnavailable
 from vmm.limits import Hierarchy
 from vmm.probe import namespace_advice, not_in_force, own_user, words_of

@@ -1,6 +1,6 @@
 """Machines that are processes of the host's kernel, seen through namespaces: the weakest walls, and the quickest.
 
-Used only when somebody asks for it by name. `bubblewrap_probe.WEAKNESSES` says what it cannot do.
+Used only when somebody asks for it by name. `probe.WEAKNESSES` says what it cannot do.
 """
 
 import resource
@@ -11,13 +11,12 @@ import anyio
 
 from vmm import agent, limits
 from vmm.driver import DriverConfig, Machine
-from vmm.drivers import bubblewrap_command as command
-from vmm.drivers import bubblewrap_pause as pausing
-from vmm.drivers import bubblewrap_probe
+from vmm.drivers.bubblewrap import INFO, command, probe
+from vmm.drivers.bubblewrap import pause as pausing
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
 from vmm.machine import TalkingMachine
 from vmm.process import RunningProcess, find_tool, spawn
-from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe
+from vmm.types import GuestCode, Limits, MachineSpec, Probe
 from vmm.usage import children_of
 
 MIB = 1024 * 1024
@@ -25,10 +24,6 @@ START_S = 20.0  # it takes 50 ms; a busy host may need far longer
 OVERHEAD_MB = 96  # the agent, and what the kernel keeps for so many processes
 PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
-
-
-def create(config: DriverConfig) -> "BubblewrapDriver":
-    return BubblewrapDriver(config)
 
 
 class BubblewrapMachine(TalkingMachine):
@@ -53,8 +48,8 @@ class BubblewrapMachine(TalkingMachine):
 class BubblewrapDriver:
     """Starts machines with bubblewrap."""
 
-    name = "bubblewrap"
-    capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=False, root="tree")
+    name = INFO.name
+    capabilities = INFO.capabilities
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
@@ -64,7 +59,7 @@ class BubblewrapDriver:
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                self._verdict = await bubblewrap_probe.probe(limits.detect())
+                self._verdict = await probe.probe(limits.detect())
             return self._verdict
 
     @asynccontextmanager
@@ -87,8 +82,8 @@ class BubblewrapDriver:
 async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.ControlGroup) -> RunningProcess:
     binary = find_tool(command.PROGRAM)
     assert binary is not None  # the probe found it
-    confined = bubblewrap_probe.confinement(spec.root)
-    box = command.machine_box(spec, bubblewrap_probe.place_of(spec.root, confined))
+    confined = probe.confinement(spec.root)
+    box = command.machine_box(spec, probe.place_of(spec.root, confined))
     first = agent.agent_argv("--user", "none", "--own-pids", "--memory-mb", str(spec.memory_mb))
     with command.prepared(binary, box, command.started(_process_limits(spec), first)) as start:
         return await stack.enter_async_context(

@@ -8,12 +8,12 @@ from pathlib import Path
 import anyio
 
 from vmm.driver import DriverConfig
-from vmm.drivers import gvisor_command as command
+from vmm.drivers.gvisor import command
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
 from vmm.probe import namespace_advice, not_in_force, own_user, words_of
 from vmm.process import Confinement, find_tool, spawn
-from vmm.types import Probe
+from vmm.types import Download, Probe
 
 DEADLINE_S = 15.0  # it takes 0.2 s
 OLDEST = 20240101  # releases before do not restore what they checkpointed well enough
@@ -36,7 +36,9 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
     """Can gVisor run machines here?"""
     found, reason = await find_binary(config)
     if found is None:
-        return Probe(usable=False, reason=reason, fix=SETUP if find_tool("apt-get") else BY_HAND), None
+        fix = SETUP if find_tool("apt-get") else BY_HAND
+        lacks = Download.RUNSC if config.runsc is None else None
+        return Probe(usable=False, reason=reason, fix=fix, lacks=lacks), None
     binary, version = found
     missing = not_in_force(hierarchy)
     troubles = []

@@ -3,6 +3,7 @@
 import os
 import re
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import anyio
 
 from vmm import probe as host
 from vmm.driver import DriverConfig
-from vmm.drivers import qemu_command as command
+from vmm.drivers.qemu import command
 from vmm.limits import Hierarchy
 from vmm.probe import KVM_DEVICE, confinement_trouble, not_in_force, own_user, words_of
 from vmm.process import Confinement, spawn
-from vmm.types import Accel, GuestKernel, Probe
+from vmm.types import Accel, Download, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
 
 START_S = 15.0  # it takes 60 ms
@@ -26,10 +27,15 @@ INSTALL = "apt-get install qemu-system-x86"
 
 
 async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
-    """Can QEMU run machines here, and with which accelerator?"""
+    """Return whether QEMU can run machines on this host, and with which accelerator."""
     binary = command.find_binary()
-    if binary is None:
+    if binary is None:  # a guest kernel is of no use yet
         return Probe(usable=False, reason=f"{command.SYSTEM} is not installed", fix=INSTALL)
+    verdict = await _probe(config, hierarchy, binary)
+    return verdict if config.kernel else replace(verdict, lacks=Download.KERNEL)
+
+
+async def _probe(config: DriverConfig, hierarchy: Hierarchy, binary: str) -> Probe:
     version = await _version(binary)
     missing = not_in_force(hierarchy)
     kvm = Verdict(False, "as asked for") if config.accel is Accel.TCG else await kvm_boots(config, binary, version)

@@ -16,13 +16,12 @@ from qemu.qmp import QMPClient, QMPError
 
 from vmm import limits, memory, tsc
 from vmm.driver import DriverConfig, Machine
-from vmm.drivers import qemu_command as command
-from vmm.drivers import qemu_probe
+from vmm.drivers.qemu import INFO, command, probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.machine import ProcessMachine
 from vmm.probe import cpu_model
 from vmm.process import REAP_S, RunningProcess, run_tool, spawn
-from vmm.types import Accel, Capabilities, GuestKernel, Isolation, Limits, MachineSpec, Probe, Snapshot
+from vmm.types import Accel, GuestKernel, Limits, MachineSpec, Probe, Snapshot
 
 MIB = 1024 * 1024
 MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
@@ -35,10 +34,6 @@ MAKE_FILE_SYSTEM = (
     *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
     *("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"),
 )
-
-
-def create(config: DriverConfig) -> "QemuDriver":
-    return QemuDriver(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +96,8 @@ class QemuMachine(ProcessMachine):
 class QemuDriver:
     """Starts, freezes and restores QEMU microVMs."""
 
-    name = "qemu"
-    capabilities = Capabilities(isolation=Isolation.VM, snapshot=True)
+    name = INFO.name
+    capabilities = INFO.capabilities
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
@@ -114,7 +109,7 @@ class QemuDriver:
         async with self._probing:
             if self._verdict is None:
                 await anyio.to_thread.run_sync(tsc.tsc_khz)  # takes 50 ms the first time
-                self._verdict = await qemu_probe.probe(self._config, limits.detect())
+                self._verdict = await probe.probe(self._config, limits.detect())
             return self._verdict
 
     async def fingerprint(self) -> str:
@@ -196,7 +191,7 @@ class QemuDriver:
         process = await stack.enter_async_context(
             spawn(
                 group.wrap(argv),
-                confinement=qemu_probe.confinement(accel),
+                confinement=probe.confinement(accel),
                 before_start=group.add,
                 pass_fds=files.all(),
             )

@@ -16,14 +16,14 @@ import anyio
 from vmm import limits
 from vmm.agent import send_code
 from vmm.driver import DriverConfig, Machine
-from vmm.drivers import gvisor_command as command
-from vmm.drivers import gvisor_probe
+from vmm.drivers.gvisor import INFO, command, probe
+from vmm.drivers.gvisor.probe import Engine
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed, ToolFailed
 from vmm.machine import TalkingMachine
 from vmm.memory import sealed_bytes
 from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
-from vmm.types import Capabilities, GuestCode, Isolation, Limits, MachineSpec, Probe, Snapshot
+from vmm.types import GuestCode, Limits, MachineSpec, Probe, Snapshot
 from vmm.usage import children_of
 
 MIB = 1024 * 1024
@@ -33,10 +33,6 @@ IMAGE = "checkpoint"  # the directory in a snapshot that is gVisor's
 # Pages as they are: unpacking would cost every restore more than reading does.
 CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
 READABLE_DIR, READABLE = 0o755, 0o644  # machines run as users of their own
-
-
-def create(config: DriverConfig) -> "GvisorDriver":
-    return GvisorDriver(config)
 
 
 class GvisorMachine(TalkingMachine):
@@ -80,19 +76,19 @@ class GvisorMachine(TalkingMachine):
 class GvisorDriver:
     """Starts, freezes and restores gVisor sandboxes."""
 
-    name = "gvisor"
-    capabilities = Capabilities(isolation=Isolation.KERNEL, snapshot=True)
+    name = INFO.name
+    capabilities = INFO.capabilities
 
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
         self._probing = anyio.Lock()
         self._verdict: Probe | None = None
-        self._engine: gvisor_probe.Engine | None = None
+        self._engine: Engine | None = None
 
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                self._verdict, self._engine = await gvisor_probe.probe(self._config, limits.detect())
+                self._verdict, self._engine = await probe.probe(self._config, limits.detect())
             return self._verdict
 
     async def fingerprint(self) -> str:
@@ -141,7 +137,7 @@ class GvisorDriver:
         stack.callback(os.close, config)
         runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform)
         group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec)))
-        confinement = gvisor_probe.confinement()
+        confinement = probe.confinement()
         argv = command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME])
         process = await stack.enter_async_context(
             spawn(
@@ -155,7 +151,7 @@ class GvisorDriver:
         uid = os.geteuid() if confinement.uid is None else confinement.uid
         return GvisorMachine(spec, process, group, runsc, uid)
 
-    async def _found_engine(self) -> gvisor_probe.Engine:
+    async def _found_engine(self) -> Engine:
         verdict = await self.probe()
         if self._engine is None:
             raise DriverUnavailable(verdict.reason, fix=verdict.fix)

@@ -1,0 +1,19 @@
+"""gVisor sandboxes: the driver's facts. Its code is imported when a driver is created."""
+
+from vmm.driver import Driver, DriverConfig
+from vmm.types import Capabilities, Download, DriverInfo, Isolation
+
+INFO = DriverInfo(
+    name="gvisor",
+    title="gVisor",
+    capabilities=Capabilities(isolation=Isolation.KERNEL, snapshot=True),
+    fetches=Download.RUNSC,  # distributions often package a release that is too old
+    rank_without_kvm=10,
+)
+
+
+def create(config: DriverConfig) -> Driver:
+    """Return a gVisor driver for this host."""
+    from vmm.drivers.gvisor.driver import GvisorDriver  # here, so that reading INFO stays cheap
+
+    return GvisorDriver(config)

@@ -1,0 +1,24 @@
+"""QEMU microVMs: the driver's facts. Its code is imported when a driver is created."""
+
+from vmm.driver import Driver, DriverConfig
+from vmm.types import Capabilities, Download, DriverInfo, Isolation, Need
+
+INFO = DriverInfo(
+    name="qemu",
+    title="QEMU",
+    capabilities=Capabilities(isolation=Isolation.VM, snapshot=True),
+    needs=(
+        Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
+        Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),
+    ),
+    fetches=Download.KERNEL,
+    rank_with_kvm=30,
+    rank_without_kvm=20,
+)
+
+
+def create(config: DriverConfig) -> Driver:
+    """Return a QEMU driver for this host."""
+    from vmm.drivers.qemu.driver import QemuDriver  # here, so that reading INFO stays cheap
+
+    return QemuDriver(config)
