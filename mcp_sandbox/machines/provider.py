@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -17,7 +16,7 @@ from templates.errors import InvalidTemplate
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template
 from vmm.driver import DRIVERS, driver_info
-from vmm.types import Accel, Exit, Isolation, Usage
+from vmm.types import Accel, Exit, Isolation, NetworkMode, Usage
 
 LEVELS = {
     Isolation.VM: "every sandbox is a virtual machine with a kernel of its own",
@@ -27,12 +26,6 @@ LEVELS = {
 CPUS = {Accel.KVM: "KVM", Accel.TCG: "emulated CPU: many times slower", None: "native CPU"}
 
 
-class Network(StrEnum):
-    """How a machine reaches the network."""
-
-    NONE = "none"  # not at all
-
-
 @dataclass(frozen=True, slots=True)
 class MachineRequest:
     """What a caller wants from a provider."""
@@ -40,11 +33,11 @@ class MachineRequest:
     template: str
     owner: str | None = None  # None: started ahead of any request, so the owner is not known yet
     memory_mb: int | None = None  # None: the template's
-    network: Network = Network.NONE
+    network: NetworkMode = NetworkMode.NONE
 
     def is_standard(self, template: Template) -> bool:
         """Whether any unused machine of `template` satisfies the request, one that was started ahead included."""
-        return self.memory_mb in (None, template.machine.memory_mb) and self.network is Network.NONE
+        return self.memory_mb in (None, template.machine.memory_mb) and self.network is NetworkMode.NONE
 
 
 @dataclass(frozen=True, slots=True)
