@@ -397,7 +397,7 @@ async def test_a_machine_is_thawed_with_the_files_it_was_made_from(bench: Bench,
 async def test_a_driver_without_snapshots_freezes_nothing(bench: Bench):
     async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False)
-        with pytest.raises(CannotFreeze, match="driver stub"):
+        with pytest.raises(CannotFreeze, match="Driver stub"):
             await bench.provider.freeze(lease).__aenter__()
 
 
