@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio.abc import ByteStream
 
-from guest.client import fields, parsing
+from guest.client import parsing
 from guest.client.groups import first_error
 from guest.client.messages import FileChunk, FileInfo, GuestUsage, Hello, Identity, Listing, Refreshed, RunCode, WarmUp
 from guest.client.runs import Run
@@ -36,7 +36,7 @@ class _Answer:
     def take(self, frame: Frame) -> bool:
         if "ok" not in frame.header:
             raise ProtocolError("the agent sent an event where only an answer is due")
-        if fields.flag(frame.header, "ok"):
+        if parsing.is_ok(frame):
             self.frame = frame
         else:
             self.failure = parsing.parse_refusal(frame.header)

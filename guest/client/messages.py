@@ -1,10 +1,16 @@
-"""What the host asks of an agent and what it gets back: plain frozen values."""
+"""What the host asks of an agent and what the agent answers: frozen values.
+
+The fields of answers have the types of `guest.client.wire`, which `guest.client.parsing` checks them against.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from guest.client.reports import Report
+from guest.client.wire import ExitCode, Flag, Number, Text, Whole
 
 Language = Literal["python", "cpp", "go", "shell"]
 RunKind = Literal["code", "command", "invoke"]
@@ -13,35 +19,52 @@ Status = Literal["ok", "error", "interrupted", "killed", "exited"]
 State = Literal["kept", "lost"]
 Kind = Literal["file", "dir", "link", "other"]
 
+# The wire carries whole nanoseconds.
+Seconds = Annotated[Number, Field(ge=0, validation_alias="duration_ns"), AfterValidator(lambda ns: ns / 1e9)]
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who answered."""
+    """Facts about an agent."""
 
-    protocol: int
-    agent: str
-    language: str
-    language_version: str
+    version: Whole  # of the protocol
+    agent: Text
+    language: Text
+    language_version: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes one clone of a snapshot different from all others."""
+    """What distinguishes one clone of a snapshot from all others."""
 
     hostname: str
     machine_id: str  # 32 hexadecimal digits
     entropy: bytes  # at least 32 bytes from the host's generator
-    reseed: bool = True  # the generators of running code, too; they may stay where no other machine has this state
+    reseed: bool = True  # also the generators of running code; not needed if no other machine has this state
 
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """What came of a refresh. False: the machine's kernel does not allow it (gVisor, containers)."""
+    """The outcome of a refresh. False: the machine's kernel does not allow it (gVisor, containers)."""
 
     clock_skew_s: float  # guest minus host, after the clock was set
     clock_settable: bool
     entropy_credited: bool
     hostname_set: bool
+
+
+class AgentState(BaseModel):
+    """What a client needs besides the byte stream to take over an agent from another client.
+
+    It is small and serialisable (`model_dump_json`): the other client may be in another process or on another host.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+
+    hello: Hello
+    refreshed: Refreshed | None
+    last_id: Whole  # of the requests made so far
+    unread: bytes  # received, but not a whole frame yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +80,11 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What a machine does before its first caller comes."""
+    """How a machine prepares for its first caller."""
 
     language: Language = "python"
     code: str = ""  # run in the language's kernel
-    env: Mapping[str, str] = field(default_factory=dict)  # of everything that runs in the machine
+    env: Mapping[str, str] = field(default_factory=dict)  # of every process in the machine
     service: Service | None = None
 
 
@@ -70,9 +93,9 @@ class RunCode:
     """Code to run, and how much of its output to send back."""
 
     code: str
-    kind: RunKind = "code"  # code of the machine's language; a shell command; or code with a handler to call
-    options: Mapping[str, Any] | None = None  # JSON that the kind, or the language, understands
-    grace_s: float = 2.0  # between the interrupt and the kill, when the run is stopped
+    kind: RunKind = "code"  # code in the machine's language; a shell command; or code with a handler to call
+    options: Mapping[str, Any] | None = None  # JSON whose meaning depends on the kind and the language
+    grace_s: float = 2.0  # between the interrupt and the kill when the run is stopped
     head_bytes: int = 64 * 1024  # of each stream, sent while the code runs
     tail_bytes: int = 16 * 1024  # of each stream, sent at the end if there was more
     max_display_bytes: int = 256 * 1024  # of everything shown by display() and last expressions
@@ -80,7 +103,7 @@ class RunCode:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Text the code wrote. `gap_bytes` is how much was left out right before it."""
+    """Text that the code wrote. `gap_bytes` were left out right before it."""
 
     stream: Stream
     text: str
@@ -89,7 +112,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """A value shown: its forms by MIME type. Its images are files, `files` says which."""
+    """A value that the code showed: its forms by MIME type. Images are files; `files` names them."""
 
     data: dict[str, str]
     files: tuple[str, ...] = ()
@@ -97,10 +120,10 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file in the outputs directory that is new or changed since the run began."""
+    """A file in the outputs directory that the run created or changed."""
 
-    path: str
-    size: int
+    path: Text
+    size: Whole
     mime_type: str
 
 
@@ -108,21 +131,21 @@ class Artifact:
 class CodeError:
     """The exception that ended the code, or what killed its process."""
 
-    name: str
-    message: str
-    traceback: str
+    name: Text
+    message: Text
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTotals:
-    """How much was written in all, and the files that hold it where not all was sent."""
+    """How much was written in all, and the files that hold it if not all was sent."""
 
-    stdout_bytes: int
-    stderr_bytes: int
-    stdout_spill: str | None = None
-    stderr_spill: str | None = None
-    spill_complete: bool = True  # False: the disk was full, or the output larger than a spill file may be
-    displays_dropped: int = 0  # values shown beyond max_display_bytes
+    stdout_bytes: Whole
+    stderr_bytes: Whole
+    stdout_spill: Text | None = None
+    stderr_spill: Text | None = None
+    spill_complete: Flag = True  # False: the disk was full, or the output larger than a spill file may be
+    displays_dropped: Whole = 0  # values shown beyond max_display_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +154,13 @@ class Finished:
 
     status: Status
     state: State
-    exit_code: int | None
-    signal: str | None
+    exit_code: ExitCode | None
+    signal: Text | None
     error: CodeError | None
-    duration_s: float
+    duration_s: Seconds
     output: OutputTotals
-    artifacts_complete: bool = True  # False: there are more files among the outputs than the agent looks at
-    service_loss: str | None = None  # how the machine's service ended, if it had one and it has
+    artifacts_complete: Flag = True  # False: the outputs directory has more files than the agent looks at
+    service_loss: Text | None = None  # how the machine's service ended, if it had one and it has
 
 
 Event = Output | Display | Artifact | Report | Finished
@@ -147,10 +170,10 @@ Event = Output | Display | Artifact | Report | Finished
 class FileInfo:
     """One entry of the machine's file system."""
 
-    path: str
+    path: Text
     kind: Kind
-    size: int
-    mtime: float
+    size: Whole
+    mtime: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +181,23 @@ class FileChunk:
     """Part of a file."""
 
     data: bytes
-    size: int  # of the whole file
-    eof: bool
+    size: Whole  # of the whole file
+    eof: Flag
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A directory's entries. `truncated` when there were more than asked for."""
+    """The entries of a directory. `truncated`: there were more than asked for."""
 
     entries: tuple[FileInfo, ...]
-    truncated: bool
+    truncated: Flag
 
 
 @dataclass(frozen=True, slots=True)
 class GuestUsage:
     """What the machine itself says about its memory and disk, in bytes."""
 
-    memory_total: int
-    memory_available: int
-    disk_total: int
-    disk_free: int
+    memory_total: Whole
+    memory_available: Whole
+    disk_total: Whole
+    disk_free: Whole

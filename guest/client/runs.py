@@ -1,4 +1,4 @@
-"""One run as the host sees it: events as they come, a way to stop it, and never more bytes than agreed."""
+"""One run as the host sees it: its events, a way to stop it, and a limit on what it makes the host keep."""
 
 import codecs
 from collections import deque
@@ -7,19 +7,19 @@ from typing import get_args
 
 import anyio
 
-from guest.client import fields, parsing
+from guest.client import parsing
 from guest.client.messages import Artifact, Display, Event, Finished, Output, RunCode, Stream
 from guest.client.reports import MAX_REPORT_BYTES, parse_report
 from guest.errors import AgentGone, GuestError, ProtocolError
 from guest.protocol import MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame
 
-QUEUE_ENTRY_BYTES = 512  # what an unread event costs besides its text
+QUEUE_ENTRY_BYTES = 512  # memory of an unread event besides its text
 QUEUE_SLACK_BYTES = 8 * 1024 * 1024  # unread events beyond the output itself: artifacts, many short prints
-MERGE_BELOW_CHARS = 16 * 1024  # unread output shorter than this takes in what follows it
+MERGE_BELOW_CHARS = 16 * 1024  # unread output shorter than this is merged with what follows it
 
 
 class _Text:
-    """Decodes one stream's bytes; no character is ever split between two events."""
+    """Decodes the bytes of one stream without splitting a character between two events."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -29,7 +29,7 @@ class _Text:
             return self._decoder.decode(data)
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        cut = 0  # the first bytes after a gap may be the end of a character whose start is gone
+        cut = 0  # the first bytes after a gap may be the end of a character whose start was left out
         while cut < min(3, len(data)) and data[cut] & 0xC0 == 0x80:
             cut += 1
         return rest + self._decoder.decode(data[cut:])
@@ -41,9 +41,9 @@ class _Text:
 class Run:
     """An async iterator of the events of one run; the last one is `Finished`.
 
-    Events wait here until they are read, so a slow reader never holds up other requests on the stream. What a
-    machine can make the host keep is bounded: output and displays by what the request allows, the rest by a
-    fixed slack. An agent that sends more than that breaks the protocol.
+    Events are queued until they are read, so a slow reader never holds up other requests on the stream. The queue is
+    bounded: output and displays by what the request allows, the rest by a fixed slack. An agent that sends more breaks
+    the protocol.
     """
 
     def __init__(self, request: RunCode, stop: Callable[[], Awaitable[None]]) -> None:
@@ -65,7 +65,7 @@ class Run:
     async def stop(self) -> None:
         """Interrupt the code, and kill its process if it still runs after the grace period.
 
-        Returns when the agent has taken the order; the run ends with `Finished` as always.
+        Returns when the agent has acknowledged it; the run still ends with `Finished`.
         """
         if self.finished is None:
             await self._send_stop()
@@ -86,7 +86,7 @@ class Run:
         return event
 
     async def wait_finished(self) -> Finished:
-        """Drop what is unread and return how the run ended."""
+        """Discard unread events and return how the run ended."""
         async for _ in self:
             pass
         if self.finished is None:
@@ -99,13 +99,13 @@ class Run:
         self._news.set()
 
     def take(self, frame: Frame) -> bool:
-        """Take in a frame; True when it was the last. Raises ProtocolError when it is not allowed."""
+        """Take a frame; True if it was the last. Raises ProtocolError if it is not allowed."""
         header, body = frame
         if "ok" in header:
             for stream in get_args(Stream):
                 if rest := self._texts[stream].end():
                     self._put(Output(stream, rest))
-            if fields.flag(header, "ok"):
+            if parsing.is_ok(frame):
                 self._put(parsing.parse_finished(header, body))
             else:
                 self.fail(parsing.parse_refusal(header))
@@ -130,8 +130,12 @@ class Run:
         return False
 
     def _take_output(self, header: dict[str, object], body: bytes) -> None:
-        stream: Stream = fields.choice(header, "stream", Stream)
-        gap = fields.whole(header, "gap") if "gap" in header else 0
+        # Checked by hand: pydantic would double the cost of an event, and a chatty run has many thousands of them.
+        stream, gap = header.get("stream"), header.get("gap", 0)
+        if stream != "stdout" and stream != "stderr":
+            raise ProtocolError(f"the agent sent output of an unknown stream: {str(stream)[:60]!r}")
+        if type(gap) is not int or not 0 <= gap < 2**63:
+            raise ProtocolError(f"the agent's gap in the output is not a size: {str(gap)[:60]!r}")
         self._output_left -= max(1, len(body))
         if self._output_left < 0:
             raise ProtocolError("the agent sent more output than the run allows")
@@ -162,7 +166,7 @@ class Run:
 
 
 def _cost(event: Event) -> int:
-    """Roughly the memory an unread event takes, in bytes."""
+    """Return roughly how much memory an unread event takes, in bytes."""
     if isinstance(event, Output):
         return QUEUE_ENTRY_BYTES + len(event.text)
     if isinstance(event, Finished):

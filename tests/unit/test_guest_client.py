@@ -247,10 +247,58 @@ ATTACKS: dict[str, Callable[[int], bytes]] = {
     "negative size": lambda number: encode(
         {"id": number, "ok": True, "file": {"path": "a", "kind": "file", "size": -1, "mtime": 0}}
     ),
+    "a boolean as size": lambda number: encode(
+        {"id": number, "ok": True, "file": {"path": "a", "kind": "file", "size": True, "mtime": 0}}
+    ),
+    "a boolean as time": lambda number: encode(
+        {"id": number, "ok": True, "file": {"path": "a", "kind": "file", "size": 1, "mtime": True}}
+    ),
+    "a time beyond all calendars": lambda number: encode(
+        {"id": number, "ok": True, "file": {"path": "a", "kind": "file", "size": 1, "mtime": 1e18}}
+    ),
+    "text as size": lambda number: encode(
+        {"id": number, "ok": True, "file": {"path": "a", "kind": "file", "size": "1", "mtime": 0}}
+    ),
+    "a size of 64 bits": lambda number: encode(
+        {"id": number, "ok": True, "file": {"path": "a", "kind": "file", "size": 2**63, "mtime": 0}}
+    ),
     "unknown kind": lambda number: encode(
         {"id": number, "ok": True, "file": {"path": "a", "kind": "disk", "size": 1, "mtime": 0}}
     ),
 }
+
+
+async def test_half_a_character_in_a_name_is_replaced():
+    async def script(agent: FakeAgent) -> None:
+        entry = {"path": "/workspace/\udcff", "kind": "file", "size": 1, "mtime": 0}
+        await agent.reply(await agent.expect("stat"), {"ok": True, "file": entry})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        assert (await client.stat("x")).path == "/workspace/?"
+
+
+async def test_a_long_refusal_is_cut():
+    async def script(agent: FakeAgent) -> None:
+        error = {"code": "x" * 1000, "message": "x" * 60_000}
+        await agent.reply(await agent.expect("stat"), {"ok": False, "error": error})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(RequestRefused) as caught:
+            await client.stat("x")
+        assert (len(caught.value.code), len(caught.value.message)) == (40, 4000)
+
+
+async def test_an_error_quotes_little_of_what_the_agent_sent():
+    async def script(agent: FakeAgent) -> None:
+        await agent.reply(await agent.expect("run"), {**DONE, "status": "x" * 50_000})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError) as caught:
+            await collect(client, RunCode("1"))
+        assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -335,6 +383,16 @@ RUN_ATTACKS: dict[str, dict[str, Any]] = {
     "negative gap": {"event": "output", "stream": "stdout", "gap": -5},
     "artifact without a path": {"event": "artifact", "size": 1},
     "files that are no list": {"event": "display", "files": "abc"},
+    "too many files": {"event": "display", "files": ["a"] * 65},
+    "files that are no text": {"event": "display", "files": [1]},
+    "a stream that is no text": {"event": "output", "stream": ["stdout"]},
+    "a boolean as gap": {"event": "output", "stream": "stdout", "gap": True},
+    "a gap of 64 bits": {"event": "output", "stream": "stdout", "gap": 2**63},
+    "negative duration": {**DONE, "duration_ns": -1},
+    "no duration": {key: value for key, value in DONE.items() if key != "duration_ns"},
+    "huge exit code": {**DONE, "exit_code": 2**32},
+    "error without a message": {**DONE, "error": {"name": "x"}},
+    "text as a flag": {**DONE, "artifacts_complete": "yes"},
     "unknown status": {**DONE, "status": "great"},
     "unknown state": {**DONE, "state": None},
     "no output totals": {**DONE, "output": None},
