@@ -124,13 +124,22 @@ async def agent_client(
 
     A warm-up that is just code is Python's.
     """
+    async with (
+        agent_stream(*options, user=user) as stream,
+        AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client,
+    ):
+        if warm_up is not None:
+            await client.warm(WarmUp(code=warm_up) if isinstance(warm_up, str) else warm_up, START_TIMEOUT_S)
+        yield client
+
+
+@asynccontextmanager
+async def agent_stream(*options: str, user: str = SANDBOX_USER) -> AsyncIterator[SocketStream]:
+    """The stream to an agent running with these options, not greeted yet."""
     ours, theirs = socket.socketpair()
     with _agent_process(theirs, ("--user", user, *options)):
-        stream = await SocketStream.from_socket(ours)
-        async with AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client:
-            if warm_up is not None:
-                await client.warm(WarmUp(code=warm_up) if isinstance(warm_up, str) else warm_up, START_TIMEOUT_S)
-            yield client
+        async with await SocketStream.from_socket(ours) as stream:
+            yield stream
 
 
 class Result:

@@ -170,16 +170,18 @@ async def test_an_agent_that_never_answers_is_a_timeout_and_the_client_goes_on()
 
 
 async def test_a_cancelled_request_leaves_the_client_usable():
+    asked = anyio.Event()
+
     async def script(agent: FakeAgent) -> None:
         first = await agent.expect("usage")
+        asked.set()
         second = await agent.expect("remove")
         await agent.reply(first, {"ok": True})
         await agent.reply(second, {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        with anyio.move_on_after(0.01):
-            await client.usage()
+        await give_up(client.usage(), asked)
         await client.remove("x")
 
 
@@ -436,27 +438,42 @@ async def test_endless_events_end_in_a_protocol_error(header, body):
                 await client.stat("never answered")
 
 
+async def give_up(request: Awaitable[object], asked: anyio.Event) -> None:
+    """Cancel a request once the agent has got it."""
+    async with anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            await request
+
+        tasks.start_soon(ask)
+        await asked.wait()
+        tasks.cancel_scope.cancel()
+
+
 async def test_answers_that_come_too_late_never_add_up_to_an_attack():
-    rounds = 20  # of a megabyte each
+    asked = [anyio.Event() for _ in range(20)]  # a megabyte each
 
     async def script(agent: FakeAgent) -> None:
-        for _ in range(rounds):
+        for each in asked:
             late = await agent.expect("read")
+            each.set()
             number = await agent.expect("remove")
             await agent.reply(late, {"ok": True, "size": MAX_BODY, "eof": True}, b"x" * MAX_BODY)
             await agent.reply(number, {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        for _ in range(rounds):
-            with anyio.move_on_after(0.001):
-                await client.read("x", limit=MAX_BODY)
+        for each in asked:
+            await give_up(client.read("x", limit=MAX_BODY), each)
             await client.remove("x")
 
 
 async def test_a_request_that_was_given_up_is_answered_once_and_no_more():
+    asked = anyio.Event()
+
     async def script(agent: FakeAgent) -> None:
         late = await agent.expect("usage")
+        asked.set()
         for op in ("remove", "stat"):
             number = await agent.expect(op)
             await agent.reply(late, {"ok": True})
@@ -464,8 +481,7 @@ async def test_a_request_that_was_given_up_is_answered_once_and_no_more():
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        with anyio.move_on_after(0.01):
-            await client.usage()
+        await give_up(client.usage(), asked)
         await client.remove("x")
         with pytest.raises(ProtocolError, match="request that has ended"):
             await client.stat("x")
@@ -493,7 +509,7 @@ async def test_a_run_cancelled_before_it_was_sent_leaves_the_client_usable(monke
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        async with anyio.create_task_group() as tasks, client._sending:  # another frame is on its way out
+        async with anyio.create_task_group() as tasks, client._channel._sending:  # another frame is on its way out
             tasks.start_soon(collect, client, RunCode("1", grace_s=0.0))
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
@@ -530,7 +546,7 @@ async def test_a_fault_of_our_own_reader_breaks_the_client_and_hides_no_exceptio
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        monkeypatch.setattr(client, "_dispatch", fault)
+        monkeypatch.setattr(client._channel, "_dispatch", fault)
         with pytest.raises(ProtocolError, match="ours"):
             await client.remove("x")
 
@@ -629,9 +645,8 @@ async def test_leaving_a_run_stops_it():
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        with anyio.move_on_after(0.01):
-            async with client.run(RunCode("1")) as run:
-                await run.wait_finished()
+        async with client.run(RunCode("1")) as run:
+            pass
         assert run.finished is not None
         assert run.finished.status == "interrupted"
         await client.remove("x")
@@ -646,9 +661,8 @@ async def test_a_run_that_cannot_be_stopped_breaks_the_client(monkeypatch):
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        with anyio.move_on_after(0.01):
-            async with client.run(RunCode("1", grace_s=0.0)) as run:
-                await run.wait_finished()
+        async with client.run(RunCode("1", grace_s=0.0)):
+            pass
         with pytest.raises(AgentTimeout, match="could not be stopped"):
             await client.stat("x")
 
