@@ -19,8 +19,8 @@ from mcp_sandbox.machines.provider import HostFacts, Provider
 from mcp_sandbox.operating.operation import Pools, open_operation
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, Progress
-from templates.holding import held
 from templates.kernel import OwnKernel
+from templates.locks import hold
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
 from vmm.types import Accel, Download, Isolation, Probe
@@ -91,7 +91,7 @@ class Drivers:
             fetches = driver_info(name).fetches
             runsc = self.builder.find_runsc() if fetches is Download.RUNSC else None
             if runsc is not None:
-                self._held.enter_context(held([runsc.parent]))
+                self._held.enter_context(hold([runsc.parent]))
             config = DriverConfig(
                 run_dir=self.settings.run_dir,
                 cache_dir=self.settings.cache_dir,
@@ -145,8 +145,8 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
     """
     settings = host.settings
     for entry in settings.catalogue.entries():
-        if entry.problem:
-            logger.warning("template %s cannot be used: %s", entry.name, entry.problem)
+        if entry.error:
+            logger.warning("template %s has errors: %s", entry.name, entry.error)
     builds = Builds(host.driver, host.builder, settings.catalogue)
     local = LocalProvider(host.driver, builds, max_restores=settings.limits.restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""All templates there are: the user's own directories on a search path, then the ones we ship."""
+"""The templates there are: the user's directories on a search path, then the built-in ones."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,67 +6,69 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from templates.errors import InvalidTemplate, UnknownTemplate
+from templates.errors import InvalidTemplate, Problem, UnknownTemplate
 from templates.model import Template
-from templates.reading import read_template
+from templates.template_file import read_template
 
 BUILT_IN = Path(__file__).parent
-FILE_NAME = "template.toml"  # every directory with one is a template of that name
+FILE_NAME = "template.toml"  # a directory with such a file is a template of that name
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_RENAME = "rename it: a template's name has up to 63 lower-case letters, digits and hyphens"
+_BAD_NAME = Problem("rename the directory: a template's name has up to 63 lower-case letters, digits and hyphens")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """One name of the catalogue."""
+class CatalogueEntry:
+    """One name in the catalogue."""
 
     name: str
     folder: Path
-    template: Template | None  # None: its file cannot be used
-    problem: str | None  # why not, a line for each thing to mend
-    hides: tuple[Path, ...]  # directories further down the path that have a template of the same name
+    template: Template | None  # None if its template.toml has errors
+    error: InvalidTemplate | None
+    hides: tuple[Path, ...]  # directories of the same name further down the search path
 
     @property
     def built_in(self) -> bool:
-        """Whether it came with the product."""
+        """Whether the template comes with the product."""
         return self.folder.parent == BUILT_IN
 
 
 class Catalogue:
-    """Templates by name. Files are looked at again each time, so that nobody has to restart anything after a change."""
+    """Templates by name. Every call looks at the files again, so a change needs no restart."""
 
     def __init__(self, path: Sequence[Path] = ()) -> None:
         self.path = tuple(path)
         self._roots = tuple(dict.fromkeys((*self.path, BUILT_IN)))
 
     def load(self, name: str) -> Template:
-        """The template called `name`; raises UnknownTemplate or InvalidTemplate."""
+        """Return the template called `name`; raises UnknownTemplate or InvalidTemplate."""
         if NAME.fullmatch(name):
             for root in self._roots:
                 if (found := _load(root / name / FILE_NAME)) is not None:
                     return found
-        known = ", ".join(self.names()) or "none"
-        raise UnknownTemplate(f"there is no template called {name!r}; there are: {known}")
+        raise UnknownTemplate(name, self.names())
 
     def names(self) -> list[str]:
-        """What templates are called, those that cannot be used included."""
+        """Return the names of all templates, including those with errors."""
         return sorted(filter(NAME.fullmatch, self._folders()))
 
     def templates(self) -> dict[str, Template]:
-        """All that can be used, by name. One that cannot takes nobody else down."""
+        """Return all templates without errors, by name."""
         return {entry.name: entry.template for entry in self.entries() if entry.template}
 
-    def entries(self) -> Iterator[Listed]:
-        """Everything there is to say about what is on the path, by name."""
+    def entries(self) -> Iterator[CatalogueEntry]:
+        """Yield everything on the search path, by name."""
         for name, (folder, *hidden) in sorted(self._folders().items()):
-            template, problem = None, None if NAME.fullmatch(name) else f"{folder}: {_RENAME}"
+            template, error = None, None
             try:
-                template = None if problem else self.load(name)
+                if NAME.fullmatch(name):
+                    template = self.load(name)
+                else:
+                    error = InvalidTemplate(folder, _BAD_NAME)
             except UnknownTemplate:  # removed just now
                 continue
-            except InvalidTemplate as error:
-                problem = str(error)
-            yield Listed(name, folder, template, problem, tuple(hidden))
+            except InvalidTemplate as invalid:
+                error = invalid
+            yield CatalogueEntry(name, folder, template, error, tuple(hidden))
 
     def _folders(self) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}
@@ -82,11 +84,12 @@ def _load(file: Path) -> Template | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise InvalidTemplate(f"{file}: cannot be read: {error.strerror}") from None
+        raise InvalidTemplate(file, Problem(f"cannot be read: {error.strerror}")) from None
     return _read(file, (status.st_ino, status.st_mtime_ns, status.st_size))
 
 
 @lru_cache(maxsize=256)
-def _read(file: Path, _making: tuple[int, ...]) -> Template:
-    """A template as its file says now. Reading it takes a millisecond, which every new sandbox would feel."""
+def _read(file: Path, _stamp: tuple[int, ...]) -> Template:
+    """Read a template, or return the cached one if the file has not changed. Reading takes a millisecond, too long for
+    every new sandbox."""
     return read_template(file)

@@ -1,4 +1,4 @@
-"""The base layer of a machine: a small Debian with Python, as one tar file."""
+"""Build a small Debian with Python as a tar file, and layers of packages on top of it."""
 
 import os
 import shlex
@@ -9,24 +9,23 @@ from typing import Any
 
 import anyio.to_thread
 
-from templates import apt
+from templates import apt_sources
 from templates.model import DebianSource
 from templates.tools import StepFailed, Tools
 
 BASE_TAR = "base.tar"
-RECIPE = 4  # raise it when a change here must reach machines that are already built
+RECIPE = 4  # part of the cache key: raise it when a change here requires a rebuild
 
-# The agent and every kernel need Python with its whole standard library, compiled wheels the library of C++.
-# There is no apt: a machine that is offline cannot use it.
+# The agent and all kernels need Python with its whole standard library; compiled wheels need the C++ library.
+# There is no apt: sandboxes are offline.
 BASE_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 
-# Run last. What mmdebstrap keeps of where packages came from names the host's mirror, and would in a layer on top take
-# the place of the layer's own.
+# Runs last. mmdebstrap leaves files that name the host's mirror and would override the sources of a layer on top.
 _FORGET_SOURCES = 'rm -f "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap'
 
-# Nobody reads manuals in a sandbox. Licences stay.
+# Leave out documentation; keep licences.
 _DPKG_OPTIONS = (
-    "force-unsafe-io",  # the tree is thrown away if anything goes wrong
+    "force-unsafe-io",  # a failed build is discarded anyway
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
     "path-exclude=/usr/share/info/*",
@@ -37,30 +36,30 @@ _DPKG_OPTIONS = (
 
 
 def base_inputs(suite: str) -> dict[str, Any]:
-    """What the base layer of a suite depends on."""
+    """Return the inputs of a suite's base."""
     return {"recipe": RECIPE, "suite": suite, "packages": BASE_PACKAGES, "dpkg": _DPKG_OPTIONS}
 
 
 def layer_inputs(base_key: str, source: DebianSource) -> dict[str, Any] | None:
-    """What the layer of a template on top of a base depends on; None if it adds nothing."""
+    """Return the inputs of a template's layer on top of a base; None if it needs none."""
     if not source.packages and not source.run:
         return None
     return {"recipe": RECIPE, "base": base_key, "packages": sorted(set(source.packages)), "run": source.run}
 
 
 async def make_base(tools: Tools, staging: Path, suite: str) -> dict[str, Any]:
-    """Install the smallest Debian that has Python into `staging`/base.tar."""
+    """Write `staging`/base.tar: a minimal Debian with Python."""
     await _mmdebstrap(tools, staging, suite, BASE_PACKAGES, "--variant=essential")
     return {}
 
 
 async def make_layer(tools: Tools, staging: Path, source: DebianSource, base_tar: Path) -> dict[str, Any]:
-    """Install packages on top of a base that is already made and run commands in it; the result is a whole base."""
+    """Write `staging`/base.tar: a base with more packages and the results of the template's commands."""
     await _mmdebstrap(
         tools,
         staging,
         source.suite,
-        # dpkg is there already, but the variant "custom" refuses to work without it being named.
+        # The base has dpkg already, but mmdebstrap's variant "custom" insists that it is named.
         ("dpkg", *source.packages),
         "--variant=custom",
         "--skip=check/empty",
@@ -81,7 +80,7 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
             *options,
             f"--include={','.join(packages)}",
             '--aptopt=Acquire::Languages "none"',
-            # Packages called like golang-go/trixie come from there; what they need only if the suite has none of it.
+            # A package written golang-go/trixie comes from there; its dependencies only if the suite lacks them.
             f'--aptopt=APT::Default-Release "/^{suite}(|-updates|-security)$/"',
             *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS),
             f"--customize-hook={_FORGET_SOURCES}",
@@ -89,8 +88,8 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
             str(staging / BASE_TAR),
             *([str(sources)] if text is not None else []),
         ],
-        # As root it mounts things on this host, and forgets them when it is killed.
-        together=True,
+        # As root it mounts file systems on the host and leaves them mounted when it is killed.
+        isolated=True,
         env={"TMPDIR": str(staging)} if os.geteuid() == 0 else None,
     )
     sources.unlink(missing_ok=True)
@@ -101,20 +100,22 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
 
 
 def _sources(suite: str, packages: Sequence[str]) -> str | None:
-    """Where the packages come from: the suite, and others that packages are named to be of."""
+    """Return the apt sources of the suite and of the other suites that packages name."""
     others = {name.partition("/")[2] for name in packages} - {"", suite}
-    texts = [apt.sources_for(wanted) for wanted in (suite, *sorted(others))]
+    texts = [apt_sources.sources_for(wanted) for wanted in (suite, *sorted(others))]
     if all(text is None for text in texts) and not others:
         return None
     if None in texts:
-        raise StepFailed(f"only on Debian with its own package sources can packages of {', '.join(others)} be had")
+        raise StepFailed(
+            f"packages of {', '.join(others)} can only be installed on a Debian host that uses Debian's package sources"
+        )
     return "\n".join(text for text in texts if text)
 
 
 def _copy_without_devices(source: Path, target: Path) -> None:
-    """Leave out /dev: ordinary users cannot unpack devices, and machines get theirs from their own kernel.
+    """Copy a tar file without /dev: ordinary users cannot unpack devices, and the guest kernel creates its own.
 
-    `tar --delete` would do the same, but it damages archives with extended headers.
+    `tar --delete` damages archives with extended headers.
     """
     with tarfile.open(source, "r:") as old, tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as new:
         for member in old:

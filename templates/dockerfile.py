@@ -1,4 +1,4 @@
-"""Images built from a template's own Dockerfile with buildah: no daemon, and nothing kept but the image."""
+"""Build an image from a template's Dockerfile with buildah, without a daemon; only the image is kept."""
 
 import hashlib
 import os
@@ -12,23 +12,23 @@ import anyio.to_thread
 from templates.container_tools import run_container_tool
 from templates.model import Template
 from templates.oci import file_digest, unpack_image
-from templates.removal import remove_tree
 from templates.tools import Tools
+from templates.untrusted_tree import remove_tree
 
-RECIPE = 1  # raise it when a change here must reach machines that are already built
-# It is about the sandbox and not part of the image: a new warm-up must not mean a new build.
+RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
+# Not part of the image: a new warm-up must not rebuild it.
 NOT_IN_CONTEXT = "template.toml"
-IGNORE_FILES = (".containerignore", ".dockerignore")  # the first that is there counts, as buildah has it
+IGNORE_FILES = (".containerignore", ".dockerignore")  # the first that exists is used, as in buildah
 
 
 def dockerfile_inputs(template: Template) -> dict[str, Any]:
-    """What an image depends on: all beside its Dockerfile. Where tags in that lead is found out when it is built."""
+    """Return the inputs of an image: all files beside its Dockerfile. Tags in it are resolved when it is built."""
     context = hashlib.sha256()
     for folder, folders, files in os.walk(template.folder):
         folders.sort()
         for path in (Path(folder, name) for name in sorted((*files, *folders))):
             if path != template.folder / NOT_IN_CONTEXT:
-                context.update(repr((str(path.relative_to(template.folder)), *_about(path))).encode())
+                context.update(repr((str(path.relative_to(template.folder)), *_fingerprint(path))).encode())
     return {
         "recipe": RECIPE,
         "template": template.name,
@@ -38,14 +38,14 @@ def dockerfile_inputs(template: Template) -> dict[str, Any]:
 
 
 async def make_dockerfile(tools: Tools, staging: Path, template: Template) -> dict[str, Any]:
-    """Build the image into `staging`/layers.tar.
+    """Write `staging`/layers.tar: the built image.
 
-    Its commands run in a chroot, with the network of this host and the proxies of its environment.
+    RUN commands run in a chroot, with the host's network and proxy variables.
     """
     assert template.source.dockerfile is not None
     storage, built = staging / "storage", staging / "built"
     ignore = staging / "ignore"
-    ignore.write_text(_ignored(template.folder))
+    ignore.write_text(_ignore_rules(template.folder))
     keep = ("--root", str(storage / "root"), "--runroot", str(storage / "run"), "--storage-driver", "vfs")
     build = (
         *("build", "--isolation", "chroot", "--layers=false", "--format", "oci"),
@@ -56,15 +56,15 @@ async def make_dockerfile(tools: Tools, staging: Path, template: Template) -> di
         await run_container_tool(tools, staging, "buildah", *keep, *build)
     finally:
         with anyio.CancelScope(shield=True):
-            await _remove(tools, staging, storage)
+            await _remove_storage(tools, staging, storage)
     details = await unpack_image(tools, staging, template, f"oci:{built}:image")
     await anyio.to_thread.run_sync(shutil.rmtree, built)
     ignore.unlink()
     return details
 
 
-def _about(path: Path) -> tuple[int, str]:
-    """All of a file that an image could have from it. One that cannot be read is for buildah to complain about."""
+def _fingerprint(path: Path) -> tuple[int, str]:
+    """Return what an image could take over from a file. If it cannot be read, buildah will report it."""
     try:
         status = path.lstat()
         if path.is_symlink():
@@ -76,14 +76,14 @@ def _about(path: Path) -> tuple[int, str]:
         return 0, f"unreadable: {error.strerror}"
 
 
-def _ignored(folder: Path) -> str:
-    """What the template's author wants to be left out, and what we do."""
-    own = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
-    return f"{own.read_text() if own else ''}\n{NOT_IN_CONTEXT}\n"
+def _ignore_rules(folder: Path) -> str:
+    """Return the ignore rules of the template's author, and ours."""
+    theirs = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
+    return f"{theirs.read_text() if theirs else ''}\n{NOT_IN_CONTEXT}\n"
 
 
-async def _remove(tools: Tools, staging: Path, storage: Path) -> None:
-    """Files in an ordinary user's storage belong to ids that only buildah can act as."""
+async def _remove_storage(tools: Tools, staging: Path, storage: Path) -> None:
+    """Remove buildah's storage. For an ordinary user the files belong to subordinate ids, so buildah has to do it."""
     if os.geteuid() == 0:
         await anyio.to_thread.run_sync(remove_tree, storage)
     elif storage.exists():

@@ -1,12 +1,14 @@
-"""Everything that can go wrong with a template.
+"""Errors of this room.
 
 TemplateError
-├── UnknownTemplate   no template has that name; says which there are
-├── InvalidTemplate   a template.toml cannot be used; names file, field and what to do
-├── UnusableKernel    the guest kernel the user named cannot be used
-└── BuildFailed       a step of a build went wrong; carries the step and the end of its log
+├── UnknownTemplate   no template has that name; lists the names there are
+├── InvalidTemplate   a template.toml has errors; names file, line, field and what to write instead
+├── UnusableKernel    the guest kernel named in the settings cannot be used
+└── BuildFailed       a build step failed; carries the step and the end of its log
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -15,19 +17,43 @@ class TemplateError(Exception):
 
 
 class UnknownTemplate(TemplateError):
-    """There is no template of that name."""
+    """No template has that name."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(f"there is no template called {name!r}; there are: {', '.join(known) or 'none'}")
+        self.name = name
+        self.known = tuple(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One error in a template.toml."""
+
+    message: str  # what is wrong, or what to write instead
+    field: str = ""  # like source.debian.wheels[0]; empty if the error is not about a field
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
 
 
 class InvalidTemplate(TemplateError):
-    """A template.toml that cannot be used. The message has one line for each thing to mend."""
+    """A template.toml has errors. The message has one line for each."""
+
+    def __init__(self, file: Path, *problems: Problem) -> None:
+        self.file = file
+        self.problems = problems
+        super().__init__(
+            "\n".join(f"{file}:{f'{problem.line}:' if problem.line else ''} {problem}" for problem in problems)
+        )
 
 
 class UnusableKernel(TemplateError):
-    """The kernel the user named is not there or cannot be used."""
+    """The guest kernel named in the settings is missing or cannot be used."""
 
 
 class BuildFailed(TemplateError):
-    """One step of a build failed. Nothing half-built is left, only the log."""
+    """A build step failed. It left nothing but its log."""
 
     def __init__(self, step: str, reason: str, *, log_tail: str, log_path: Path) -> None:
         super().__init__(f"step {step!r} failed: {reason}")

@@ -1,4 +1,4 @@
-"""The part of our own code that runs inside machines: an initramfs carries it, or an archive of its own does."""
+"""Pack the guest code that runs inside machines: for the initramfs, or as a tar file for drivers without a kernel."""
 
 import hashlib
 import io
@@ -10,14 +10,13 @@ import guest
 from templates.tools import Tools
 
 AGENT = "agent.tar"
-RECIPE = 1  # raise it when a change here must reach machines that are already built
-# A folder of the guest package: the host's end of the wire. Machines have no use for it, and a change of it must
-# not make their snapshots stale.
+RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
+# The folder of the guest package that runs on the host. A change there must not make snapshots stale.
 _HOST_ONLY = "client"
 
 
 def guest_files() -> dict[str, bytes]:
-    """The part of the guest package that runs inside machines, by path."""
+    """Return the files of the guest package that run inside machines, by path."""
     package = Path(guest.__file__).parent
     return {
         f"guest/{path.relative_to(package)}": path.read_bytes()
@@ -27,24 +26,24 @@ def guest_files() -> dict[str, bytes]:
 
 
 def digest(content: bytes) -> str:
-    """What tells one content from another."""
+    """Return the SHA-256 of `content`."""
     return hashlib.sha256(content).hexdigest()
 
 
 def agent_inputs() -> dict[str, Any]:
-    """What the agent's archive depends on."""
+    """Return the inputs of the agent's archive."""
     return {"recipe": RECIPE, "files": {name: digest(content) for name, content in guest_files().items()}}
 
 
 async def make_agent(_tools: Tools, staging: Path) -> dict[str, Any]:
-    """Put agent.tar into `staging`, for machines that boot no kernel."""
+    """Write agent.tar to `staging`, for machines that boot no kernel."""
     (staging / AGENT).write_bytes(pack_agent())
     (staging / AGENT).chmod(0o644)
     return {}
 
 
 def pack_agent() -> bytes:
-    """The guest package as a tar file that is the same each time."""
+    """Return the guest code as a reproducible tar file."""
     files = guest_files()
     folders = {str(parent) for name in files for parent in PurePosixPath(name).parents if parent.name}
     packed = io.BytesIO()

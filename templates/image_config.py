@@ -1,38 +1,78 @@
-"""What an OCI image says about the processes in it: read with suspicion, used where it can be, explained where not."""
+"""The process settings of an OCI image: validate them, use what can be used, explain the rest."""
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from guest.places import WORKSPACE
-from templates.errors import InvalidTemplate
+from templates.errors import InvalidTemplate, Problem
 from templates.model import VARIABLE, Template
 from templates.tools import StepFailed
-from templates.warmup import ImageConfig
 
-MAX_CHARS = 8192  # of all that is taken over: it travels to the agent in the header of one frame
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # Python's names and those of OCI
-# What an image may not choose, and why.
-NOT_TAKEN = {
+MAX_CHARS = 8192  # of all settings together: they travel to the agent in one frame's header
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # Python's names and OCI's
+# Variables that an image may not set, and why.
+REFUSED = {
     "HOME": f"the home of code is {WORKSPACE}",
-    "LD_AUDIT": "it would be loaded into the sandbox's agent too",
-    "LD_PRELOAD": "it would be loaded into the sandbox's agent too",
+    "LD_AUDIT": "the sandbox's agent would load it too",
+    "LD_PRELOAD": "the sandbox's agent would load it too",
 }
 
 
-def read_config(described: object) -> ImageConfig:
-    """What the configuration of an image says; raises StepFailed if it is damaged or for another machine."""
-    if not isinstance(described, dict) or not isinstance(settings := described.get("config") or {}, dict):
-        raise StepFailed("the image's configuration is damaged")
-    _check_platform(described)
-    env = dict(entry.partition("=")[::2] for entry in _texts(settings, "Env"))
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """The settings of an OCI image; empty for images made from Debian packages."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()  # ENTRYPOINT and CMD
+    workdir: str | None = None
+    user: str | None = None  # not used, but explained by `explain`
+    left_out: tuple[str, ...] = ()  # refused variables
+
+
+_Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class _OciSettings(_Strict):
+    env: list[_Text] | None = Field(default=None, alias="Env")
+    entrypoint: list[_Text] | None = Field(default=None, alias="Entrypoint")
+    cmd: list[_Text] | None = Field(default=None, alias="Cmd")
+    workdir: _Text | None = Field(default=None, alias="WorkingDir")
+    user: _Text | None = Field(default=None, alias="User")
+
+
+class _OciConfig(_Strict):
+    """The fields we use of an OCI image configuration."""
+
+    os: str = "linux"
+    architecture: str | None = None
+    config: _OciSettings | None = None
+
+
+def read_config(document: object) -> ImageConfig:
+    """Read an image's configuration; raises StepFailed if it is damaged or for another platform."""
+    try:
+        image = _OciConfig.model_validate(document)
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+        place = ".".join(map(str, details["loc"]))
+        raise StepFailed(f"the image's configuration is damaged: {place}: {details['msg']}") from None
+    _check_platform(image)
+    settings = image.config or _OciSettings()
+    env = dict(entry.partition("=")[::2] for entry in settings.env or ())
     config = ImageConfig(
-        env={name: value for name, value in env.items() if VARIABLE.match(name) and name not in NOT_TAKEN},
-        command=(*_texts(settings, "Entrypoint"), *_texts(settings, "Cmd")),
-        workdir=_text(settings, "WorkingDir"),
-        user=_text(settings, "User"),
-        left_out=tuple(sorted(name for name in env if name in NOT_TAKEN)),
+        env={name: value for name, value in env.items() if VARIABLE.match(name) and name not in REFUSED},
+        command=(*(settings.entrypoint or ()), *(settings.cmd or ())),
+        workdir=settings.workdir or None,
+        user=settings.user or None,
+        left_out=tuple(sorted(name for name in env if name in REFUSED)),
     )
     if len(str(config)) > MAX_CHARS:
         raise StepFailed(f"the image's ENV, ENTRYPOINT and CMD are longer than {MAX_CHARS} characters")
@@ -40,62 +80,42 @@ def read_config(described: object) -> ImageConfig:
 
 
 def to_details(config: ImageConfig) -> dict[str, Any]:
-    """A configuration as the store keeps it."""
+    """Convert a configuration for the store."""
     return {**asdict(config), "env": dict(config.env)}
 
 
 def from_details(details: Mapping[str, Any]) -> ImageConfig:
-    """The configuration that an entry of the store keeps; empty for images of our own."""
-    kept = details.get("config")
-    if kept is None:
+    """Return the configuration in an entry's details; empty for images made from Debian packages."""
+    stored = details.get("config")
+    if stored is None:
         return ImageConfig()
-    return ImageConfig(**{**kept, "command": tuple(kept["command"]), "left_out": tuple(kept["left_out"])})
+    return ImageConfig(**{**stored, "command": tuple(stored["command"]), "left_out": tuple(stored["left_out"])})
 
 
 def check_service(template: Template, config: ImageConfig) -> None:
-    """Raise InvalidTemplate if there is nothing to be started as the service that a template wants."""
+    """Raise InvalidTemplate if the template has a service but there is no command to start it."""
     if template.service and not template.service.start_cmd and not config.command:
-        raise InvalidTemplate(
-            f"{template.folder / 'template.toml'}: service.start_cmd: add it; the image has no ENTRYPOINT and no CMD"
-        )
+        problem = Problem("add it; the image has no ENTRYPOINT and no CMD", "service.start_cmd")
+        raise InvalidTemplate(template.folder / "template.toml", problem)
 
 
 def explain(template: Template, config: ImageConfig) -> list[str]:
-    """What becomes of the image's settings where that is not what its author may expect, a line each."""
-    notes = [f"ENV {name} is not taken over: {NOT_TAKEN[name]}." for name in config.left_out]
+    """Return a sentence for each setting of the image that is not used as its author may expect."""
+    notes = [f"ENV {name} is ignored: {REFUSED[name]}." for name in config.left_out]
     if config.user not in (None, "root", "0"):
-        notes.append(
-            f"USER {config.user} is not taken over: code runs as the user sandbox, who may read all files of the image."
-        )
+        notes.append(f"USER {config.user} is ignored: code runs as user sandbox, who can read all files of the image.")
     if config.workdir not in (None, "/", WORKSPACE):
         used = "; the service starts in it" if template.service and not template.service.cwd else ""
-        notes.append(
-            f"WORKDIR {config.workdir} is not where code starts: that is {WORKSPACE}, which can be written to{used}."
-        )
+        notes.append(f"WORKDIR {config.workdir} is not where code starts: that is {WORKSPACE}{used}.")
     command = " ".join(config.command)
     if command and template.service is None:
-        notes.append(f"ENTRYPOINT and CMD ({command}) are not started: a [service] in template.toml does that.")
+        notes.append(f"ENTRYPOINT and CMD ({command}) are not started: add a [service] to template.toml for that.")
     elif command and template.service and template.service.start_cmd:
-        notes.append(f"ENTRYPOINT and CMD ({command}) are not started: [service] has a start_cmd of its own.")
+        notes.append(f"ENTRYPOINT and CMD ({command}) are not started: [service] has its own start_cmd.")
     return notes
 
 
-def _check_platform(described: Mapping[str, Any]) -> None:
-    system, made_for = described.get("os", "linux"), described.get("architecture")
+def _check_platform(image: _OciConfig) -> None:
     wanted = ARCHITECTURES.get(platform.machine(), platform.machine())
-    if system != "linux" or made_for not in (wanted, None):
-        raise StepFailed(f"the image is for {system} on {made_for}, machines here are linux on {wanted}")
-
-
-def _texts(settings: Mapping[str, Any], name: str) -> list[str]:
-    values = settings.get(name) or []
-    if not isinstance(values, list) or not all(isinstance(value, str) and "\0" not in value for value in values):
-        raise StepFailed(f"the image's configuration is damaged: {name} is no list of texts")
-    return values
-
-
-def _text(settings: Mapping[str, Any], name: str) -> str | None:
-    value = settings.get(name) or None
-    if value is not None and (not isinstance(value, str) or "\0" in value):
-        raise StepFailed(f"the image's configuration is damaged: {name} is no text")
-    return value
+    if image.os != "linux" or image.architecture not in (wanted, None):
+        raise StepFailed(f"the image is for {image.os} on {image.architecture}; this host runs linux on {wanted}")

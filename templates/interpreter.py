@@ -1,8 +1,8 @@
-"""A Python of our own for the agent, in images that have none or one of any kind.
+"""Make the agent's own Python, for images that may have none.
 
-It is Debian's, with its C library and loader beside it in one directory, and finds nothing anywhere else: an image may
-have another C library, or none. Its loader's path and that of its libraries are written into the program itself, so
-that no variable is needed which programs it starts would inherit.
+It is Debian's Python with its C library and loader in one directory, and it uses nothing outside of it: an image may
+have another C library, or none. The paths of loader and libraries are patched into the program, because environment
+variables would be inherited by the programs it starts.
 """
 
 import platform
@@ -12,34 +12,34 @@ from typing import Any
 
 import anyio.to_thread
 
-from templates import apt
-from templates.packages import PrivateApt
+from templates import apt_sources
+from templates.private_apt import PrivateApt
 from templates.tools import StepFailed, Tools
 from vmm.agent import PYTHON
 
 FOLDER = "root"
-RECIPE = 1  # raise it when a change here must reach machines that are already built
+RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
 _SUITE, _VERSION = "bookworm", "python3.11"
 _PACKAGES = (f"{_VERSION}-minimal", f"lib{_VERSION}-minimal", f"lib{_VERSION}-stdlib")
 _LIBRARIES = ("libc6", "libexpat1", "libffi8", "zlib1g")
-_EDITOR = ("patchelf", "libstdc++6", "libgcc-s1")  # it runs with the fetched libraries: the host needs none of it
+_EDITOR = ("patchelf", "libstdc++6", "libgcc-s1")  # runs with the downloaded libraries, so the host needs nothing
 PLACE = str(Path(PYTHON).parent)
 _LOADER = "lib/*/ld-linux-*.so.*"
-# Parts of the standard library that the agent and its kernels have no use for.
-_BALLAST = ("ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo", "unittest")
+# Parts of the standard library that neither the agent nor its kernels use.
+_UNUSED = ("ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo", "unittest")
 
 
 def interpreter_inputs() -> dict[str, Any]:
-    """What the interpreter depends on."""
+    """Return the inputs of the interpreter."""
     packages = (*_PACKAGES, *_LIBRARIES)
     return {"recipe": RECIPE, "suite": _SUITE, "packages": packages, "machine": platform.machine(), "place": PLACE}
 
 
 async def make_interpreter(tools: Tools, staging: Path) -> dict[str, Any]:
-    """Put all that has to lie in a machine's /usr/lib/mcp-sandbox into `staging`/root."""
-    sources = apt.sources_for(_SUITE)
+    """Write the contents of a machine's /usr/lib/mcp-sandbox to `staging`/root."""
+    sources = apt_sources.sources_for(_SUITE)
     if sources is None:
-        raise StepFailed("only on Debian with its own package sources can the agent's own Python be fetched")
+        raise StepFailed("the agent's Python can only be downloaded on Debian with Debian's package sources")
     work = staging / "work"
     packages = PrivateApt(tools, work, sources)
     await packages.update()
@@ -49,12 +49,12 @@ async def make_interpreter(tools: Tools, staging: Path) -> dict[str, Any]:
     run = [str(root / "lib" / packages.find(_LOADER).name), "--library-path", str(root / "lib")]
     python = str(root / Path(PYTHON).name)
     loader, libraries = f"{PLACE}/lib/{Path(run[0]).name}", f"{PLACE}/lib"
-    # The old kind of path, which goes before all variables and counts for libraries of libraries too.
+    # RPATH, not RUNPATH: it goes before LD_LIBRARY_PATH and applies to the libraries' own dependencies.
     paths = ("--set-interpreter", loader, "--force-rpath", "--set-rpath", libraries)
     await tools.run([*run, str(packages.find("usr/bin/patchelf")), *paths, python])
     for library in (root / "lib").glob("libstdc++*"):
-        library.unlink()  # the editor's
-    # By hash and not by time: what is copied into an image stays valid.
+        library.unlink()  # only patchelf needs it
+    # By hash, not by time, so that copies in an image stay valid.
     compiled = ("-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", str(root / "lib" / _VERSION))
     await tools.run([*run, python, *compiled], env={"PYTHONHOME": str(root), "PYTHONPATH": ""})
     shutil.rmtree(work)
@@ -62,15 +62,15 @@ async def make_interpreter(tools: Tools, staging: Path) -> dict[str, Any]:
 
 
 def _gather(packages: PrivateApt, root: Path) -> None:
-    """Lay out what the packages have as a directory that Python takes for its prefix, because of where it lies."""
+    """Arrange the packages' files so that Python finds its prefix from its own location."""
     (root / "lib").mkdir(parents=True)
     shutil.copy(packages.find(f"usr/bin/{_VERSION}"), root / Path(PYTHON).name)
-    shutil.copytree(packages.find(f"usr/lib/{_VERSION}"), root / "lib" / _VERSION, ignore=_left_out)
+    shutil.copytree(packages.find(f"usr/lib/{_VERSION}"), root / "lib" / _VERSION, ignore=_ignored)
     for folder in {packages.find(_LOADER).parent, packages.find("usr/lib/*/libffi.so.*").parent}:
         for library in folder.glob("*.so*"):
             shutil.copy(library, root / "lib" / library.name)
 
 
-def _left_out(folder: str, names: list[str]) -> list[str]:
-    """Links lead to settings in /etc, which are not ours."""
-    return [name for name in names if name in _BALLAST or Path(folder, name).is_symlink()]
+def _ignored(folder: str, names: list[str]) -> list[str]:
+    """Leave out unused modules, and symbolic links: they point to settings in /etc."""
+    return [name for name in names if name in _UNUSED or Path(folder, name).is_symlink()]

@@ -1,8 +1,8 @@
-"""From the layers of an OCI image to one tar file, in which nothing leads out of the tree it is unpacked to.
+"""Merge the layers of an OCI image into one tar file that is safe to unpack.
 
-Layers come from strangers. They are put on top of each other in memory, name by name, and never on the host's disk:
-a link in a layer can only lead to another name of the image. The result has only true directories above its files,
-and neither devices nor rights.
+Layers are untrusted. They are merged in memory, name by name, and never unpacked on the host's disk one by one: so a
+link in a layer can only point to another name in the image. In the result all parents are real directories, and there
+are no devices, set-user-id bits or capabilities.
 """
 
 import io
@@ -16,20 +16,18 @@ from typing import IO
 from templates.tools import StepFailed
 
 MAX_NAMES = 1_000_000  # an image with a desktop and all of TeX has half as many
-MAX_BYTES = 64 * 1024**3  # a few bytes of a sparse file can claim to be any number of them
-MAX_DEPTH = 256  # directories in each other: whoever walks through the tree later takes a call for each
-MAX_READ = 1024 * 1024  # bytes at once: contents are read in small pieces, only a header can claim to be larger
-KEPT_MODE = 0o1777  # a program with the right to become somebody else must not lie on the host
-MAX_LINKS = 40  # followed for one name, as Linux does
-WHITEOUT, OPAQUE = (
-    ".wh.",
-    ".wh..wh..opq",
-)  # "the lower layers' file of this name is gone", "so is all in this directory"
+MAX_BYTES = 64 * 1024**3  # a few bytes of a sparse file can claim any size
+MAX_DEPTH = 256  # nested directories: code that later walks the tree recurses once for each
+MAX_READ = 1024 * 1024  # bytes: contents are read in small chunks, so only a malicious header asks for more
+KEPT_MODE = 0o1777  # without set-user-id and set-group-id
+MAX_LINKS = 40  # followed for one name, as in Linux
+WHITEOUT = ".wh."  # prefix: the lower layers' file of this name is removed
+OPAQUE = ".wh..wh..opq"  # all lower layers' files in this directory are removed
 
 
 @dataclass(slots=True)
 class Node:
-    """A file, a link or, with children, a directory. One that has two names is in the tree twice."""
+    """A file, a symbolic link or, with children, a directory. A hard-linked file is in the tree twice."""
 
     mode: int
     mtime: int
@@ -45,24 +43,24 @@ def _directory(mode: int = 0o755, mtime: int = 0) -> Node:
 
 @dataclass(slots=True)
 class Layers:
-    """Layers as they lie on top of each other."""
+    """The merged contents of layers."""
 
     root: Node = field(default_factory=_directory)
     names: int = 0
     size: int = 0
 
     def add(self, layer: tarfile.TarFile) -> None:
-        """Put a layer on top of those that are here. What it takes away are names of layers below it."""
+        """Add a layer on top. Its whiteouts apply to the layers below it, not to itself."""
         members = [(_parts(member.name), member) for member in self._counted(layer)]
         for parts, _ in members:
             if parts and parts[-1].startswith(WHITEOUT):
-                self._take_away(parts)
+                self._whiteout(parts)
         for parts, member in members:
             if parts and not parts[-1].startswith(WHITEOUT):
                 self._put(parts, layer, member)
 
     def write(self, target: Path) -> None:
-        """Write all that is left as one tar file. Machines get their devices from their own kernel."""
+        """Write the result as one tar file, without /dev: the guest kernel creates its devices."""
         with tarfile.open(target, "w:", format=tarfile.GNU_FORMAT) as tar:
             for name, node in _walk(self.root, ""):
                 if name != "dev" and not name.startswith("dev/"):
@@ -73,12 +71,10 @@ class Layers:
             self.names += 1
             self.size += member.size
             if self.names > MAX_NAMES or self.size > MAX_BYTES:
-                raise StepFailed(
-                    f"the image is too big: more than {MAX_NAMES} files, or than {MAX_BYTES // 1024**3} GB in them"
-                )
+                raise StepFailed(f"the image is too large: more than {MAX_NAMES} files or {MAX_BYTES // 1024**3} GB")
             yield member
 
-    def _take_away(self, parts: list[str]) -> None:
+    def _whiteout(self, parts: list[str]) -> None:
         folder = self._look(parts[:-1])
         if folder is None or folder.children is None:
             return
@@ -96,7 +92,7 @@ class Layers:
         elif member.islnk():
             found = self._look(_parts(member.linkname))
             if found is None or found.children is not None:
-                raise StepFailed(f"a layer of the image is damaged: {member.name} is a hard link to no file")
+                raise StepFailed(f"a layer of the image is damaged: {member.name} is a hard link to a missing file")
             node = found
         elif member.isreg():
             node = Node(mode, mtime, content=(layer, member))
@@ -105,19 +101,19 @@ class Layers:
         children = self._folder(parts[:-1])
         there = children.get(parts[-1])
         if there is not None and there.children is not None and node.children is not None:
-            there.mode, there.mtime = mode, mtime  # a directory again: what is in it stays
+            there.mode, there.mtime = mode, mtime  # the directory exists already: its contents stay
         else:
             children[parts[-1]] = node
 
     def _look(self, parts: Sequence[str]) -> Node | None:
-        """What a name without links in its way leads to."""
+        """Return the node of a name, without following links."""
         node: Node | None = self.root
         for part in parts:
             node = node.children.get(part) if node is not None and node.children is not None else None
         return node
 
     def _folder(self, parts: Sequence[str]) -> dict[str, Node]:
-        """The directory of this name, made where it is missing; links on the way lead to other names of the image."""
+        """Return the contents of a directory, following links inside the image and creating missing directories."""
         path: list[Node] = [self.root]
         left, links = list(reversed(parts)), 0
         while left:
@@ -138,14 +134,14 @@ class Layers:
                 self.names += 1
             path.append(node)
             if len(path) > MAX_DEPTH:
-                raise StepFailed(f"the image is refused: it has more than {MAX_DEPTH} directories in each other")
+                raise StepFailed(f"the image is refused: directories are nested more than {MAX_DEPTH} levels deep")
         found = path[-1].children
         assert found is not None
         return found
 
 
 class _LayerFile(io.FileIO):
-    """A layer on disk. A header that claims to be larger than memory is not read into it."""
+    """A layer on disk. It refuses to read a header that claims a huge size."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= MAX_READ:
@@ -154,12 +150,12 @@ class _LayerFile(io.FileIO):
 
 
 def merge_layers(layers: Sequence[Path], target: Path) -> None:
-    """Put layers, lowest first, into one tar file."""
+    """Merge layers, lowest first, into one tar file."""
     merged = Layers()
     with ExitStack() as stack:
         try:
             for path in layers:
-                # Nothing but plain tar: whoever fetched the image has unpacked it.
+                # Uncompressed tar only: skopeo has decompressed it.
                 file = stack.enter_context(_LayerFile(path))
                 merged.add(stack.enter_context(tarfile.open(fileobj=file, mode="r:")))
             merged.write(target)
@@ -170,25 +166,25 @@ def merge_layers(layers: Sequence[Path], target: Path) -> None:
 def _parts(name: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name:
-        raise StepFailed(f"a layer of the image is refused: {name!r} leads out of it")
+        raise StepFailed(f"a layer of the image is refused: {name!r} leads outside of it")
     return parts
 
 
 def _walk(folder: Node, prefix: str) -> Iterator[tuple[str, Node]]:
-    """Every name, that of a directory before those in it. Without recursion: names can be thousands deep."""
-    waiting = [(prefix, folder)]
-    while waiting:
-        name, node = waiting.pop()
+    """Yield every name, parents first. No recursion: directories can be nested deeply."""
+    pending = [(prefix, folder)]
+    while pending:
+        name, node = pending.pop()
         if name:
             yield name, node
         if node.children is not None:
-            waiting += [(f"{name}/{child}".lstrip("/"), node.children[child]) for child in sorted(node.children)]
+            pending += [(f"{name}/{child}".lstrip("/"), node.children[child]) for child in sorted(node.children)]
 
 
 def _write(tar: tarfile.TarFile, name: str, node: Node) -> None:
-    """A fresh header: of a stranger's only what we know is taken over."""
+    """Write a node with a new header that takes over only known fields of the untrusted one."""
     header = tarfile.TarInfo(name)
-    # Whoever unpacks it may be an ordinary user, and has to get into every directory.
+    # An ordinary user may unpack it and needs access to every directory.
     header.mode, header.mtime = node.mode | (0o600 if node.children is None else 0o700), node.mtime
     data: IO[bytes] | None = None
     if node.children is not None:

@@ -1,4 +1,4 @@
-"""Images from registries and files: fetched by skopeo, checked against their digests, and made into one tar file."""
+"""Fetch OCI images from registries and files with skopeo, verify their digests, and merge their layers."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ from templates.model import Template
 from templates.tools import StepFailed, Tools
 
 LAYERS_TAR = "layers.tar"
-RECIPE = 1  # raise it when a change here must reach machines that are already built
+RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
 MAX_JSON = 4 * 1024 * 1024  # bytes of a manifest; registries refuse larger ones
-_FILE = re.compile(r"(oci|oci-archive|docker-archive):([^:]+)(:.+)?")  # kind, path, which of the images in it
+_FILE = re.compile(r"(oci|oci-archive|docker-archive):([^:]+)(:.+)?")  # kind, path, image within the file
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")  # where nobody can listen in
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")  # plain HTTP is safe there
 
 
 def oci_inputs(template: Template) -> dict[str, Any]:
-    """What the files of an image depend on. Where a tag leads is found out when it is fetched, and stays so."""
+    """Return the inputs of an image's layers. A tag is resolved when it is fetched, and not again."""
     name = _name(template)
     file = _FILE.fullmatch(name)
     content = _content(template.folder / file[2]) if file else None
@@ -33,43 +33,43 @@ def oci_inputs(template: Template) -> dict[str, Any]:
 
 
 async def make_oci(tools: Tools, staging: Path, template: Template) -> dict[str, Any]:
-    """Fetch the image that a template names into `staging`/layers.tar."""
+    """Write `staging`/layers.tar: the image that the template names."""
     name = _name(template)
     file = _FILE.fullmatch(name)
     if file is None:
         return await _fetch(tools, staging, template, name)
     kind, path, which = file.groups()
     if not (template.folder / path).exists():
-        raise StepFailed(f"there is no {template.folder / path}")
+        raise StepFailed(f"{template.folder / path} does not exist")
     return await unpack_image(tools, staging, template, f"{kind}:{template.folder / path}{which or ''}")
 
 
 async def _fetch(tools: Tools, staging: Path, template: Template, name: str) -> dict[str, Any]:
-    """Find out the digest that a name stands for today, then fetch what has that digest and nothing else."""
+    """Resolve a name to its current digest, then fetch the image with that digest."""
     plain = "tls-verify=false" if _LOOPBACK.match(name) else "tls-verify=true"
     tagged, _, digest = name.partition("@")
     if not digest:
-        looked_up = ("inspect", f"--{plain}", "--no-tags", "--format={{.Digest}}", f"docker://{name}")
-        said = await run_container_tool(tools, staging, "skopeo", *looked_up)
-        digest = next((line for line in reversed(said) if _DIGEST.fullmatch(line)), "")
+        inspect = ("inspect", f"--{plain}", "--no-tags", "--format={{.Digest}}", f"docker://{name}")
+        output = await run_container_tool(tools, staging, "skopeo", *inspect)
+        digest = next((line for line in reversed(output) if _DIGEST.fullmatch(line)), "")
     if not _DIGEST.fullmatch(digest):
-        raise StepFailed(f"{name} has no digest of the kind sha256:…")
-    untagged = re.sub(r":[^:/]*$", "", tagged)  # skopeo takes no tag beside a digest
+        raise StepFailed(f"{name} has no digest of the form sha256:…")
+    untagged = re.sub(r":[^:/]*$", "", tagged)  # skopeo accepts either a tag or a digest
     details = await unpack_image(tools, staging, template, f"docker://{untagged}@{digest}", f"--src-{plain}")
     return {**details, "digest": digest}
 
 
 async def unpack_image(tools: Tools, staging: Path, template: Template, source: str, *options: str) -> dict[str, Any]:
-    """Copy an image with skopeo, which checks every digest, and put its layers into one tar file."""
+    """Copy an image with skopeo, which verifies every digest, and merge its layers into one tar file."""
     copy = staging / "copy"
-    # A directory is the one kind of place where skopeo leaves layers unpacked, whatever they were packed with.
+    # Only with a `dir:` destination does skopeo decompress layers of every format.
     await run_container_tool(tools, staging, "skopeo", "copy", *options, "--dest-decompress", source, f"dir:{copy}")
     manifest = _read_json(copy / "manifest.json")
     if not isinstance(manifest, dict) or not isinstance(manifest.get("layers"), list):
         raise StepFailed("the image's manifest is damaged")
     config = read_config(_read_json(_blob(copy, manifest.get("config"))))
     layers = [_blob(copy, layer) for layer in manifest["layers"]]
-    tools.note(f"putting {len(layers)} layers together")
+    tools.note(f"merging {len(layers)} layers")
     await anyio.to_thread.run_sync(merge_layers, layers, staging / LAYERS_TAR)
     await anyio.to_thread.run_sync(shutil.rmtree, copy)
     return {"template": template.name, "config": to_details(config)}
@@ -80,9 +80,9 @@ def _name(template: Template) -> str:
     return template.source.oci
 
 
-def _blob(copy: Path, described: object) -> Path:
-    """The file of something that a manifest describes. What is in it has the digest it is called by."""
-    digest = described.get("digest") if isinstance(described, dict) else None
+def _blob(copy: Path, descriptor: object) -> Path:
+    """Return the file of a blob that the manifest describes. skopeo names it after its verified digest."""
+    digest = descriptor.get("digest") if isinstance(descriptor, dict) else None
     if not isinstance(digest, str) or not (found := _DIGEST.fullmatch(digest)):
         raise StepFailed("the image's manifest is damaged")
     return copy / found[1]
@@ -97,7 +97,7 @@ def _read_json(path: Path) -> object:
 
 
 def _content(path: Path) -> str:
-    """What tells one content of a file or an OCI layout from another; the layout's index names all that is in it."""
+    """Return the digest of a file, or of an OCI layout's index, which names everything in it."""
     path = path / "index.json" if path.is_dir() else path
     try:
         status = path.stat()
@@ -107,7 +107,7 @@ def _content(path: Path) -> str:
 
 
 @lru_cache(maxsize=16_384)
-def file_digest(path: Path, _making: tuple[int, ...]) -> str:
-    """The hash of a file as it is now. A large one takes seconds, which every new sandbox would feel."""
+def file_digest(path: Path, _stamp: tuple[int, ...]) -> str:
+    """Return a file's SHA-256, cached until the file changes: hashing a large one takes seconds."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,6 @@
-"""gVisor's program for hosts that have none, or one too old to restore checkpoints as an ordinary user.
+"""Download gVisor's runsc for hosts that have none or one too old to restore checkpoints as an ordinary user.
 
-It lies in the store, beside the system's own and never over it.
+It is kept in the store; the system's own runsc is not touched.
 """
 
 import platform
@@ -8,29 +8,29 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from templates import apt
-from templates.packages import PrivateApt
+from templates import apt_sources
+from templates.private_apt import PrivateApt
 from templates.tools import StepFailed, Tools
 from vmm.drivers.gvisor.probe import OLDEST
 
 RUNSC = "runsc"
-RECIPE = 1  # raise it when a change here must reach hosts that have it already
+RECIPE = 1  # part of the cache key: raise it when a change here requires a new download
 _PACKAGE = "runsc"
-_TOO_OLD = {"bullseye", "bookworm"}  # suites whose own package is of no use
+_TOO_OLD = {"bullseye", "bookworm"}  # suites whose package is too old
 _FIRST_GOOD = "trixie"
 
 
 def runsc_inputs() -> dict[str, Any]:
-    """What the fetched program depends on."""
+    """Return the inputs of the downloaded program."""
     return {"recipe": RECIPE, "package": _PACKAGE, "suite": _suite(), "machine": platform.machine()}
 
 
 async def make_runsc(tools: Tools, staging: Path) -> dict[str, Any]:
-    """Put runsc into `staging`, from a Debian package that the archive's key has signed."""
-    sources = apt.sources_for(suite) if (suite := _suite()) else None
+    """Write runsc to `staging`, from a Debian package whose signature apt has verified."""
+    sources = apt_sources.sources_for(suite) if (suite := _suite()) else None
     if sources is None:
         raise StepFailed(
-            "only on Debian with its own package sources can gVisor be fetched; "
+            "gVisor can only be downloaded on Debian with Debian's package sources; "
             f"install runsc of {OLDEST // 10_000} or newer on the PATH"
         )
     work = staging / "work"
@@ -38,12 +38,12 @@ async def make_runsc(tools: Tools, staging: Path) -> dict[str, Any]:
     await packages.update()
     (name,) = await packages.unpack(_PACKAGE)
     shutil.move(packages.find("usr/bin/runsc"), staging / RUNSC)
-    (staging / RUNSC).chmod(0o755)  # whatever the umask is: machines are other users
+    (staging / RUNSC).chmod(0o755)  # regardless of the umask: machines run as other users
     shutil.rmtree(work)
     return {"package": name}
 
 
 def _suite() -> str | None:
-    """The suite to fetch from: the host's own, or the first one after it whose package is new enough."""
-    codename = apt.host_codename()
+    """Return the suite to download from: the host's, or the first later one whose package is new enough."""
+    codename = apt_sources.host_codename()
     return _FIRST_GOOD if codename in _TOO_OLD else codename

@@ -1,26 +1,52 @@
-"""From a root file system and something to boot to a frozen machine that has its warm-up behind it."""
+"""Start a machine, warm it up, and take its snapshot."""
 
 from pathlib import Path
 from typing import Any
 
 from guest.client import AgentClient
-from guest.client.messages import WarmUp
+from guest.client.messages import Service, WarmUp
 from guest.client.parsing import warm_args
+from guest.places import WORKSPACE
+from templates.image_config import ImageConfig
 from templates.model import Template
 from templates.tools import Tools
 from vmm.driver import SnapshotDriver
 from vmm.types import MachineSpec
 
 BOOT_TIMEOUT_S = 300.0  # an emulated machine takes 5 s on an idle host, and many times that on a busy one
-WARM_TIMEOUT_S = 600.0  # importing pandas and drawing takes 30 s under emulation; a template may well do more
+WARM_TIMEOUT_S = 600.0  # importing pandas and drawing takes 30 s under emulation; a template may do more
+_SHELL = ("/bin/sh", "-c")
+
+
+def warm_up_of(template: Template, image: ImageConfig) -> WarmUp:
+    """Return a template's warm-up. Settings in template.toml override the image's."""
+    return WarmUp(
+        language=template.language,
+        code=template.warmup.code,
+        env={**image.env, **template.env},
+        service=_service_of(template, image),
+    )
+
+
+def _service_of(template: Template, image: ImageConfig) -> Service | None:
+    wanted = template.service
+    if wanted is None:
+        return None
+    return Service(
+        command=(*_SHELL, wanted.start_cmd) if wanted.start_cmd else image.command,
+        ready=(*_SHELL, wanted.ready_cmd),
+        env=wanted.env,
+        cwd=wanted.cwd or image.workdir or WORKSPACE,
+        ready_timeout_s=wanted.ready_timeout_s,
+    )
 
 
 def snapshot_inputs(
     template: Template, warm_up: WarmUp, root_id: str, boot_id: str, fingerprint: str
 ) -> dict[str, Any]:
-    """What a snapshot depends on.
+    """Return the inputs of a snapshot.
 
-    Ids, not keys: memory that was frozen with one making of a file must never meet another making of it.
+    Root and boot files count by id, not by key: memory must only be restored with the very files it was saved with.
     """
     return {
         "root": root_id,
@@ -34,14 +60,14 @@ def snapshot_inputs(
 async def make_snapshot(
     tools: Tools, staging: Path, *, template: Template, warm_up: WarmUp, driver: SnapshotDriver, spec: MachineSpec
 ) -> dict[str, Any]:
-    """Start a machine, warm it up, freeze it into `staging`."""
+    """Start a machine, warm it up, and save its state to `staging`."""
     tools.note("starting a machine")
     async with driver.launch(spec) as machine:
         stream = await machine.connect()
         async with AgentClient.open(stream, timeout_s=BOOT_TIMEOUT_S) as agent:
             tools.note("warming it up")
             await agent.warm(warm_up, timeout_s=WARM_TIMEOUT_S)
-            # With the stream still open: an agent that speaks on standard input would end with it.
-            tools.note("freezing the machine")
+            # The stream must still be open: an agent on standard input exits when it is closed.
+            tools.note("taking the snapshot")
             await driver.snapshot(machine, staging)
     return {"template": template.name, "driver": driver.name}

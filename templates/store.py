@@ -1,13 +1,13 @@
-"""Things that took long to make, kept under the hash of what they were made from.
+"""Build results, stored under a hash of their inputs.
 
-    <home>/<kind>/<key>/            what was made, and meta.json that says from what
-    <home>/staging/<kind>-<key>.*   being made; never looked at by readers
-    <home>/locks/<kind>-<key>       held while somebody makes or removes it
-    <home>/logs/<step>-<key>.log    what was said while it was made
+    <home>/<kind>/<key>/            an entry: its files, and meta.json with its inputs
+    <home>/staging/<kind>-<key>.*   an entry that is being made; readers never look here
+    <home>/locks/<kind>-<key>       locked while an entry is made or removed; removed with the lock
+    <home>/logs/<step>-<key>.log    the output of making an entry; removed with the entry
 
-An entry appears by one rename, whole or not at all. A maker that died leaves its staging directory behind and
-its lock free: whoever can take the lock knows that the maker is dead, and removes what it left. An entry that machines
-stand on is held (see `templates.holding`), and stays until nobody holds it.
+An entry appears by one rename, complete or not at all. If its maker dies, the staging directory remains and the lock is
+free: the next process that takes the lock knows that the maker is dead and cleans up. An entry that machines were
+started from is held (see `templates.locks`) and cannot be removed.
 """
 
 import ctypes
@@ -29,14 +29,15 @@ from typing import Any, Literal
 import anyio
 import anyio.to_thread
 
-from templates.holding import alone, is_at
-from templates.removal import remove_tree
+from templates.locks import exclusive, same_file
+from templates.untrusted_tree import remove_tree
 
-KEY_CHARS = 20  # 80 bits of SHA-256: no accidental twins, and names short enough to read
-LOCK_POLL_S = 0.2  # flock cannot be awaited; builds take seconds, so a fifth of one is not noticed
+KEY_CHARS = 20  # 80 bits of SHA-256: no accidental collisions, and short enough to read
+LOCK_POLL_S = 0.2  # flock cannot be awaited; builds take seconds, so this delay does not matter
 META = "meta.json"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NAME = re.compile(r"[a-z0-9]+")  # kinds and keys become parts of paths
+_KEYED_LOG = re.compile(rf".+-([0-9a-f]{{{KEY_CHARS}}})\.log")
 
 Inputs = Mapping[str, Any]
 Make = Callable[[Path], Awaitable[Mapping[str, Any]]]
@@ -45,46 +46,48 @@ Removal = Literal["removed", "in use", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One finished thing in the store."""
+    """One finished build result."""
 
     kind: str
     key: str
     path: Path
-    id: str  # differs between two makings of the same thing: what lies in it may differ too
-    inputs: Inputs  # all it was made from; the key is their hash
-    details: Mapping[str, Any]  # what was learned while making it, such as exact versions
+    id: str  # new each time the entry is made: the same inputs can give different files
+    inputs: Inputs  # everything it was made from; the key is their hash
+    details: Mapping[str, Any]  # facts learned while making it, such as exact versions
     made: datetime
-    size_bytes: int  # room it takes on disk
+    size_bytes: int  # on disk
 
 
 def key_of(inputs: Inputs) -> str:
-    """The name of whatever is made from `inputs`."""
+    """Return the key of the entry made from `inputs`."""
     canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_CHARS]
 
 
 class Store:
-    """A directory of finished things that any number of processes can share."""
+    """A directory of entries that any number of processes can share."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.logs = home / "logs"
 
-    def get(self, kind: str, inputs: Inputs) -> Path | None:
-        """Where the thing made from `inputs` lies, or None if nobody made it yet."""
-        path = self._path(kind, key_of(inputs))
-        return path if (path / META).is_file() else None
+    def find(self, kind: str, inputs: Inputs) -> Entry | None:
+        """Return the entry made from `inputs`, if there is one."""
+        try:
+            return _read_entry(self._path(kind, key_of(inputs)) / META)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
-    async def obtain(self, kind: str, inputs: Inputs, make: Make) -> Path:
-        """The thing made from `inputs`: found, or made now by `make` in an empty directory.
+    async def obtain(self, kind: str, inputs: Inputs, make: Make) -> Entry:
+        """Return the entry made from `inputs`. If there is none, `make` fills an empty directory.
 
-        If somebody else is making it already, wait for them. If `make` fails or is cancelled nothing is left.
+        If another process is making it, wait for that one. If `make` fails or is cancelled, nothing is left.
         """
-        if found := self.get(kind, inputs):
+        if found := self.find(kind, inputs):
             return found
         key = key_of(inputs)
         async with self._locked(kind, key):
-            if found := self.get(kind, inputs):
+            if found := self.find(kind, inputs):
                 return found
             with self._staging(kind, key) as staging:
                 details = await make(staging)
@@ -97,10 +100,10 @@ class Store:
                 }
                 (staging / META).write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
                 await anyio.to_thread.run_sync(_sync_tree, staging)
-                return self._publish(staging, self._path(kind, key))
+                return _read_entry(self._publish(staging, self._path(kind, key)) / META)
 
     def entries(self) -> list[Entry]:
-        """All finished things, by kind and key."""
+        """Return all entries, sorted by kind and key."""
         found = []
         for meta in sorted(self.home.glob(f"*/*/{META}")):
             if meta.parent.parent.name not in ("staging", "locks", "logs"):
@@ -109,57 +112,61 @@ class Store:
         return found
 
     def entry(self, path: Path) -> Entry:
-        """What is known about the finished thing at `path`."""
+        """Return the entry at `path`; raises FileNotFoundError."""
         return _read_entry(path / META)
 
     async def remove(self, kind: str, key: str) -> Removal:
-        """Remove one thing, unless it was not there or somebody holds it."""
+        """Remove an entry and its logs, unless it is held or gone."""
         path = self._path(kind, key)
         if not path.exists():
             return "gone"
         async with self._locked(kind, key):
             try:
-                with alone(path), self._staging(kind, key) as staging:
-                    path.rename(staging / "removed")  # gone for readers at once, whatever happens next
+                with exclusive(path), self._staging(kind, key) as staging:
+                    path.rename(staging / "removed")  # invisible to readers from here on, whatever happens next
             except FileNotFoundError:
                 return "gone"
             except BlockingIOError:
                 return "in use"
+            self._remove_logs(key)
         return "removed"
 
     def stamp(self, kinds: Iterable[str]) -> tuple[int, ...]:
-        """What changes whenever a thing of one of these kinds is made or removed, by whichever process."""
+        """Return a value that changes whenever any process adds or removes an entry of these kinds."""
         return tuple(_changed_ns(self.home / kind) for kind in kinds)
 
     def sweep(self) -> None:
-        """Remove what makers that died have left behind."""
-        for path in self.home.glob("staging/*"):
-            with self._try_lock(path.name.partition(".")[0]) as held:
-                if held:
-                    remove_tree(path)
+        """Remove staging directories and lock files of processes that died."""
+        for folder in ("staging", "locks"):
+            for path in self.home.glob(f"{folder}/*"):
+                # A read-only home has nothing to sweep.
+                with suppress(PermissionError), self._try_lock(path.name.partition(".")[0]) as locked:
+                    if locked and folder == "staging":
+                        remove_tree(path)
 
     def tidy(self) -> None:
-        """Remove logs and locks of things that are neither there nor being made."""
+        """Sweep, and remove logs whose entry neither exists nor is being made: those of failed builds."""
         self.sweep()
-        there = {entry.key for entry in self.entries()}
-        for lock in self.home.glob("locks/*"):
-            with self._try_lock(lock.name) as held:
-                key = lock.name.rpartition("-")[2]
-                if held and key not in there:
-                    for log in self.logs.glob(f"*-{key}.log"):
-                        log.unlink(missing_ok=True)
-                    lock.unlink(missing_ok=True)
+        existing = {entry.key for entry in self.entries()}
+        for log in self.logs.glob("*.log"):
+            named = _KEYED_LOG.fullmatch(log.name)
+            if named and named[1] not in existing and not any(self.home.glob(f"locks/*-{named[1]}")):
+                log.unlink(missing_ok=True)
 
     def _path(self, kind: str, key: str) -> Path:
         if not _NAME.fullmatch(kind) or not _NAME.fullmatch(key):
             raise ValueError(f"not a name in the store: {kind!r}, {key!r}")
         return self.home / kind / key
 
+    def _remove_logs(self, key: str) -> None:
+        for log in self.logs.glob(f"*-{key}.log"):
+            log.unlink(missing_ok=True)
+
     @asynccontextmanager
     async def _locked(self, kind: str, key: str) -> AsyncIterator[None]:
         while True:
-            with self._try_lock(f"{kind}-{key}") as held:
-                if held:
+            with self._try_lock(f"{kind}-{key}") as locked:
+                if locked:
                     yield
                     return
             await anyio.sleep(LOCK_POLL_S)
@@ -173,18 +180,25 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
-            else:
-                # One that was removed after we opened it keeps nobody out: the next one would lock another file.
-                yield is_at(file.fileno(), path)
+                return
+            # A holder removes the file before it unlocks it. A lock on a removed file excludes nobody: the next
+            # process would create and lock a new file.
+            if not same_file(file.fileno(), path):
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def _staging(self, kind: str, key: str) -> Iterator[Path]:
-        """An empty directory, removed afterwards unless it was renamed. Call it with the lock held."""
+        """Create an empty directory and remove it afterwards unless it was renamed. Requires the entry's lock."""
         parent = self.home / "staging"
         parent.mkdir(parents=True, exist_ok=True)
         for stale in parent.glob(f"{kind}-{key}.*"):
             remove_tree(stale)
-        # A name of its own each time: a tool that outlived its maker must not write into the next attempt.
+        # A new name each time: a tool that outlived its maker must not write into the next attempt.
         path = Path(tempfile.mkdtemp(prefix=f"{kind}-{key}.", dir=parent))
         try:
             yield path
@@ -193,7 +207,7 @@ class Store:
 
     def _publish(self, staging: Path, final: Path) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
-        if final.exists():  # without its meta.json it is no entry: somebody removed half of it by hand
+        if final.exists():  # not an entry without its meta.json: it was partly removed by hand
             shutil.rmtree(final)
         staging.chmod(0o755)  # mkdtemp made it private
         staging.rename(final)
@@ -223,19 +237,19 @@ def _read_entry(meta: Path) -> Entry:
 
 
 def _disk_usage(tree: Path) -> int:
-    """Room a tree takes: holes take none, and a file with two names takes it once."""
+    """Return the disk space of a tree. Holes take none, and hard links count once."""
     taken: dict[int, int] = {}
     for folder, folders, files in os.walk(tree):
         for name in (*folders, *files):
-            found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - ten thousand paths of a template's tree
-            taken[found.st_ino] = found.st_blocks * 512  # that is the unit of st_blocks
+            found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - Path is slow for ten thousand files
+            taken[found.st_ino] = found.st_blocks * 512  # the unit of st_blocks
     return sum(taken.values())
 
 
 def _sync_tree(tree: Path) -> None:
-    """Have the disk take everything before the rename makes it count.
+    """Write everything to disk before the rename publishes it.
 
-    The whole file system at once: one file after the other takes ten times as long when there are thousands.
+    It syncs the whole file system: syncing thousands of files one by one takes ten times as long.
     """
     fd = os.open(tree, os.O_RDONLY)
     try:

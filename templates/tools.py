@@ -1,4 +1,4 @@
-"""How a build step runs other programs: everything they print goes to the step's log."""
+"""Run the programs of a build step and write their output to the step's log."""
 
 import os
 import shlex
@@ -10,11 +10,11 @@ from typing import Protocol
 from vmm.errors import ToolFailed, ToolMissing
 from vmm.process import find_tool, run_tool
 
-TAIL_LINES = 30  # of the log, shown with an error: enough for a traceback of pip or a refusal of apt
+TAIL_LINES = 30  # shown with an error: enough for a pip traceback or an apt error
 
 
 class StepFailed(Exception):
-    """Why a step cannot go on, in words for people; what its tools said is in the log."""
+    """A build step cannot continue. Its log has the output of its programs."""
 
 
 class Tools(Protocol):
@@ -24,18 +24,18 @@ class Tools(Protocol):
         self,
         argv: Sequence[str],
         *,
-        together: bool = False,
+        isolated: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Run a program to its end and return the lines it printed; raises StepFailed unless it succeeds.
+        """Run a program and return the lines it printed; raises StepFailed unless it succeeds.
 
-        With `together`, and as root, all that it starts and mounts ends with it, however it or this process ends.
+        With `isolated`, and as root, its processes and mounts end with it, even if this process is killed.
         """
         ...
 
     def note(self, text: str) -> None:
-        """Add a line of our own to the log."""
+        """Add a line to the log."""
         ...
 
 
@@ -52,14 +52,14 @@ class LoggedTools:
         self,
         argv: Sequence[str],
         *,
-        together: bool = False,
+        isolated: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
         self._write(f"$ {shlex.join(argv)}")
         lines: list[str] = []
 
-        def take(line: str) -> None:
+        def on_line(line: str) -> None:
             lines.append(line)
             self._write(line)
             if line.strip():
@@ -67,8 +67,8 @@ class LoggedTools:
 
         try:
             await run_tool(
-                ended_together(argv) if together else argv,
-                on_line=take,
+                in_own_namespaces(argv) if isolated else argv,
+                on_line=on_line,
                 env={"LC_ALL": "C.UTF-8", **(env or {})},
                 cwd=cwd,
             )
@@ -88,10 +88,10 @@ class LoggedTools:
             log.write(f"{line}\n")
 
 
-def ended_together(argv: Sequence[str]) -> list[str]:
-    """A program as the first of namespaces of its own: what is left of them ends with it, and it with whoever builds.
+def in_own_namespaces(argv: Sequence[str]) -> list[str]:
+    """Return a command that runs `argv` in its own pid and mount namespaces and kills it when this process dies.
 
-    Not for ordinary users: within a namespace of theirs, tools could not make their own.
+    As an ordinary user it returns `argv`: a user namespace would keep the tools from creating theirs.
     """
     if os.geteuid() != 0:
         return list(argv)
@@ -104,7 +104,7 @@ def ended_together(argv: Sequence[str]) -> list[str]:
 
 
 def tail(log_path: Path) -> str:
-    """The last lines of a log, for people who want to know why."""
+    """Return the last lines of a log."""
     try:
         with log_path.open(errors="replace") as log:
             return "".join(deque(log, maxlen=TAIL_LINES))

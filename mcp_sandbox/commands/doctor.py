@@ -30,7 +30,7 @@ from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.machines.provider import CPUS
 from mcp_sandbox.operating.control import Request
 from templates.build import Builder
-from templates.catalogue import Listed
+from templates.catalogue import CatalogueEntry
 from templates.errors import TemplateError
 from templates.model import Template
 from templates.store import Entry
@@ -68,7 +68,7 @@ async def examine(settings: Settings) -> Report:
     default = next((template for template in templates if template.default), None)
     in_force = next(report for report in reports if report.in_force)
     ready, verdict, next_step = judge(in_force, default, missing, settings.template)
-    broken = {entry.name: entry for entry in listed if entry.problem}
+    broken = {entry.name: entry for entry in listed if entry.error}
     if default is None and settings.template in broken:
         verdict, next_step = f"Not ready: template {settings.template} cannot be used", "mend it as told below"
     if refusal is not None:
@@ -232,8 +232,8 @@ def _free(directory: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _mistakes(broken: Listed) -> str:
-    return f"template {broken.name} cannot be used:\n{broken.problem}"
+def _mistakes(broken: CatalogueEntry) -> str:
+    return f"template {broken.name} has errors:\n{broken.error}"
 
 
 def _warnings(host: HostReport, home: HomeReport, template: TemplateReport | None) -> Iterator[str]:

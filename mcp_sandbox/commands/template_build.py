@@ -1,4 +1,4 @@
-"""`mcp-sandbox template build`: one template or several, once or each time they change."""
+"""`mcp-sandbox template build`: build templates, once or whenever they change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ err = Console(stderr=True, highlight=False)
 
 
 def build(settings: Settings, names: Sequence[str], *, every: bool, watch: bool) -> int:
-    """Build templates and show how it goes: those named, all, or else the default one."""
+    """Build the named templates, all, or the default one, and show progress."""
     catalogue = settings.catalogue
 
     async def main() -> int:
         wanted = catalogue.names() if every else list(dict.fromkeys(names)) or [settings.template]
         if not every:
             for name in wanted:
-                catalogue.load(name)  # a name that is wrong is told before anything is looked at
+                catalogue.load(name)  # report a wrong name before probing the host
         changes = Watch(catalogue, None if every else wanted)
-        with err.status("looking at this host") as status:
+        with err.status("probing this host") as status:
             show = _Show(status)
             async with open_host(settings, show.report, fetch=True) as host:
                 if not host.choice.verdict.usable:
@@ -36,7 +36,7 @@ def build(settings: Settings, names: Sequence[str], *, every: bool, watch: bool)
                 err.print(f"[green]✓[/] driver {host.driver.name} ({host.driver.capabilities.isolation} isolation)")
                 built = [await _build(host, name, show) for name in wanted]
                 while watch:
-                    status.update("waiting for changes; Ctrl-C ends this")
+                    status.update("waiting for changes; stop with Ctrl-C")
                     for name in await changes.next():
                         await _build(host, name, show)
         return 0 if all(built) else EXIT_ERROR
@@ -45,7 +45,7 @@ def build(settings: Settings, names: Sequence[str], *, every: bool, watch: bool)
 
 
 async def _build(host: Host, name: str, show: "_Show") -> bool:
-    """Build one template. What goes wrong is told, and does not keep the others from being built."""
+    """Build one template and report errors, so that the others are still built."""
     show.begin()
     try:
         template = host.settings.catalogue.load(name)
@@ -54,9 +54,9 @@ async def _build(host: Host, name: str, show: "_Show") -> bool:
             await host.store.remove(entry.kind, entry.key)
     except EXPECTED as error:
         tell(error)
-        err.print(f"[red]✗[/] Template [bold]{name}[/] is not ready.")
+        err.print(f"[red]✗[/] Template [bold]{name}[/] was not built.")
         return False
-    for note in host.builder.notes_of(template):
+    for note in host.builder.image_notes(template):
         err.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
     err.print(f"Template [bold]{name}[/] is ready.")
     return True
@@ -64,23 +64,23 @@ async def _build(host: Host, name: str, show: "_Show") -> bool:
 
 @dataclass(slots=True)
 class _Show:
-    """Shows steps as they go by, each once for a template."""
+    """Shows the steps of a build, each once for each template."""
 
     status: Status
-    fetched: frozenset[str] | None = None  # what the driver needed; builds find it again
-    told: set[str] = field(default_factory=set)
+    fetched: frozenset[str] | None = None  # steps that the driver needed; builds would report them again
+    shown: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
-        """The next template."""
+        """Start the next template."""
         if self.fetched is None:
-            self.fetched = frozenset(self.told)
-        self.told = set(self.fetched)
+            self.fetched = frozenset(self.shown)
+        self.shown = set(self.fetched)
 
     def report(self, progress: Progress) -> None:
         if progress.state not in ("done", "ready"):
             message = escape(progress.message[-80:])
             self.status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {message}")
-        elif progress.step not in self.told:
-            self.told.add(progress.step)
+        elif progress.step not in self.shown:
+            self.shown.add(progress.step)
             how = "made before" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
             err.print(f"[green]✓[/] {progress.step} ({how})")

@@ -1,4 +1,4 @@
-"""Notices that people have changed templates: the files are looked at every second."""
+"""Detect changed templates by checking their files every second."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -9,42 +9,42 @@ import anyio.to_thread
 
 from templates.catalogue import Catalogue
 
-LOOK_EVERY_S = 1.0  # editors write a file in several steps: a template counts as changed when it was left alone so long
+POLL_S = 1.0  # editors write a file in several steps: a template has changed when it then stays the same this long
 
-Making = frozenset[tuple[str, int, int, int]]  # of a directory: every file's path, number, date and size
+Stamp = frozenset[tuple[str, int, int, int]]  # of a directory: each file's path, inode, modification time and size
 
 
 class Watch:
-    """Templates as they were when they were last looked at."""
+    """The state of templates at the last check."""
 
     def __init__(self, catalogue: Catalogue, names: Collection[str] | None) -> None:
-        """Watch some templates, or all there are and will be."""
+        """Watch the named templates; None watches all, new ones too."""
         self._catalogue = catalogue
         self._names = names
-        self._seen = self._look()
+        self._seen = self._stamps()
 
     async def next(self) -> list[str]:
-        """Wait for changes; returns the templates that are not as they were, or are new."""
+        """Wait for changes; return the names of changed and new templates."""
         before = self._seen
         while True:
-            await anyio.sleep(LOOK_EVERY_S)
-            now = await anyio.to_thread.run_sync(self._look)
+            await anyio.sleep(POLL_S)
+            now = await anyio.to_thread.run_sync(self._stamps)
             if now == before and now != self._seen:
-                changed = [name for name, making in now.items() if making != self._seen.get(name)]
+                changed = [name for name, stamp in now.items() if stamp != self._seen.get(name)]
                 self._seen = now
-                if changed:  # and not only removed
+                if changed:  # empty if templates were only removed
                     return changed
             before = now
 
-    def _look(self) -> Mapping[str, Making]:
+    def _stamps(self) -> Mapping[str, Stamp]:
         return {
-            entry.name: _making(entry.folder)
+            entry.name: _stamp(entry.folder)
             for entry in self._catalogue.entries()
             if self._names is None or entry.name in self._names
         }
 
 
-def _making(folder: Path) -> Making:
+def _stamp(folder: Path) -> Stamp:
     found = []
     for directory, _, files in os.walk(folder):
         for file in (Path(directory, name) for name in files):

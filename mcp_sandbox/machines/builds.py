@@ -1,4 +1,4 @@
-"""What is built of the templates there are, looked up anew whenever a build has changed it."""
+"""The builds that machines start from, looked up again whenever a build or a template changes."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -9,70 +9,70 @@ from mcp_sandbox.machines.mapping import mapped
 from mcp_sandbox.machines.provider import find_template
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
-from templates.holding import held
+from templates.locks import hold
 from templates.model import Template
 from vmm.driver import Driver
 
-HOLD_TRIES = 3  # a build that replaces another one removes it in the next moment
+HOLD_TRIES = 3  # a newer build may remove the one that was just found
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What was found of a template, and how the store was then."""
+class _Lookup:
+    """The result of a lookup, and the state of the store at that time."""
 
     template: Template
     stamp: tuple[int, ...]
     built: BuiltTemplate | None
 
-    def holds(self, template: Template, stamp: tuple[int, ...]) -> bool:
-        """Whether looking again would find the same."""
-        return self.template == template and self.stamp == stamp and (self.built is None or self.built.is_there())
+    def is_fresh(self, template: Template, stamp: tuple[int, ...]) -> bool:
+        """Whether another lookup would give the same result."""
+        return self.template == template and self.stamp == stamp and (self.built is None or self.built.exists())
 
 
 class Builds:
-    """Builds for one driver."""
+    """The builds of all templates for one driver."""
 
     def __init__(self, driver: Driver, builder: Builder, catalogue: Catalogue) -> None:
         self._driver = driver
         self._builder = builder
         self._catalogue = catalogue
-        self._known: dict[str, _Known] = {}  # looking one up hashes files: too slow for every restore
+        self._lookups: dict[str, _Lookup] = {}  # a lookup hashes files, which is too slow for every restore
 
     def templates(self) -> Mapping[str, Template]:
-        """All templates of the catalogue that can be read."""
+        """Return all templates of the catalogue without errors."""
         return self._catalogue.templates()
 
     async def version(self, template: str) -> str:
-        """Which making of a template the next machine would be of.
+        """Return the version of the build that the next machine of a template would start from.
 
         Raises:
-            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, SandboxError: there would be no machine.
+            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, SandboxError: no machine can start.
         """
         return (await self._find(template)).version
 
     async def hold(self, name: str, stack: ExitStack) -> BuiltTemplate:
-        """What is built of a template, with a hold on it: a build could remove it before the machine has started.
+        """Return a template's build and hold its entries until `stack` closes, so that no other build removes them.
 
         Raises:
-            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, SandboxError: there is nothing to start from.
+            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, SandboxError: no machine can start.
         """
         for _ in range(HOLD_TRIES):
             built = await self._find(name)
             try:
-                stack.enter_context(held(built.entries()))
+                stack.enter_context(hold(built.entries()))
             except FileNotFoundError:
-                self._known.pop(name, None)
+                self._lookups.pop(name, None)
             else:
                 return built
         raise TemplateNotBuilt(name)
 
     async def _find(self, name: str) -> BuiltTemplate:
         template, stamp = find_template(self._catalogue, name), self._builder.stamp()
-        known = self._known.get(name)
-        if known is None or not known.holds(template, stamp):
+        lookup = self._lookups.get(name)
+        if lookup is None or not lookup.is_fresh(template, stamp):
             with mapped():
-                known = _Known(template, stamp, await self._builder.find(template, self._driver))
-            self._known[name] = known
-        if known.built is None:
+                lookup = _Lookup(template, stamp, await self._builder.find(template, self._driver))
+            self._lookups[name] = lookup
+        if lookup.built is None:
             raise TemplateNotBuilt(name)
-        return known.built
+        return lookup.built

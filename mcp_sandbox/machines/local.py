@@ -24,7 +24,7 @@ from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease
 from mcp_sandbox.machines.unique import new_identity, open_unique, same_again
 from mcp_sandbox.processes import of_pid
 from templates.build import BuiltTemplate
-from templates.holding import held
+from templates.locks import hold
 from templates.model import Template
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import LaunchFailed, SnapshotFailed
@@ -244,7 +244,7 @@ async def _thawed(
 def _held(origin: _Origin) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(origin.entries))
+            stack.enter_context(hold(origin.entries))
         except FileNotFoundError as error:
             raise StateLost(f"what it was started from is not there any more: {error.filename}") from error
         yield

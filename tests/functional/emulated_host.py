@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from templates import kernel, modules
+from templates import kernel, kernel_modules
 from templates.build import BuiltTemplate
 from templates.cpio import CpioArchive
 from templates.store import Store
@@ -91,14 +91,15 @@ async def _kernel_with_kvm(store: Store) -> Path:
     """The guest kernel's package once more, this time with the modules of a host. Kept in the store."""
 
     async def make(staging: Path) -> dict[str, str]:
-        needed, modules.NEEDED = modules.NEEDED, HOST_MODULES
+        needed, kernel_modules.NEEDED = kernel_modules.NEEDED, HOST_MODULES
         try:
             await kernel.make_kernel(LoggedTools(store.logs / "emulatedhost.log", lambda line: None), staging, None)
         finally:
-            modules.NEEDED = needed
+            kernel_modules.NEEDED = needed
         return {}
 
-    return await store.obtain("emulatedhost", {**kernel.kernel_inputs(None), "modules": HOST_MODULES}, make)
+    entry = await store.obtain("emulatedhost", {**kernel.kernel_inputs(None), "modules": HOST_MODULES}, make)
+    return entry.path
 
 
 def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:

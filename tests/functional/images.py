@@ -16,10 +16,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from templates import apt
+from templates import apt_sources
 from templates.build import Builder
 from templates.debian import BASE_TAR, base_inputs, make_base
-from templates.packages import PrivateApt
+from templates.private_apt import PrivateApt
 from templates.store import Store
 from templates.tools import LoggedTools
 
@@ -38,7 +38,7 @@ async def debian_base(store: Store) -> Path:
     """A small Debian with Python, as tar: the one that templates of ours are made from."""
     tools = LoggedTools(store.logs / "testbase.log", lambda line: None)
     made = await store.obtain("base", base_inputs("bookworm"), lambda staging: make_base(tools, staging, "bookworm"))
-    return made / BASE_TAR
+    return made.path / BASE_TAR
 
 
 def layer_of(files: Mapping[str, bytes | Path], links: Mapping[str, str] | None = None) -> bytes:
@@ -125,7 +125,7 @@ async def _registry_program(store: Store) -> Path:
     """Debian's, fetched and not installed: as a package it would be a service of this host. Kept in the store."""
 
     async def make(staging: Path) -> dict[str, str]:
-        sources = apt.sources_for("bookworm")
+        sources = apt_sources.sources_for("bookworm")
         assert sources is not None
         tools = LoggedTools(store.logs / "testregistry.log", lambda line: None)
         packages = PrivateApt(tools, staging / "work", sources)
@@ -135,7 +135,8 @@ async def _registry_program(store: Store) -> Path:
         shutil.rmtree(staging / "work")
         return {}
 
-    return await store.obtain("testregistry", {"package": "docker-registry"}, make) / "docker-registry"
+    entry = await store.obtain("testregistry", {"package": "docker-registry"}, make)
+    return entry.path / "docker-registry"
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from mcp_sandbox.machines.provider import HostFacts
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import BUILT_IN
-from templates.holding import is_held
+from templates.locks import is_held
 from templates.store import Entry, Store
 from tests.functional.machines import LOOK_AGAIN_S, Machines, assert_gone
 

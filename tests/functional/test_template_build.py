@@ -15,10 +15,11 @@ from anyio.streams.text import TextReceiveStream
 
 from templates.build import Builder, Progress
 from templates.debian import BASE_TAR, base_inputs
-from templates.image import extract_tree, guest_python_command
+from templates.image import extract_tree
 from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools
+from templates.wheels import guest_python_command
 from vmm.drivers.fake import FakeDriver
 from vmm.drivers.gvisor.probe import OLDEST, release_in
 from vmm.types import Capabilities, GuestCode, Isolation
@@ -128,10 +129,10 @@ async def test_further_packages_are_installed_without_making_the_base_again(stor
 async def test_the_machines_python_has_its_whole_standard_library(store: Store, tmp_path: Path):
     with anyio.fail_after(BUILD_S):
         await Builder(store).build_image(tiny("test-python", []))
-    base = store.get("base", base_inputs("bookworm"))
+    base = store.find("base", base_inputs("bookworm"))
     assert base is not None
     tree = tmp_path / "tree"
-    await extract_tree(LoggedTools(tmp_path / "log", print), base / BASE_TAR, tree)
+    await extract_tree(LoggedTools(tmp_path / "log", print), base.path / BASE_TAR, tree)
     command, env = guest_python_command(tree)
     modules = "bz2 ctypes curses dbm decimal hashlib lzma multiprocessing readline sqlite3 ssl uuid zlib zoneinfo"
     await anyio.run_process([*command, "-c", f"import {', '.join(modules.split())}"], env={**os.environ, **env})

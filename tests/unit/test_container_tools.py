@@ -22,7 +22,7 @@ class Recorder:
         self,
         argv: Sequence[str],
         *,
-        together: bool = False,
+        isolated: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
@@ -67,7 +67,7 @@ async def test_they_find_where_the_user_has_logged_in(home: Path, tmp_path: Path
 
 
 async def test_nothing_of_another_user_is_removed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(container_tools, "TRACES", (str(tmp_path / "traces-{uid}"),))
+    monkeypatch.setattr(container_tools, "LEFTOVERS", (str(tmp_path / "traces-{uid}"),))
     (tmp_path / f"traces-{container_tools.NOBODY}").mkdir()
     await run_container_tool(Recorder(), tmp_path / "staging", "skopeo")
     assert (tmp_path / f"traces-{container_tools.NOBODY}").exists(), "it was there before"
@@ -81,5 +81,5 @@ async def test_a_tool_that_is_missing_is_named_with_the_command_that_gets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(container_tools, "find_tool", lambda program: None)
-    with pytest.raises(StepFailed, match="buildah is not installed; `mcp-sandbox setup --images` gets it"):
+    with pytest.raises(StepFailed, match="buildah is not installed; `mcp-sandbox setup --images` installs it"):
         await run_container_tool(Recorder(), tmp_path, "buildah")

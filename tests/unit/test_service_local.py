@@ -31,7 +31,7 @@ from mcp_sandbox.operating.recovery import OWNED
 from mcp_sandbox.processes import of_pid
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
-from templates.holding import is_held
+from templates.locks import is_held
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeMachine
 from vmm.errors import SnapshotFailed, ToolFailed
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, Probe, Snapshot

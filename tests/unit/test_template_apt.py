@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from templates.apt import host_codename, sources_for
+from templates.apt_sources import host_codename, sources_for
 
 # The names of mirrors here are made up on purpose.
 DEB822 = """\

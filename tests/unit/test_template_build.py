@@ -13,11 +13,11 @@ import pytest
 
 from guest.client.messages import WarmUp
 from guest.errors import AgentTimeout
-from templates import apt, current, image
+from templates import apt_sources, image, inventory
 from templates.build import Builder, BuiltTemplate, Progress
 from templates.catalogue import Catalogue
-from templates.current import ImagePlan
 from templates.errors import BuildFailed
+from templates.inventory import ImagePlan
 from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
@@ -89,7 +89,7 @@ class PretendedTools:
         self,
         argv: Sequence[str],
         *,
-        together: bool = False,
+        isolated: bool = False,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
@@ -171,8 +171,8 @@ class PretendedAgent:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> type[PretendedAgent]:
     monkeypatch.setattr("templates.snapshot.AgentClient", PretendedAgent)
-    monkeypatch.setattr("templates.apt.host_codename", lambda etc=None: "bookworm")
-    monkeypatch.setattr("templates.apt.sources_for", lambda suite: f"Suites: {suite}\n")
+    monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: "bookworm")
+    monkeypatch.setattr("templates.apt_sources.sources_for", lambda suite: f"Suites: {suite}\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     PretendedAgent.warmed = []
     PretendedAgent.error = None
@@ -255,10 +255,10 @@ async def test_a_tree_is_unpacked_anew_when_its_image_was_made_anew(builder: Bui
 async def test_what_was_removed_from_the_store_is_not_there(builder: Builder, tmp_path: Path):
     for driver, kind in ((FakeVm(), "snapshot"), (FakeJail(), "tree")):
         built = await builder.build(template(), driver)
-        assert built.is_there()
+        assert built.exists()
         (entry,) = [entry for entry in Store(tmp_path).entries() if entry.kind == kind]
         await Store(tmp_path).remove(kind, entry.key)
-        assert not built.is_there()
+        assert not built.exists()
 
 
 async def test_building_again_with_nothing_changed_does_nothing(builder: Builder, workshop: Workshop):
@@ -319,14 +319,14 @@ async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_what
 async def test_a_package_of_another_suite_needs_to_know_where_that_is(
     builder: Builder, workshop: Workshop, monkeypatch: pytest.MonkeyPatch, host_has_sources: bool
 ):
-    monkeypatch.setattr(apt, "sources_for", lambda suite: f"Suites: {suite}\n" if host_has_sources else None)
+    monkeypatch.setattr(apt_sources, "sources_for", lambda suite: f"Suites: {suite}\n" if host_has_sources else None)
     source = {"debian": {"suite": "bookworm", "packages": ["golang-go/trixie"]}}
     if host_has_sources:
         await builder.build_image(template(source=source))
         assert "--include=dpkg,golang-go/trixie" in workshop.argv[1]
         assert any("Default-Release" in word and "bookworm" in word for word in workshop.argv[1])
     else:
-        with pytest.raises(BuildFailed, match="can packages of trixie be had"):
+        with pytest.raises(BuildFailed, match="packages of trixie can only be installed on a Debian host"):
             await builder.build_image(template(source=source))
 
 
@@ -480,14 +480,14 @@ async def test_a_template_whose_files_cannot_be_looked_at_keeps_what_was_built_o
     await shop.build("mine", FakeGvisor(), MINE.replace("numpy==2.4.6", "numpy==2.4.7"))
     shop.write("mine", MINE.replace("numpy==2.4.6", "numpy==2.4.8"))
     assert await shop.unused(FakeGvisor()) == [("image", "mine"), ("snapshot", "mine")]
-    plan = current.plan_image
+    plan = inventory.plan_image
 
     def refuse(template: Template) -> ImagePlan:
         if template.name == "mine":
             raise PermissionError("secret")
         return plan(template)
 
-    monkeypatch.setattr(current, "plan_image", refuse)
+    monkeypatch.setattr(inventory, "plan_image", refuse)
     assert await shop.unused(FakeGvisor()) == []
 
 
@@ -510,10 +510,10 @@ async def test_templates_that_say_the_same_have_it_together_and_one_cannot_be_re
     assert (twin.root, twin.snapshot) == (built.root, built.snapshot)
     for template in (built.template, twin.template):
         assert {entry.kind for entry in shop.builder.entries_of(template)} == {"image", "snapshot"}
-        assert shop.builder.entries_of_it_alone(template) == []
+        assert shop.builder.exclusive_entries_of(template) == []
     shutil.rmtree(shop.path / "templates" / "mine")
     assert await shop.unused(FakeGvisor()) == []
-    assert {entry.kind for entry in shop.builder.entries_of_it_alone(twin.template)} == {"image", "snapshot"}
+    assert {entry.kind for entry in shop.builder.exclusive_entries_of(twin.template)} == {"image", "snapshot"}
 
 
 async def test_a_version_tells_apart_all_that_machines_can_differ_in(shop: Shop):
@@ -653,14 +653,14 @@ async def test_gvisor_is_fetched_from_a_suite_that_has_a_new_one_and_kept_aside(
 async def test_a_host_without_debian_packages_is_told_to_bring_gvisor(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("templates.apt.host_codename", lambda etc=None: None)
+    monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: None)
     with pytest.raises(BuildFailed, match="install runsc of 2024 or newer on the PATH"):
         await builder.build_runsc()
     assert builder.find_runsc() is None
 
 
 async def test_a_host_without_debian_packages_is_told_the_setting(builder: Builder, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("templates.apt.host_codename", lambda etc=None: None)
+    monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: None)
     with pytest.raises(BuildFailed, match="MCP_SANDBOX_GUEST_KERNEL"):
         await builder.build_kernel()
 
@@ -697,7 +697,7 @@ def test_everyone_may_read_an_image_and_nobody_becomes_root_by_it(tmp_path: Path
         path.mkdir() if name in ("tmp", "root") else path.write_text("")
         path.chmod(mode)
     (tmp_path / "root/link").symlink_to("/nonexistent")
-    image.open_to_all(tmp_path)
+    image.make_readable(tmp_path)
     for name, (_, mode) in modes.items():
         assert (tmp_path / name).stat().st_mode & 0o7777 == mode
 

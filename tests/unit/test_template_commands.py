@@ -12,13 +12,13 @@ from typer.testing import CliRunner, Result
 
 from mcp_sandbox import cli
 from mcp_sandbox.commands import template, template_watch
-from mcp_sandbox.commands.template_init import SourceKind, text_of, write_template
+from mcp_sandbox.commands.template_init import text_of, write_template
 from mcp_sandbox.commands.template_watch import Watch
 from templates.catalogue import BUILT_IN, Catalogue
-from templates.holding import held
-from templates.model import Language
-from templates.reading import read_template
+from templates.locks import hold
+from templates.model import Language, SourceKind
 from templates.store import Store
+from templates.template_file import read_template
 from tests.unit.test_template_model import GOOD
 
 
@@ -98,7 +98,7 @@ def test_init_overwrites_nothing(path: Path):
     (path / "my-tools" / "template.toml").write_text("mine")
     done = run("init", "my-tools")
     assert (done.exit_code, (path / "my-tools" / "template.toml").read_text()) == (1, "mine")
-    assert "exists already" in done.stderr
+    assert "already exists" in done.stderr
 
 
 def test_init_refuses_a_name_that_nobody_could_call(path: Path):
@@ -108,7 +108,7 @@ def test_init_refuses_a_name_that_nobody_could_call(path: Path):
     assert not path.exists()
 
 
-# -- list, show, build: mistakes ---------------------------------------------------------------------------
+# -- list, show, build: errors ---------------------------------------------------------------------------
 
 
 def add(path: Path, name: str, text: str = GOOD) -> None:
@@ -123,7 +123,7 @@ def test_list_tells_what_hides_another_one_and_what_is_wrong(path: Path):
     assert done.exit_code == 0
     assert f"python-data-analysis hides the one in {BUILT_IN}" in done.stderr
     assert f"{path}/broken/template.toml:2: title: Input should be a valid string" in done.stderr
-    assert "cannot be used" in done.stdout
+    assert "has errors" in done.stdout
 
 
 def test_show_says_where_a_template_comes_from(path: Path):
@@ -161,7 +161,7 @@ def test_show_tells_which_digest_a_tag_stood_for(path: Path, tmp_path: Path):
     anyio.run(Store(tmp_path / "home").obtain, "layers", {"image": "localhost:5000/box:1"}, fetch)
     done = run("show", "mine")
     assert done.exit_code == 0
-    assert f"localhost:5000/box:1 was {digest} when it was fetched." in done.stdout, "and not what it says now"
+    assert f"localhost:5000/box:1 was fetched as {digest}." in done.stdout, "not the tag that template.toml names now"
 
 
 # -- prune -------------------------------------------------------------------------------------------------
@@ -176,28 +176,28 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (staging / "file").write_text("x")
         return {"template": "gone"}
 
-    return anyio.run(Store(tmp_path / "home").obtain, "image", {"made": "long ago"}, write)
+    return anyio.run(Store(tmp_path / "home").obtain, "image", {"made": "long ago"}, write).path
 
 
 def test_prune_removes_what_no_template_is_made_from_and_its_traces(old: Path, tmp_path: Path):
     would = run("prune", "--dry-run")
     assert would.exit_code == 0
-    assert "would go" in would.stdout
+    assert "would be removed" in would.stdout
     assert old.exists()
     done = run("prune")
     assert done.exit_code == 0
-    assert "Removed 1 entries" in done.stderr
+    assert "Removed 1 of 1 entries" in done.stderr
     assert not old.exists()
     assert list((tmp_path / "home" / "locks").iterdir()) == []
 
 
 def test_prune_leaves_what_somebody_holds_and_says_so(old: Path):
-    with held([old]):
+    with hold([old]):
         would = run("prune", "--dry-run")
         done = run("prune", "--all")
-    assert "in use, would stay" in would.stdout
-    assert "in use, stays" in done.stdout
-    assert "1 stay: sandboxes or servers use them" in done.stderr
+    assert "in use" in would.stdout
+    assert "in use" in done.stdout
+    assert "Kept 1 that sandboxes or servers use" in done.stderr
     assert old.exists()
 
 
@@ -206,7 +206,7 @@ def test_prune_leaves_what_somebody_holds_and_says_so(old: Path):
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(template_watch, "POLL_S", 0.01)
 
 
 @pytest.mark.usefixtures("_quick")

@@ -14,7 +14,7 @@ from templates.cpio import CpioArchive
 from templates.errors import UnusableKernel
 from templates.guest_code import agent_inputs, guest_files, pack_agent
 from templates.kernel import OwnKernel, initramfs_inputs, kernel_inputs, pack_initramfs
-from templates.modules import load_order
+from templates.kernel_modules import load_order
 
 
 def module(directory: Path, name: str, *, depends: str = "", softdep: str = "") -> None:

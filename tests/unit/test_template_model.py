@@ -34,7 +34,7 @@ def test_a_template_is_called_what_its_directory_is_called(tmp_path: Path):
     assert template.machine.vcpus == 1
 
 
-@pytest.mark.parametrize("mode", ["pooled", "cold", "singleton"])
+@pytest.mark.parametrize("mode", ["pooled", "cold"])
 def test_a_template_says_whether_machines_of_it_are_kept_ready(tmp_path: Path, mode: str):
     assert load(tmp_path, f'pool = "{mode}"\n{GOOD}').pool == mode
 
@@ -61,7 +61,7 @@ def test_the_templates_we_ship_are_valid():
         ("memory_mb = 512", 'memory_mb = "512"', "9: machine.memory_mb: Input should be a valid integer"),
         ("memory_mb = 512", "memory_mb = 512\nram = 1", "10: machine.ram: there is no such field"),
         ("memory_mb = 512", "", "8: machine.memory_mb: this field is required"),
-        ('title = "T"', 'title = "T"\npool = "hot"', "3: pool: Input should be 'pooled', 'cold' or 'singleton'"),
+        ('title = "T"', 'title = "T"\npool = "hot"', "3: pool: Input should be 'pooled' or 'cold'"),
         ('suite = "bookworm"', 'suite = "woody"', "6: source.debian.suite: Input should be 'bookworm' or"),
         ("numpy==2.4.6", "numpy>=2", "7: source.debian.wheels[0]: 'numpy>=2' must name one exact version"),
         ('"numpy==2.4.6"', '\n"a==1", # one\n"b"\n', "9: source.debian.wheels[1]: 'b' must name one exact version"),
@@ -72,7 +72,7 @@ def test_the_templates_we_ship_are_valid():
         ('title = "T"', 'title = "T"\nsource.oci = "a:b"', "3: source: give exactly one of debian, oci, dockerfile"),
         ('title = "T"', 'title = "T"\nsource.oci = "-x"', "3: source.oci: '-x' must name an image"),
         ('title = "T"', 'title = "T"\nsource.dockerfile = "../D"', "3: source.dockerfile: '../D' must name a file"),
-        ("[source.debian]", "source.debian = 1\n[other]", "5: source.debian: this is a table"),
+        ("[source.debian]", "source.debian = 1\n[other]", "5: source.debian: this must be a table"),
         ('title = "T"', 'title = "T"\nenv = { A = "1",  "B C" = "2" }', "3: env.B C: 'B C' must be a variable's name"),
         ("[machine]", "[machine", "8: this is not valid TOML: Expected ']' at the end of a table declaration"),
         ("disk_mb = 1024", "disk_mb = [1024", "10: this is not valid TOML: Unclosed array"),

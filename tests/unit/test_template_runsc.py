@@ -11,5 +11,5 @@ from templates.runsc import runsc_inputs
 def test_it_comes_from_the_hosts_own_suite_or_the_first_one_that_has_a_good_one(
     monkeypatch: pytest.MonkeyPatch, host: str, suite: str
 ):
-    monkeypatch.setattr("templates.apt.host_codename", lambda etc=None: host)
+    monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: host)
     assert runsc_inputs()["suite"] == suite

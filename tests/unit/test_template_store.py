@@ -1,4 +1,4 @@
-"""The store: whole things or nothing, made once, however many want them."""
+"""The store: entries are complete or absent, and made once, however many processes want them."""
 
 import fcntl
 import multiprocessing
@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from templates.holding import alone, held, is_held
-from templates.store import Store, key_of
+from templates.locks import exclusive, hold, is_held
+from templates.store import Entry, Store, key_of
 
 INPUTS = {"suite": "bookworm", "packages": ["a", "b"]}
 pytestmark = pytest.mark.anyio
@@ -32,30 +32,30 @@ def test_a_key_depends_on_values_and_not_on_their_order():
     assert key_of({"a": 1}) != key_of({"a": 2})
 
 
-async def test_a_thing_is_made_once_and_found_afterwards(tmp_path: Path):
+async def test_an_entry_is_made_once_and_found_afterwards(tmp_path: Path):
     store = Store(tmp_path)
-    assert store.get("base", INPUTS) is None
-    path = await store.obtain("base", INPUTS, make_hello)
+    assert store.find("base", INPUTS) is None
+    entry = await store.obtain("base", INPUTS, make_hello)
 
     async def make_again(_staging: Path) -> Mapping[str, Any]:
-        raise AssertionError("it is there already")
+        raise AssertionError("it exists already")
 
-    assert await store.obtain("base", INPUTS, make_again) == path == store.get("base", INPUTS)
-    assert (path / "hello").read_text() == "hello"
+    assert await store.obtain("base", INPUTS, make_again) == entry == store.find("base", INPUTS)
+    assert (entry.path / "hello").read_text() == "hello"
     assert left_in_staging(store) == []
 
 
-async def test_an_entry_says_what_it_was_made_from_and_how_big_it_is(tmp_path: Path):
+async def test_an_entry_records_its_inputs_and_its_size(tmp_path: Path):
     store = Store(tmp_path)
-    path = await store.obtain("base", INPUTS, make_hello)
-    (entry,) = store.entries()
-    assert entry == store.entry(path)
+    entry = await store.obtain("base", INPUTS, make_hello)
+    assert store.entries() == [entry]
+    assert store.entry(entry.path) == entry
     assert (entry.kind, entry.key, entry.inputs) == ("base", key_of(INPUTS), INPUTS)
     assert entry.details == {"version": "1"}
     assert entry.size_bytes > 0
 
 
-async def test_an_entry_may_be_a_tree_of_anything_and_each_file_in_it_counts_once(tmp_path: Path):
+async def test_an_entry_may_contain_any_kind_of_file_and_hard_links_count_once(tmp_path: Path):
     store = Store(tmp_path)
 
     async def make_tree(staging: Path) -> Mapping[str, Any]:
@@ -65,19 +65,19 @@ async def test_an_entry_may_be_a_tree_of_anything_and_each_file_in_it_counts_onc
         (deep / "again").hardlink_to(deep / "file")
         (deep / "up").symlink_to("../..")
         (deep / "nowhere").symlink_to("/nonexistent/path")
-        os.mkfifo(deep / "pipe")  # opening one would wait for ever
+        os.mkfifo(deep / "pipe")  # opening one would block
         return {}
 
     with anyio.fail_after(30):
-        path = await store.obtain("tree", INPUTS, make_tree)
-    assert (path / "root/a/b/up").readlink() == Path("../..")
-    assert 1_000_000 <= store.entry(path).size_bytes < 1_500_000
+        entry = await store.obtain("tree", INPUTS, make_tree)
+    assert (entry.path / "root/a/b/up").readlink() == Path("../..")
+    assert 1_000_000 <= entry.size_bytes < 1_500_000
     assert [entry.kind for entry in store.entries()] == ["tree"]
     assert await store.remove("tree", key_of(INPUTS)) == "removed"
     assert left_in_staging(store) == []
 
 
-async def test_a_failed_making_leaves_nothing(tmp_path: Path):
+async def test_a_failed_build_leaves_nothing(tmp_path: Path):
     store = Store(tmp_path)
 
     async def fail(staging: Path) -> Mapping[str, Any]:
@@ -86,12 +86,12 @@ async def test_a_failed_making_leaves_nothing(tmp_path: Path):
 
     with pytest.raises(OSError, match="disk full"):
         await store.obtain("base", INPUTS, fail)
-    assert store.get("base", INPUTS) is None
+    assert store.find("base", INPUTS) is None
     assert left_in_staging(store) == []
     await store.obtain("base", INPUTS, make_hello)
 
 
-async def test_a_cancelled_making_leaves_nothing(tmp_path: Path):
+async def test_a_cancelled_build_leaves_nothing(tmp_path: Path):
     store = Store(tmp_path)
     async with anyio.create_task_group() as tasks:
 
@@ -102,11 +102,11 @@ async def test_a_cancelled_making_leaves_nothing(tmp_path: Path):
             return {}
 
         await store.obtain("base", INPUTS, cancel_midway)
-    assert store.get("base", INPUTS) is None
+    assert store.find("base", INPUTS) is None
     assert left_in_staging(store) == []
 
 
-async def test_two_who_want_the_same_thing_make_it_once(tmp_path: Path):
+async def test_two_concurrent_callers_make_an_entry_once(tmp_path: Path):
     made = []
     entered, go_on = anyio.Event(), anyio.Event()
 
@@ -116,7 +116,7 @@ async def test_two_who_want_the_same_thing_make_it_once(tmp_path: Path):
         await go_on.wait()
         return await make_hello(staging)
 
-    found: list[Path] = []
+    found: list[Entry] = []
 
     async def want() -> None:
         found.append(await Store(tmp_path).obtain("base", INPUTS, make))
@@ -141,36 +141,36 @@ def _make_and_hang(home: Path, ready: Any) -> None:
     anyio.run(Store(home).obtain, "base", INPUTS, hang)
 
 
-async def test_what_a_killed_maker_left_is_removed_and_never_used(tmp_path: Path):
+async def test_leftovers_of_a_killed_process_are_removed_and_never_used(tmp_path: Path):
     store = Store(tmp_path)
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    maker = context.Process(target=_make_and_hang, args=(tmp_path, ready))
-    maker.start()
-    assert maker.pid
+    worker = context.Process(target=_make_and_hang, args=(tmp_path, ready))
+    worker.start()
+    assert worker.pid
     assert await anyio.to_thread.run_sync(ready.wait, 30)
     assert len(left_in_staging(store)) == 1
     store.sweep()
-    assert len(left_in_staging(store)) == 1, "its maker is alive"
-    os.kill(maker.pid, signal.SIGKILL)
-    await anyio.to_thread.run_sync(maker.join, 30)
-    maker.close()
+    assert len(left_in_staging(store)) == 1, "the process is alive"
+    os.kill(worker.pid, signal.SIGKILL)
+    await anyio.to_thread.run_sync(worker.join, 30)
+    worker.close()
 
-    assert store.get("base", INPUTS) is None
+    assert store.find("base", INPUTS) is None
     store.sweep()
     assert left_in_staging(store) == []
     with anyio.fail_after(10):
         assert await store.obtain("base", INPUTS, make_hello)
 
 
-async def test_what_a_maker_left_goes_however_deep_and_closed_it_is_and_nothing_that_it_leads_to(tmp_path: Path):
+async def test_leftovers_are_removed_however_deeply_nested_and_links_are_not_followed(tmp_path: Path):
     store, kept = Store(tmp_path / "home"), tmp_path / "kept"
-    kept.write_text("of the host")
+    kept.write_text("on the host")
     left = store.home / "staging" / "image-0123.left"
     left.mkdir(parents=True)
     (left / "link").symlink_to(tmp_path)
     folder = os.open(left, os.O_RDONLY)
-    for _ in range(3000):  # its path is longer than any that can be opened
+    for _ in range(3000):  # a path too long to open
         os.mkdir("deeper", dir_fd=folder)
         below = os.open("deeper", os.O_RDONLY, dir_fd=folder)
         os.close(folder)
@@ -179,34 +179,34 @@ async def test_what_a_maker_left_goes_however_deep_and_closed_it_is_and_nothing_
     os.close(folder)
     store.sweep()
     assert left_in_staging(store) == []
-    assert kept.read_text() == "of the host"
+    assert kept.read_text() == "on the host"
 
 
-async def test_a_removed_thing_is_gone_and_can_be_made_again(tmp_path: Path):
+async def test_a_removed_entry_is_gone_and_can_be_made_again(tmp_path: Path):
     store = Store(tmp_path)
-    first = store.entry(await store.obtain("base", INPUTS, make_hello))
+    first = await store.obtain("base", INPUTS, make_hello)
     assert await store.remove("base", first.key) == "removed"
     assert await store.remove("base", first.key) == "gone"
     assert store.entries() == []
     assert left_in_staging(store) == []
-    second = store.entry(await store.obtain("base", INPUTS, make_hello))
+    second = await store.obtain("base", INPUTS, make_hello)
     assert second.key == first.key
-    assert second.id != first.id, "what depends on the first making must not be used with the second"
+    assert second.id != first.id, "what was made from the first must not be used with the second"
 
 
 @pytest.mark.parametrize(("kind", "key"), [("..", "a"), ("base", "../../etc"), ("base", "")])
-async def test_names_cannot_lead_out_of_the_store(tmp_path: Path, kind: str, key: str):
+async def test_names_cannot_leave_the_store(tmp_path: Path, kind: str, key: str):
     with pytest.raises(ValueError, match="not a name"):
         await Store(tmp_path).remove(kind, key)
 
 
-# -- things in use -----------------------------------------------------------------------------------------
+# -- entries in use ----------------------------------------------------------------------------------------
 
 
-async def test_what_somebody_holds_is_not_removed_until_nobody_does(tmp_path: Path):
+async def test_a_held_entry_is_not_removed_until_it_is_released(tmp_path: Path):
     store = Store(tmp_path)
-    path = await store.obtain("base", INPUTS, make_hello)
-    with held([path]), held([path]):
+    path = (await store.obtain("base", INPUTS, make_hello)).path
+    with hold([path]), hold([path]):
         assert is_held(path)
         assert await store.remove("base", path.name) == "in use"
         assert (path / "hello").read_text() == "hello"
@@ -214,37 +214,37 @@ async def test_what_somebody_holds_is_not_removed_until_nobody_does(tmp_path: Pa
     assert await store.remove("base", path.name) == "removed"
 
 
-async def test_what_is_gone_cannot_be_held(tmp_path: Path):
+async def test_a_removed_entry_cannot_be_held(tmp_path: Path):
     store = Store(tmp_path)
-    path = await store.obtain("base", INPUTS, make_hello)
+    path = (await store.obtain("base", INPUTS, make_hello)).path
     await store.remove("base", path.name)
-    with pytest.raises(FileNotFoundError), held([path]):
+    with pytest.raises(FileNotFoundError), hold([path]):
         pass
 
 
-async def test_what_is_being_removed_cannot_be_held(tmp_path: Path):
-    path = await Store(tmp_path).obtain("base", INPUTS, make_hello)
-    with alone(path), pytest.raises(FileNotFoundError, match="being removed"), held([path]):
+async def test_an_entry_that_is_being_removed_cannot_be_held(tmp_path: Path):
+    path = (await Store(tmp_path).obtain("base", INPUTS, make_hello)).path
+    with exclusive(path), pytest.raises(FileNotFoundError, match="being removed"), hold([path]):
         pass
 
 
-async def test_who_fails_to_hold_one_of_several_holds_none(tmp_path: Path):
+async def test_failing_to_hold_one_of_several_entries_holds_none(tmp_path: Path):
     store = Store(tmp_path)
-    path = await store.obtain("base", INPUTS, make_hello)
-    with pytest.raises(FileNotFoundError), held([path, tmp_path / "nothing"]):
+    path = (await store.obtain("base", INPUTS, make_hello)).path
+    with pytest.raises(FileNotFoundError), hold([path, tmp_path / "nothing"]):
         pass
     assert not is_held(path)
 
 
 def _hold_and_hang(path: Path, ready: Any) -> None:
-    with held([path]):
+    with hold([path]):
         ready.set()
         signal.pause()
 
 
-async def test_other_processes_are_heeded_and_a_killed_one_holds_nothing(tmp_path: Path):
+async def test_a_hold_counts_across_processes_and_ends_with_a_killed_one(tmp_path: Path):
     store = Store(tmp_path)
-    path = await store.obtain("base", INPUTS, make_hello)
+    path = (await store.obtain("base", INPUTS, make_hello)).path
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     holder = context.Process(target=_hold_and_hang, args=(path, ready))
@@ -258,13 +258,13 @@ async def test_other_processes_are_heeded_and_a_killed_one_holds_nothing(tmp_pat
     assert await store.remove("base", path.name) == "removed"
 
 
-async def test_a_making_and_a_removal_change_the_stamp_and_nothing_else_does(tmp_path: Path):
+async def test_the_stamp_changes_when_entries_are_made_or_removed_and_only_then(tmp_path: Path):
     store = Store(tmp_path)
     stamps = [store.stamp(["base", "image"])]
-    path = await store.obtain("base", INPUTS, make_hello)
+    path = (await store.obtain("base", INPUTS, make_hello)).path
     stamps.append(store.stamp(["base", "image"]))
     await store.obtain("other", INPUTS, make_hello)
-    with held([path]):
+    with hold([path]):
         await store.remove("base", path.name)
     assert store.stamp(["base", "image"]) == stamps[-1]
     await store.remove("base", path.name)
@@ -272,45 +272,75 @@ async def test_a_making_and_a_removal_change_the_stamp_and_nothing_else_does(tmp
     assert len(set(stamps)) == 3
 
 
-async def test_tidying_leaves_logs_and_locks_of_what_is_there_or_being_made(tmp_path: Path):
+# -- locks and logs ----------------------------------------------------------------------------------------
+
+
+def locks_and_logs(store: Store) -> set[str]:
+    return {path.name for folder in ("locks", "logs") for path in store.home.glob(f"{folder}/*")}
+
+
+def write_logs(store: Store, *keys: str) -> None:
+    store.logs.mkdir(exist_ok=True)
+    for key in keys:
+        (store.logs / f"packages-{key}.log").write_text("output")
+    (store.logs / "setup.log").write_text("of another command")
+
+
+async def test_a_lock_file_is_removed_with_the_lock(tmp_path: Path):
     store = Store(tmp_path)
-    store.logs.mkdir()
-    gone, kept = {"n": 1}, {"n": 2}
-    making = key_of(INPUTS)
-    for inputs in (gone, kept):
+
+    async def fail(staging: Path) -> Mapping[str, Any]:
+        assert locks_and_logs(store) == {f"base-{key_of(INPUTS)}"}
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        await store.obtain("base", INPUTS, fail)
+    await store.obtain("base", INPUTS, make_hello)
+    await store.remove("base", key_of(INPUTS))
+    assert locks_and_logs(store) == set()
+
+
+async def test_an_entrys_logs_are_removed_with_it(tmp_path: Path):
+    store, kept = Store(tmp_path), {"n": 2}
+    for inputs in (INPUTS, kept):
         await store.obtain("base", inputs, make_hello)
-    for key in (key_of(gone), key_of(kept), making):
-        (store.logs / f"packages-{key}.log").write_text("said")
-    (store.logs / "setup.log").write_text("of something else")
-    await store.remove("base", key_of(gone))
+    write_logs(store, key_of(INPUTS), key_of(kept))
+    await store.remove("base", key_of(INPUTS))
+    assert locks_and_logs(store) == {"setup.log", f"packages-{key_of(kept)}.log"}
+
+
+async def test_tidying_removes_logs_of_failed_builds_and_locks_of_dead_processes(tmp_path: Path):
+    store = Store(tmp_path)
+    failed, kept, being_made = {"n": 1}, {"n": 2}, INPUTS
+    await store.obtain("base", kept, make_hello)
+    write_logs(store, key_of(failed), key_of(kept), key_of(being_made))
+    (tmp_path / "locks" / f"base-{key_of(failed)}").write_text("")
 
     async def tidy(staging: Path) -> Mapping[str, Any]:
         store.tidy()
         assert staging.exists()
-        assert {path.name for path in store.logs.iterdir()} == {
-            "setup.log",
-            f"packages-{key_of(kept)}.log",
-            f"packages-{making}.log",
-        }
-        assert {path.name for path in store.home.glob("locks/*")} == {f"base-{key_of(kept)}", f"base-{making}"}
+        expected = {f"packages-{key_of(inputs)}.log" for inputs in (kept, being_made)}
+        assert locks_and_logs(store) == {"setup.log", f"base-{key_of(being_made)}", *expected}
         return {}
 
-    await store.obtain("base", INPUTS, tidy)
+    await store.obtain("base", being_made, tidy)
 
 
-async def test_a_lock_that_was_removed_before_it_was_taken_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever comes next would lock another file of that name, and there would be two of them."""
+async def test_a_lock_file_that_was_removed_before_it_was_locked_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The next process would create and lock a new file, and both would hold "the" lock."""
     store = Store(tmp_path)
     lock = tmp_path / "locks" / f"base-{key_of(INPUTS)}"
     flock = fcntl.flock
     removed: list[Path] = []
     made: list[bool] = []
 
-    def remove_then_lock(file: Any, how: int) -> None:
+    def remove_then_lock(file: Any, operation: int) -> None:
         if not removed:
             lock.unlink()
             removed.append(lock)
-        flock(file, how)
+        flock(file, operation)
 
     async def make(staging: Path) -> Mapping[str, Any]:
         made.append(lock.exists())
@@ -320,3 +350,34 @@ async def test_a_lock_that_was_removed_before_it_was_taken_is_nobodys(tmp_path: 
     with anyio.fail_after(10):
         await store.obtain("base", INPUTS, make)
     assert (removed, made) == ([lock], [True])
+
+
+def _count_up(home: Path, times: int) -> None:
+    """Read, wait and write a number under the store's lock: a lost update shows that two held it at once."""
+
+    async def main() -> None:
+        for _ in range(times):
+            await store.remove("base", key_of(INPUTS))
+            async with store._locked("base", key_of(INPUTS)):
+                value = int(counter.read_text())
+                await anyio.sleep(0.001)
+                counter.write_text(str(value + 1))
+
+    store, counter = Store(home), home / "counter"
+    anyio.run(main)
+
+
+async def test_processes_that_lock_and_remove_the_same_lock_file_exclude_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "counter").write_text("0")
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr("templates.store.LOCK_POLL_S", 0.001)
+    workers = [context.Process(target=_count_up, args=(tmp_path, 30)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        await anyio.to_thread.run_sync(worker.join, 60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert (tmp_path / "counter").read_text() == "90"
+    assert locks_and_logs(Store(tmp_path)) == set()

@@ -1,4 +1,4 @@
-"""Which kernel modules a machine needs, and in which order to load them."""
+"""Select the kernel modules a machine needs, in load order."""
 
 import gzip
 import lzma
@@ -8,24 +8,17 @@ from pathlib import Path
 
 from templates.tools import StepFailed
 
-# What a machine needs before it has a root file system. A kernel may have any of them built in; one that has
-# neither the module nor the code fails in the machine, where /init says so.
-NEEDED: tuple[str, ...] = (
-    "virtio_mmio",
-    "virtio_blk",
-    "virtio_console",
-    "erofs",
-    "ext4",
-    "overlay",
-)
+# What a machine needs before it has a root file system. A kernel may have any of them built in. If one is missing
+# altogether, /init fails in the machine and says so.
+NEEDED: tuple[str, ...] = ("virtio_mmio", "virtio_blk", "virtio_console", "erofs", "ext4", "overlay")
 
 _UNPACK: dict[str, Callable[[bytes], bytes]] = {".ko": bytes, ".xz": lzma.decompress, ".gz": gzip.decompress}
 
 
 def load_order(directory: Path) -> list[tuple[str, bytes]]:
-    """Names and contents of the modules in `directory` (a lib/modules/<version>), each after those it needs.
+    """Return names and contents of the needed modules in `directory` (lib/modules/<version>), dependencies first.
 
-    Dependencies are read from the modules themselves: modules.dep exists only where a kernel was installed.
+    Dependencies are read from the modules: modules.dep exists only where a kernel package was installed.
     """
     files = {_name(path): path for path in sorted(directory.rglob("*.ko*")) if path.suffix != ".zst"}
     if not files and any(directory.rglob("*.ko.zst")):
@@ -33,12 +26,12 @@ def load_order(directory: Path) -> list[tuple[str, bytes]]:
     built_in = _built_in(directory)
     ordered: dict[str, bytes] = {}
 
-    def visit(name: str, path_to_here: tuple[str, ...] = ()) -> None:
-        if name in ordered or name in path_to_here or name not in files:
+    def visit(name: str, ancestors: tuple[str, ...] = ()) -> None:
+        if name in ordered or name in ancestors or name not in files:
             return
         content = _read(files[name])
         for needed in _dependencies(content):
-            visit(needed, (*path_to_here, name))
+            visit(needed, (*ancestors, name))
         ordered[name] = content
 
     for name in NEEDED:
@@ -56,7 +49,7 @@ def _read(path: Path) -> bytes:
 
 
 def _dependencies(module: bytes) -> Iterable[str]:
-    """The modules that must be loaded first: "depends" is a need, "softdep pre" a wish; both are met."""
+    """Yield the modules to load first: required ones ("depends") and preferred ones ("softdep pre")."""
     for value in re.findall(rb"\0depends=([^\0]*)\0", module):
         yield from value.decode().replace("-", "_").split(",")
     for value in re.findall(rb"\0softdep=pre: ([^\0]*)\0", module):

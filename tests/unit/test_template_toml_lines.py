@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templates.lines import Field, line_of, lines_of
+from templates.toml_lines import Field, line_of, lines_of
 
 WRITTEN = '''\
 title = "T"  # [not.a.table]

@@ -1,4 +1,7 @@
-"""Things in the store that are in use: machines stand on them, so nobody may remove them."""
+"""Shared locks on store entries: an entry that a machine was started from cannot be removed while the machine lives.
+
+The lock is a `flock` on the entry's directory, so it ends with the process that holds it, even after SIGKILL.
+"""
 
 import errno
 import fcntl
@@ -9,12 +12,11 @@ from pathlib import Path
 
 
 @contextmanager
-def held(entries: Iterable[Path]) -> Iterator[None]:
-    """Keep finished things where they are for as long as the block lasts. No process can remove them meanwhile, and one
-    that is killed holds nothing any more.
+def hold(entries: Iterable[Path]) -> Iterator[None]:
+    """Keep every process from removing these entries.
 
     Raises:
-        FileNotFoundError: one of them is gone, or going.
+        FileNotFoundError: one of them is gone or is being removed.
     """
     with ExitStack() as stack:
         for path in entries:
@@ -25,15 +27,15 @@ def held(entries: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def alone(path: Path) -> AbstractContextManager[None]:
-    """Nobody else holds a thing, and nobody can; raises BlockingIOError or FileNotFoundError."""
+def exclusive(path: Path) -> AbstractContextManager[None]:
+    """Lock an entry against all other holders; raises BlockingIOError or FileNotFoundError."""
     return _locked_directory(path, fcntl.LOCK_EX)
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds a thing now."""
+    """Whether any process holds an entry now."""
     try:
-        with alone(path):
+        with exclusive(path):
             return False
     except BlockingIOError:
         return True
@@ -42,19 +44,19 @@ def is_held(path: Path) -> bool:
 
 
 @contextmanager
-def _locked_directory(path: Path, how: int) -> Iterator[None]:
+def _locked_directory(path: Path, operation: int) -> Iterator[None]:
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-        if not is_at(file, path):
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+        if not same_file(file, path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         yield
     finally:
         os.close(file)
 
 
-def is_at(file: int, path: Path) -> bool:
-    """Whether what is open is still what has this name."""
+def same_file(file: int, path: Path) -> bool:
+    """Whether `path` still names the open file. After waiting for a lock, check it: the path may have been replaced."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:

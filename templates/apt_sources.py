@@ -1,4 +1,4 @@
-"""Where this host gets Debian packages from, so that a site's own mirror is used for machines too."""
+"""Read the host's apt sources, so that images are built from the same mirror."""
 
 import re
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ ETC = Path("/etc")
 
 @dataclass(frozen=True, slots=True)
 class AptSource:
-    """One place packages come from: a deb822 stanza with the fields that matter."""
+    """One apt source: the relevant fields of a deb822 stanza."""
 
     uris: tuple[str, ...]
     suites: tuple[str, ...]
     components: tuple[str, ...]
-    signed_by: str | None  # a path, or a key in the middle of the file
+    signed_by: str | None  # a path, or an inline key
 
     def __str__(self) -> str:
         lines = [
@@ -28,7 +28,7 @@ class AptSource:
 
 
 def host_codename(etc: Path = ETC) -> str | None:
-    """The Debian suite this host runs, or None if it runs something else."""
+    """Return the Debian suite this host runs; None if it is not Debian."""
     try:
         text = (etc / "os-release").read_text()
     except OSError:
@@ -38,10 +38,10 @@ def host_codename(etc: Path = ETC) -> str | None:
 
 
 def sources_for(suite: str, etc: Path = ETC) -> str | None:
-    """The host's own Debian sources, turned to `suite`, as deb822 text; None if it has none to offer.
+    """Return the host's Debian sources, rewritten for `suite`, as deb822 text; None if it has none.
 
-    Only entries for the host's own suite with component main count: a mirror that carries one suite carries
-    the others, while third-party entries have no place in a sandbox.
+    Only entries for the host's suite with component main are used: a mirror that has one suite has the others, and
+    third-party sources do not belong in a sandbox.
     """
     codename = host_codename(etc)
     if codename is None:
@@ -80,16 +80,14 @@ def _parse_deb822(text: str) -> Iterator[AptSource]:
         for line in stanza.splitlines():
             if line.startswith("#"):
                 continue
-            if line[:1] in (" ", "\t"):  # a continuation: keys in the middle of the file have many
+            if line[:1] in (" ", "\t"):  # a continuation line, as in inline keys
                 fields[name] = f"{fields.get(name, '')}\n{line}"
             elif ":" in line:
                 name, _, value = line.partition(":")
                 name = name.strip().lower()
                 fields[name] = value.strip()
-        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in (
-            "no",
-            "false",
-        ):
+        enabled = fields.get("enabled", "yes").lower() not in ("no", "false")
+        if enabled and "deb" in fields.get("types", "").split():
             yield AptSource(
                 uris=tuple(fields.get("uris", "").split()),
                 suites=tuple(fields.get("suites", "").split()),

@@ -1,4 +1,4 @@
-"""Where in a TOML file each field stands. Python's own reader checks a file and tells values, but no lines."""
+"""Find the line of each field in a TOML file. `tomllib` parses and validates but does not report positions."""
 
 import re
 import tomllib
@@ -6,34 +6,34 @@ from collections.abc import Iterator
 
 Field = tuple[str | int, ...]
 
-# One piece of TOML. A string over several lines ends at the first three quotes, and two more can be its last letters.
-_PIECE = re.compile(
+# One token of TOML. A multi-line string ends at the first three quotes; up to two more quotes belong to its text.
+_TOKEN = re.compile(
     r'''"""(?:\\.|[^\\])*?"""(?:"{0,2})|\'\'\'.*?\'\'\'(?:\'{0,2})|"(?:\\.|[^"\\])*"|'[^']*'|#[^\n]*|[\[\]{}=,.\n]|'''
     r"""[ \t\r]+|[^\s\[\]{}=,.#"']+""",
     re.DOTALL,
 )
-_NOTHING = (" ", "\t", "\r", "#")  # how spaces and comments begin
+_BLANK = (" ", "\t", "\r", "#")  # first characters of whitespace and comments
 
 
 def lines_of(text: str) -> dict[Field, int]:
-    """The line of every table, key and element. `text` must be TOML that can be read."""
+    """Return the line of every table, key and array element. `text` must be valid TOML."""
     return _Scanner(text).scan()
 
 
 def line_of(lines: dict[Field, int], field: Field) -> int:
-    """The line of a field, or of the table where it is missing."""
+    """Return the line of a field or, if it is missing, of its table."""
     known = (field[:length] for length in range(len(field), 0, -1))
     return next((lines[part] for part in known if part in lines), 1)
 
 
 class _Scanner:
-    """Goes through a file once. What is no key has nothing of interest but its length."""
+    """Scans a file once. It looks at keys and only skips values."""
 
     def __init__(self, text: str) -> None:
-        self._pieces = list(_numbered(text))
+        self._tokens = list(_tokenize(text))
         self._at = 0
         self._lines: dict[Field, int] = {}
-        self._lengths: dict[Field, int] = {}  # of arrays of tables: [[name]] adds one to them
+        self._lengths: dict[Field, int] = {}  # of arrays of tables; each [[name]] adds one
 
     def scan(self) -> dict[Field, int]:
         table: Field = ()
@@ -49,19 +49,19 @@ class _Scanner:
         if self._peek() == "[":
             self._take()
             array = True
-        path = self._deep(self._key())
+        path = self._header_path(self._key())
         self._take()
         if array:
             self._take()
             number = self._lengths.get(path, 0)
             self._lengths[path] = number + 1
-            self._note(path, line)
+            self._record(path, line)
             path = (*path, number)
-        self._note(path, line)
+        self._record(path, line)
         return path
 
-    def _deep(self, key: list[str]) -> Field:
-        """A header's full path: a table in an array of tables belongs to the last one there."""
+    def _header_path(self, key: list[str]) -> Field:
+        """Return a header's full path. A table inside an array of tables belongs to the last element."""
         path: Field = ()
         for part in key:
             if path in self._lengths:
@@ -70,17 +70,17 @@ class _Scanner:
         return path
 
     def _pair(self, table: Field) -> None:
-        line = self._pieces[self._at][1]
+        line = self._tokens[self._at][1]
         path = (*table, *self._key())
         self._take()  # the "="
-        self._note(path, line)
+        self._record(path, line)
         self._value(path)
 
     def _key(self) -> list[str]:
-        parts = [_plain(self._word())]
+        parts = [_unquoted(self._word())]
         while self._skip() and self._peek() == ".":
             self._take()
-            parts.append(_plain(self._word()))
+            parts.append(_unquoted(self._word()))
         return parts
 
     def _word(self) -> str:
@@ -97,7 +97,7 @@ class _Scanner:
                 self._take()
                 self._inline(path)
             case _:
-                while self._at < len(self._pieces) and self._peek() not in ("\n", ",", "]", "}"):
+                while self._at < len(self._tokens) and self._peek() not in ("\n", ",", "]", "}"):
                     self._at += 1
 
     def _elements(self, path: Field) -> None:
@@ -106,7 +106,7 @@ class _Scanner:
             if self._peek() == ",":
                 self._take()
                 continue
-            self._note((*path, number), self._pieces[self._at][1])
+            self._record((*path, number), self._tokens[self._at][1])
             self._value((*path, number))
             number += 1
         self._take()
@@ -119,32 +119,32 @@ class _Scanner:
             self._pair(path)
         self._take()
 
-    def _note(self, path: Field, line: int) -> None:
-        """Where a field stands first; tables that it makes by the way stand there, too."""
+    def _record(self, path: Field, line: int) -> None:
+        """Record where a field appears first, and the tables it implies."""
         for length in range(1, len(path) + 1):
             self._lines.setdefault(path[:length], line)
 
     def _skip(self, *also: str) -> bool:
-        """Go on to the next piece that says something; False at the end."""
-        while self._at < len(self._pieces) and (self._peek()[0] in _NOTHING or self._peek() in also):
+        """Move to the next meaningful token; return False at the end."""
+        while self._at < len(self._tokens) and (self._peek()[0] in _BLANK or self._peek() in also):
             self._at += 1
-        return self._at < len(self._pieces)
+        return self._at < len(self._tokens)
 
     def _peek(self) -> str:
-        return self._pieces[self._at][0]
+        return self._tokens[self._at][0]
 
     def _take(self) -> tuple[str, int]:
         self._at += 1
-        return self._pieces[self._at - 1]
+        return self._tokens[self._at - 1]
 
 
-def _numbered(text: str) -> Iterator[tuple[str, int]]:
+def _tokenize(text: str) -> Iterator[tuple[str, int]]:
     line = 1
-    for piece in _PIECE.findall(text):
-        yield piece, line
-        line += piece.count("\n")
+    for token in _TOKEN.findall(text):
+        yield token, line
+        line += token.count("\n")
 
 
-def _plain(word: str) -> str:
-    """A part of a key without quotes."""
+def _unquoted(word: str) -> str:
+    """Return a part of a key without its quotes."""
     return str(tomllib.loads(f"key = {word}")["key"]) if word[0] in "\"'" else word
