@@ -15,8 +15,8 @@ from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.control import ControlError, Request, ServerGone, ask, live_servers
-from mcp_sandbox.operating.metrics import merged
-from mcp_sandbox.operating.registry import Fate, fate_of, this_server
+from mcp_sandbox.operating.metrics import merge
+from mcp_sandbox.operating.registry import ServerStatus, status_of, this_server
 from mcp_sandbox.processes import ProcessId
 
 LOOK_S = 5.0  # a server answers at once; one that hangs must not keep the others from being shown
@@ -56,14 +56,14 @@ def ask_all(settings: Settings, request: Request) -> Mapping[ProcessId, Any]:
 
 
 def _on_record(settings: Settings, answered: set[ProcessId]) -> list[dict[str, Any]]:
-    known = database.look(settings.home)
+    known = database.read_home(settings.home)
     here = this_server(settings.home) if known else None
     return [
         {
             "id": machine.sandbox or machine.machine_id or machine.id,
             "owner": machine.owner or "",
             "template": machine.template,
-            "state": "left over" if fate_of(server, here) is Fate.GONE else "no answer",
+            "state": "left over" if status_of(server, here) is ServerStatus.GONE else "no answer",
             "age_s": max(0.0, time.time() - machine.created),
             "server": server.process.pid,
         }
@@ -117,5 +117,5 @@ def _close(settings: Settings, sandbox_id: str) -> int:
 def print_metrics(settings: Settings) -> int:
     """Print the numbers of all servers, for node_exporter's textfile collector."""
     texts = {str(server.pid): text for server, text in ask_all(settings, Request(do="metrics")).items()}
-    sys.stdout.write(merged(texts))
+    sys.stdout.write(merge(texts))
     return 0

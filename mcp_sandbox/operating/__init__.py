@@ -1,1 +1,1 @@
-"""What operators and crashes need: records, clean-up, numbers, a socket."""
+"""For operators: the registry, recovery after a crash, metrics and the control socket."""

@@ -1,7 +1,7 @@
-"""The registry's file: its tables, how it is opened, and what is done when it cannot be.
+"""The registry's SQLite file: its tables, its rows, and how it is opened.
 
-Without a registry sandboxes still work, so nothing here stops a server: a broken file is moved aside, and where none
-can be written the rows are kept in memory, which is as long as this server lives.
+Sandboxes work without a registry, so nothing here stops a server. A broken file is moved aside. If no file can be
+written, the rows are kept in memory.
 """
 
 import fcntl
@@ -21,11 +21,11 @@ from mcp_sandbox.processes import ProcessId
 
 FILE = "registry.db"
 VERSION = 1
-BUSY_S = 2.0  # other servers' writes take microseconds; one that takes longer was stopped in the middle
-PRIVATE = 0o600  # it names owners
+BUSY_TIMEOUT_S = 2.0  # a write takes microseconds; a server that takes longer was stopped in the middle
+PRIVATE = 0o600  # the rows name owners
 
-# NORMAL: a commit does not wait for the disk, only the rare checkpoint does. What a killed server has written is in
-# the kernel's hands by then. A power cut may lose the last rows, and with them went all the machines they tell of.
+# NORMAL: commits do not wait for the disk, only the rare checkpoint does. The rows of a killed server are in the page
+# cache. A power cut may lose the last rows, but then their machines are gone too.
 PRAGMAS = ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS servers (
@@ -43,71 +43,73 @@ logger = logging.getLogger(__name__)
 
 
 class MachineState(StrEnum):
-    """Where a machine is in its life."""
+    """The state of a machine."""
 
     STARTING = "starting"
-    RUNNING = "running"  # in a pool or in somebody's hands
+    RUNNING = "running"  # pooled or leased
     ENDING = "ending"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A process that has machines."""
+    """A server process, the owner of machines."""
 
     process: ProcessId
     boot: str
     namespace: str
     home: str
-    folders: tuple[Path, ...]  # where its machines' control groups are
+    folders: tuple[Path, ...]  # the parents of its machines' cgroups
     created: float
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that is about to start, runs, or is about to end."""
+    """The record of a machine."""
 
-    id: str  # of the row: it is there before the machine has an id
+    id: str  # of the record, which exists before the machine has an id
     template: str
     state: MachineState
     created: float
     driver: str | None = None
     machine_id: str | None = None
-    processes: tuple[ProcessId, ...] = ()  # the first one holds all others, as far as they are known
+    processes: tuple[ProcessId, ...] = ()  # as far as they are known; the others are descendants of the first
     sandbox: str | None = None
     owner: str | None = None
 
 
-class Entered(NamedTuple):
-    """A registry with this server in it."""
+class Opened(NamedTuple):
+    """A registry that has a row for this server."""
 
     db: sqlite3.Connection
     key: int  # of this server's row
-    complete: bool  # all servers of the home that are alive are in it, too
+    complete: bool  # it has a row for every live server of the home
 
 
-def enter(home: Path, server: Server) -> Entered:
-    """The registry of `home` with a row for `server`."""
+def open_database(home: Path, server: Server) -> Opened:
+    """Open the registry of `home` and add a row for `server`."""
     try:
-        with _lock(home):  # two servers that start together must not move each other's new file aside
+        with _lock(home):  # two servers starting together must not move each other's new file aside
             db, complete = _open_or_replace(home / FILE)
-            return Entered(db, add_server(db, server), complete)
+            return Opened(db, add_server(db, server), complete)
     except (OSError, sqlite3.Error) as error:
-        logger.warning("no registry in %s (%s): machines of this server are known to nobody else", home, error)
+        logger.warning(
+            "cannot open the registry in %s (%s): other processes will not see this server's machines", home, error
+        )
         db = _connect(":memory:")
-        return Entered(db, add_server(db, server), complete=False)
+        return Opened(db, add_server(db, server), complete=False)
 
 
 def _open_or_replace(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """The registry, and whether it is the one there was."""
+    """Connect to the registry; return also whether it is the existing one."""
     try:
         return _connect(str(path)), True
     except sqlite3.OperationalError:
-        raise  # locked, not writable, disk full, or of another version: the file itself is fine
+        raise  # locked, read-only, disk full or another version: the file itself is fine
     except sqlite3.DatabaseError as error:
         aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
-        logger.warning("%s is broken (%s): moved to %s, and a new one begun", path, error, aside.name)
+        logger.warning("%s is corrupt (%s): moved it to %s and started a new one", path, error, aside.name)
         path.rename(aside)
-        for suffix in ("-wal", "-shm"):  # they would be taken for the new file's
+        for suffix in ("-wal", "-shm"):  # SQLite would apply them to the new file
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         return _connect(str(path)), False
 
@@ -115,7 +117,7 @@ def _open_or_replace(path: Path) -> tuple[sqlite3.Connection, bool]:
 def _connect(path: str) -> sqlite3.Connection:
     if path != ":memory:":
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
-    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(db)
     except BaseException:
@@ -127,7 +129,7 @@ def _connect(path: str) -> sqlite3.Connection:
 def _prepare(db: sqlite3.Connection) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version not in (0, VERSION):
-        raise sqlite3.OperationalError(f"it was written by another version of mcp-sandbox ({version})")
+        raise sqlite3.OperationalError(f"written by another version of mcp-sandbox: schema {version}")
     for pragma in PRAGMAS:
         db.execute(f"PRAGMA {pragma}")
     (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -136,9 +138,9 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
 
-def be_patient(db: sqlite3.Connection, *, patient: bool) -> None:
-    """Whether to wait for another server's write."""
-    db.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000) if patient else 0}")
+def set_busy_timeout(db: sqlite3.Connection, seconds: float) -> None:
+    """Set how long to wait for another server's write."""
+    db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
 
 @contextmanager
@@ -154,7 +156,7 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def add_server(db: sqlite3.Connection, server: Server) -> int:
-    """Write a server's row; its key."""
+    """Add a server's row and return its key."""
     values = (
         *(server.process.pid, server.process.started, server.boot, server.namespace, server.home),
         *(json.dumps([str(folder) for folder in server.folders]), server.created),
@@ -165,20 +167,20 @@ def add_server(db: sqlite3.Connection, server: Server) -> int:
     return key
 
 
-def drop_server(db: sqlite3.Connection, server: Server) -> None:
-    """Remove a server's rows and those of its machines."""
+def delete_server(db: sqlite3.Connection, server: Server) -> None:
+    """Delete a server's row and those of its machines."""
     where = (server.process.pid, server.process.started, server.boot, server.created)
     db.execute("DELETE FROM servers WHERE pid = ? AND started = ? AND boot = ? AND created = ?", where)
 
 
 def add_machine(db: sqlite3.Connection, server: int, machine: Machine) -> None:
-    """Write the row of a machine that is about to start."""
+    """Add the row of a machine that is about to start."""
     values = (machine.id, server, machine.template, machine.state, machine.created)
     db.execute("INSERT INTO machines (id, server, template, state, created) VALUES (?, ?, ?, ?, ?)", values)
 
 
 def update_machine(db: sqlite3.Connection, machine: Machine) -> None:
-    """Write what is known by now; a machine that has no row any more gets none."""
+    """Update a machine's row, if it still has one."""
     db.execute(
         "UPDATE machines SET state = ?, driver = ?, machine_id = ?, processes = ?, sandbox = ?, owner = ? WHERE id = ?",
         (
@@ -189,13 +191,13 @@ def update_machine(db: sqlite3.Connection, machine: Machine) -> None:
     )
 
 
-def drop_machine(db: sqlite3.Connection, entry: str) -> None:
-    """Remove a machine's row."""
+def delete_machine(db: sqlite3.Connection, entry: str) -> None:
+    """Delete a machine's row."""
     db.execute("DELETE FROM machines WHERE id = ?", (entry,))
 
 
 def read_all(db: sqlite3.Connection) -> dict[Server, list[Machine]]:
-    """All servers and their machines, oldest first."""
+    """Return all servers and their machines, oldest first."""
     servers = {
         key: Server(ProcessId(pid, started), boot, namespace, home, tuple(map(Path, json.loads(folders))), created)
         for key, pid, started, boot, namespace, home, folders, created in db.execute(
@@ -205,7 +207,7 @@ def read_all(db: sqlite3.Connection) -> dict[Server, list[Machine]]:
     found: dict[Server, list[Machine]] = {server: [] for server in servers.values()}
     columns = "server, id, template, state, created, driver, machine_id, processes, sandbox, owner"
     for key, *row in db.execute(f"SELECT {columns} FROM machines ORDER BY created"):  # noqa: S608
-        if key in servers:  # else it came with a server that was added after we looked
+        if key in servers:  # otherwise the server was added after the first query
             found[servers[key]].append(_machine(*row))
     return found
 
@@ -216,14 +218,14 @@ def _machine(entry: str, template: str, state: str, created: float, *rest: str |
     return Machine(entry, template, MachineState(state), created, driver, machine_id, tree, sandbox, owner)
 
 
-def look(home: Path) -> dict[Server, list[Machine]]:
-    """What the registry of `home` says, for those who only want to look. Nothing if there is none to read."""
+def read_home(home: Path) -> dict[Server, list[Machine]]:
+    """Return all servers and machines of `home` without writing to it; empty if there is no readable registry."""
     path = home / FILE
     if not path.exists():
         return {}
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as db:
             return read_all(db)
     except (sqlite3.Error, ValueError) as error:
-        logger.warning("%s cannot be read: %s", path, error)
+        logger.warning("cannot read %s: %s", path, error)
         return {}

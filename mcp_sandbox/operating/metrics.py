@@ -1,9 +1,11 @@
-"""Numbers for Prometheus: how fast machines come, how many there are, what they take and how runs end."""
+"""Prometheus metrics of a server, and optional OpenTelemetry spans."""
 
+import importlib
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Literal
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, Literal
 
 import anyio
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
@@ -14,19 +16,22 @@ from prometheus_client.registry import Collector
 
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer
 from mcp_sandbox.operating.database import Machine, MachineState
-from mcp_sandbox.operating.tracing import span
 from mcp_sandbox.sandboxes.lifecycle import State
 from vmm.errors import VmmError
 from vmm.usage import usage
 
-# From a machine that waits in a pool to a cold start on a busy host under emulation.
+# From a pool hit to a cold start under emulation on a busy host.
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 20, 30)
 
 Stage = Literal["restore", "acquire"]
 
+logger = logging.getLogger(__name__)
+
+_tracer: Any = None  # OpenTelemetry's state is global too: one tracer per process
+
 
 class Metrics:
-    """The numbers of one server. Labels are names of templates and outcomes: few, and never chosen by callers."""
+    """The metrics of one server. Labels take few values, and clients cannot choose them."""
 
     def __init__(self, machines: Callable[[], Iterable[Machine]]) -> None:
         self._registry = CollectorRegistry()
@@ -40,19 +45,19 @@ class Metrics:
             ),
             "acquire": Histogram(
                 "mcp_sandbox_acquire_seconds",
-                "Time until a sandbox had its machine, from a pool or not, the wait for a place included.",
+                "Time until a sandbox had its machine, pooled or not, including its wait in the queue.",
                 ["template"],
                 buckets=BUCKETS_S,
                 registry=self._registry,
             ),
         }
-        self._failures = self._counter("failures", "Machines that could not be had.", "stage", "error")
-        self._pool = self._counter("pool_requests", "Machines asked of the pool.", "template", "outcome")
-        self._runs = self._counter("runs", "Runs that ended, by how.", "template", "outcome")
-        self._refused = self._counter("refused", "Requests that a limit did not allow.", "limit")
+        self._failures = self._counter("failures", "Machines that could not be started.", "stage", "error")
+        self._pool = self._counter("pool_requests", "Requests to the pool.", "template", "outcome")
+        self._runs = self._counter("runs", "Runs that ended, by outcome.", "template", "outcome")
+        self._refused = self._counter("refused", "Requests refused because of a limit.", "limit")
         self._sandboxes = Gauge("mcp_sandbox_sandboxes", "Sandboxes by state.", ["state"], registry=self._registry)
         self._waiting = Gauge(
-            "mcp_sandbox_waiting", "Machines that wait for a place within the limits.", registry=self._registry
+            "mcp_sandbox_waiting", "Machines that wait for room within the limits.", registry=self._registry
         )
         self._registry.register(_Machines(machines))
 
@@ -60,40 +65,40 @@ class Metrics:
         return Count(f"mcp_sandbox_{name}", what, labels, registry=self._registry)
 
     def took(self, stage: Stage, template: str, seconds: float) -> None:
-        """A machine of `template` was there after so long."""
+        """Record how long it took to get a machine."""
         self._seconds[stage].labels(template).observe(seconds)
 
     def failed(self, stage: Stage, error: BaseException) -> None:
-        """There was no machine."""
+        """Count a machine that could not be started."""
         self._failures.labels(stage, type(error).__name__).inc()
 
     def pool_asked(self, template: str, *, hit: bool) -> None:
-        """The pool had a machine ready, or had not."""
+        """Count a request to the pool."""
         self._pool.labels(template, "hit" if hit else "miss").inc()
 
     def run_ended(self, template: str, outcome: str) -> None:
-        """A run ended: ok, error, exited, timeout, stopped, killed, lost …"""
+        """Count a run by its outcome: ok, error, exited, timeout, stopped, killed, lost …"""
         self._runs.labels(template, outcome).inc()
 
     def refused(self, limit: str) -> None:
-        """A setting stood in the way of a request."""
+        """Count a request refused because of a limit."""
         self._refused.labels(limit).inc()
 
     def seen(self, sandboxes: Iterable[State], waiting: int) -> None:
-        """The sandboxes there are now, and how many machines have no place yet."""
+        """Set the number of sandboxes by state, and of machines in the queue."""
         counts = Counter(sandboxes)
-        for state in State:  # a state that has none is zero, not absent
+        for state in State:  # report zero rather than nothing
             if state is not State.CLOSED:
                 self._sandboxes.labels(state).set(counts[state])
         self._waiting.set(waiting)
 
     def text(self) -> str:
-        """All of it in Prometheus' text format. Blocks: it measures the memory of every machine."""
+        """Return all metrics in Prometheus' text format. Blocks: it measures the memory of every machine."""
         return generate_latest(self._registry).decode()
 
 
 class _Machines(Collector):
-    """Counted and measured when somebody looks."""
+    """Counts and measures the machines whenever the metrics are read."""
 
     def __init__(self, machines: Callable[[], Iterable[Machine]]) -> None:
         self._machines = machines
@@ -102,7 +107,7 @@ class _Machines(Collector):
         counts: dict[tuple[str, str], int] = {}
         memory: dict[str, int] = {}
         for machine in self._machines():
-            for state in MachineState:  # a state that has none is zero, not absent
+            for state in MachineState:  # report zero rather than nothing
                 counts.setdefault((machine.template, state), 0)
             counts[machine.template, machine.state] += 1
             memory[machine.template] = memory.get(machine.template, 0) + _memory_of(machine)
@@ -112,7 +117,7 @@ class _Machines(Collector):
         yield numbers
         sizes = GaugeMetricFamily(
             "mcp_sandbox_memory_bytes",
-            "Memory of all machines: proportional set size, so that what they share counts once.",
+            "Memory of all machines: proportional set size, which counts shared pages once.",
             labels=["template"],
         )
         for template, size in memory.items():
@@ -125,7 +130,7 @@ def _memory_of(machine: Machine) -> int:
         return 0
     try:
         return usage(machine.processes[0].pid).memory_bytes
-    except (VmmError, OSError):  # it ended just now
+    except (VmmError, OSError):  # it has just ended
         return 0
 
 
@@ -150,22 +155,39 @@ class Measured(ProviderLayer):
         asked_at = anyio.current_time()
         async with AsyncExitStack() as stack:
             try:
-                with span(self._stage, template=template):
+                with _span(self._stage, template=template):
                     lease = await stack.enter_async_context(source)
             except Exception as error:
                 self._metrics.failed(self._stage, error)
                 raise
-            if (
-                self._stage == "restore"
-            ):  # how long an acquire took, only the sandbox knows: it waited for a place first
-                # A restore that had to wait for its turn is not a slow restore.
+            if self._stage == "restore":  # the sandbox times its own acquire, which includes the wait in the queue
+                # A restore that waited for its turn is not a slow restore.
                 took_s = anyio.current_time() - asked_at - lease.timings.queue_s
                 self._metrics.took(self._stage, template, max(0.0, took_s))
             yield lease
 
 
-def merged(texts: dict[str, str]) -> str:
-    """The texts of several servers as one, each sample with its server's name: a family may be told of only once."""
+def enable_tracing() -> None:
+    """Emit spans from now on, to the exporter that OpenTelemetry's own variables configure."""
+    global _tracer  # noqa: PLW0603
+    try:
+        _tracer = importlib.import_module("opentelemetry.trace").get_tracer("mcp-sandbox")
+    except ImportError:
+        logger.warning("cannot enable tracing: the package opentelemetry-api is not installed")
+
+
+@contextmanager
+def _span(name: str, **attributes: str | float | bool) -> Iterator[None]:
+    """Wrap the block in a span if tracing is enabled. The span records an error that leaves the block."""
+    if _tracer is None:
+        yield
+        return
+    with _tracer.start_as_current_span(name, attributes=attributes):
+        yield
+
+
+def merge(texts: dict[str, str]) -> str:
+    """Merge the metrics of several servers; each sample gets a `server` label. A family may appear only once."""
     registry = CollectorRegistry()
     registry.register(_Merged(texts))
     return generate_latest(registry).decode()
@@ -179,7 +201,7 @@ class _Merged(Collector):
         families: dict[str, Metric] = {}
         for server, text in self._texts.items():
             for family in text_string_to_metric_families(text):
-                if family.name.endswith("_created"):  # when a counter began; nobody asks
+                if family.name.endswith("_created"):  # the creation time of a counter
                     continue
                 whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:

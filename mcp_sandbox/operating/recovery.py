@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_sandbox.operating.database import Machine, Server
-from mcp_sandbox.operating.registry import Fate, Registry, fate_of
+from mcp_sandbox.operating.registry import Registry, ServerStatus, status_of
 from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from templates.store import Store
 from vmm import limits
@@ -59,11 +59,11 @@ async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
         if not alone:
             return cleaned
         here = registry.server
-        known = await registry.everything()
+        known = await registry.read_all()
         for server, machines in known.items():
-            if fate_of(server, here) is Fate.GONE:
+            if status_of(server, here) is ServerStatus.GONE:
                 await _recover_server(registry, server, machines, cleaned)
-        kept = {server.process for server in known if fate_of(server, here) is not Fate.GONE}
+        kept = {server.process for server in known if status_of(server, here) is not ServerStatus.GONE}
         if registry.complete and here in known:  # else nobody knows of servers whose process numbers mean nothing here
             await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
         await anyio.to_thread.run_sync(_sweep, store, here.folders, run_dir, cleaned)
@@ -82,7 +82,7 @@ async def _recover_server(registry: Registry, server: Server, machines: list[Mac
     if left:  # its row stays, so that the next start tries again
         logger.warning("cannot remove all that server %d has left: %s", server.process.pid, left)
         return
-    await registry.forget(server)
+    await registry.remove(server)
     cleaned.note(cleaned.servers, f"the record of server {server.process.pid} and {len(machines)} machines")
 
 

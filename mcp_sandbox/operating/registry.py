@@ -1,9 +1,9 @@
-"""What machines exist, written to disk, so that a crash leaks nothing and an operator can see all of them.
+"""A record of all machines on disk, for operators and for recovery after a crash.
 
-    <home>/registry.db     one row for each server that uses this home, one for each machine of theirs
+    <home>/registry.db     a row for each server of this home, and one for each of their machines
 
-A machine has its row before it starts and until it has ended, so what is left of a killed server can be found by its
-rows. All servers of a home share the file. A server writes in one thread, in order, and seldom waits for it.
+A machine has its row from before it starts until it has ended, so the rows of a killed server name everything it may
+have left. All servers of a home share the file. A server writes in one thread, in order, and seldom waits for it.
 """
 
 import asyncio
@@ -28,92 +28,92 @@ from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState, Server
 from mcp_sandbox.processes import is_alive, of_pid, tree_of
 
-INTEND_S = 0.5  # the longest a start waits for its row: without one it is found by its group and its server's death
-WARN_EVERY_S = 60.0  # a full disk or a lock makes almost every write fail
+ADD_TIMEOUT_S = 0.5  # longest wait for a machine's first row; without it, recovery finds the machine by its cgroup
+WARN_EVERY_S = 60.0  # with a full disk or a lock, almost every write fails
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
-class Fate(Enum):
-    """What has become of a server, as far as this process can tell."""
+class ServerStatus(Enum):
+    """Whether a server is alive, as far as this process can tell."""
 
     ALIVE = auto()
     GONE = auto()
-    STRANGE = auto()  # its process numbers mean nothing here
+    UNKNOWN = auto()  # it runs in another PID namespace
 
 
 def this_server(home: Path, folders: tuple[Path, ...] = ()) -> Server:
-    """This process, as one of those that use `home`, with its control groups in `folders`."""
+    """Describe this process as a server of `home` whose machines have their cgroups in `folders`."""
     process = of_pid(os.getpid())
     assert process is not None
-    # A reboot ends everything. A container that shares our home has process numbers of its own. A copy of a home has
-    # a registry that tells of machines which are not the copy's.
+    # A reboot ends everything. A container that shares the home has its own PIDs. The registry of a copied home lists
+    # machines of the original.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = str(Path("/proc/self/ns/pid").readlink())
-    return Server(process, boot, namespace, _place(home), folders, time.time())
+    return Server(process, boot, namespace, _home_id(home), folders, time.time())
 
 
-def _place(home: Path) -> str:
+def _home_id(home: Path) -> str:
     try:
         home.mkdir(parents=True, exist_ok=True)
         status = home.stat()
-    except OSError:  # then there is no registry in it either
+    except OSError:  # there is no registry in it either
         return "nowhere"
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def fate_of(server: Server, here: Server) -> Fate:
-    """What has become of `server`, seen from `here`."""
+def status_of(server: Server, here: Server) -> ServerStatus:
+    """Tell whether `server` is alive, as seen from the process `here`."""
     if server.boot != here.boot or server.home != here.home:
-        return Fate.GONE
+        return ServerStatus.GONE
     if server.namespace != here.namespace:
-        return Fate.STRANGE
-    return Fate.ALIVE if is_alive(server.process) else Fate.GONE
+        return ServerStatus.UNKNOWN
+    return ServerStatus.ALIVE if is_alive(server.process) else ServerStatus.GONE
 
 
 class Registry:
-    """The rows of this server and its machines, and a view of everybody's."""
+    """Writes the rows of this server and its machines, and reads those of all servers."""
 
     def __init__(self, home: Path, folders: tuple[Path, ...] = ()) -> None:
-        """Open the registry of `home` and enter this server. Blocks, a few milliseconds as a rule."""
+        """Open the registry of `home` and add this server. Blocks, usually for a few milliseconds."""
         self.server = this_server(home, folders)
-        self._db, self._key, self.complete = database.enter(home, self.server)
+        self._db, self._key, self.complete = database.open_database(home, self.server)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="registry")
         self._own: dict[str, Machine] = {}
         self._failing = False
         self._warn_at = 0.0
 
     def close(self) -> None:
-        """Write what is on its way, and take this server off the record. Blocks."""
-        self._do(lambda: database.drop_server(self._db, self.server))
+        """Finish all writes and remove this server. Blocks."""
+        self._do(lambda: database.delete_server(self._db, self.server))
         self._writer.shutdown(wait=True)
         self._db.close()
 
     def own(self) -> list[Machine]:
-        """The machines of this server, from memory."""
+        """Return the machines of this server, from memory."""
         return list(self._own.values())
 
-    async def everything(self) -> dict[Server, list[Machine]]:
-        """All servers of this home and their machines; empty if the registry cannot be read."""
+    async def read_all(self) -> dict[Server, list[Machine]]:
+        """Return all servers of this home and their machines; empty if the registry cannot be read."""
         return await asyncio.wrap_future(self._do(lambda: database.read_all(self._db))) or {}
 
-    async def forget(self, server: Server) -> None:
-        """Take a server off the record of which nothing is left."""
-        await asyncio.wrap_future(self._do(lambda: database.drop_server(self._db, server)))
+    async def remove(self, server: Server) -> None:
+        """Remove a server that has left nothing behind."""
+        await asyncio.wrap_future(self._do(lambda: database.delete_server(self._db, server)))
 
-    # -- the life of a machine -----------------------------------------------------------------------------
+    # -- machines of this server ---------------------------------------------------------------------------
 
-    async def intend(self, entry: str, template: str) -> None:
-        """Put a machine on record that is about to start. This alone is waited for, about 0.1 ms as a rule."""
+    async def starting(self, entry: str, template: str) -> None:
+        """Add a machine that is about to start. Only this write is waited for, usually about 0.1 ms."""
         machine = self._own[entry] = Machine(entry, template, MachineState.STARTING, time.time())
         written = asyncio.wrap_future(self._do(lambda: database.add_machine(self._db, self._key, machine)))
-        with anyio.move_on_after(INTEND_S):
-            await asyncio.shield(written)  # a row that is late is written all the same
+        with anyio.move_on_after(ADD_TIMEOUT_S):
+            await asyncio.shield(written)  # a late row is still written
 
     def started(self, entry: str, driver: str, machine_id: str, pid: int | None) -> None:
-        """It runs, and its processes are known from now on."""
+        """Record that a machine runs, and its processes."""
         first = of_pid(pid) if pid is not None else None
         self._change(
             replace(
@@ -126,59 +126,59 @@ class Registry:
         )
 
     def claimed(self, machine_id: str, sandbox: str, owner: str) -> None:
-        """A machine of this server is somebody's sandbox now."""
+        """Record the sandbox that a machine belongs to."""
         for machine in self.own():
             if machine.machine_id == machine_id:
                 self._change(replace(machine, sandbox=sandbox, owner=owner))
 
     def ending(self, entry: str) -> None:
-        """It is being taken down."""
+        """Record that a machine is being torn down."""
         self._change(replace(self._own[entry], state=MachineState.ENDING))
 
     def ended(self, entry: str) -> None:
-        """Nothing of it is left."""
+        """Remove a machine of which nothing is left."""
         self._own.pop(entry, None)
-        self._do(lambda: database.drop_machine(self._db, entry))
+        self._do(lambda: database.delete_machine(self._db, entry))
 
     def _change(self, machine: Machine) -> None:
         self._own[machine.id] = machine
 
         def write() -> None:
-            # Looking for all its processes means reading many small files: not for the event loop.
+            # Finding all its processes reads many small files: too slow for the event loop.
             tree = tree_of(machine.processes[0].pid) if machine.processes else ()
             database.update_machine(self._db, replace(machine, processes=tree or machine.processes))
 
         self._do(write)
 
     def _do(self, work: Callable[[], T]) -> Future[T | None]:
-        """Have the thread do it after all it has been given before. A database that fails stops nobody."""
+        """Run `work` in the writer thread, after all earlier work. A failing database is only logged."""
 
         def guarded() -> T | None:
             try:
                 result = work()
             except (sqlite3.Error, ValueError) as error:
-                self._fails(error)
+                self._failed(error)
                 return None
             if self._failing:
                 self._failing = False
-                database.be_patient(self._db, patient=True)
+                database.set_busy_timeout(self._db, database.BUSY_TIMEOUT_S)
             return result
 
         return self._writer.submit(guarded)
 
-    def _fails(self, error: Exception) -> None:
-        """Do not wait for a lock again until something has worked: the waits would add up, and delay every start."""
+    def _failed(self, error: Exception) -> None:
+        """Stop waiting for locks until a write works again: the waits would add up and delay every start."""
         if not self._failing:
             self._failing = True
-            database.be_patient(self._db, patient=False)
+            database.set_busy_timeout(self._db, 0)
         if time.monotonic() >= self._warn_at:
             self._warn_at = time.monotonic() + WARN_EVERY_S
-            logger.warning("the registry fails: %s", error)
+            logger.warning("cannot write to the registry: %s", error)
 
 
 @asynccontextmanager
 async def open_registry(home: Path, folders: tuple[Path, ...] = ()) -> AsyncIterator[Registry]:
-    """The registry of `home`, with this server in it for as long as the block lasts."""
+    """Open the registry of `home`; this server is in it as long as the block lasts."""
     registry = await anyio.to_thread.run_sync(Registry, home, folders)
     try:
         yield registry
@@ -189,7 +189,7 @@ async def open_registry(home: Path, folders: tuple[Path, ...] = ()) -> AsyncIter
 
 @runtime_checkable
 class HasPid(Protocol):
-    """A machine that is a process of this host."""
+    """A machine that is a process on this host."""
 
     @property
     def pid(self) -> int: ...
@@ -204,18 +204,18 @@ class Registered(ProviderLayer):
 
     def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
         """Lease a machine and record it."""
-        return self.recorded(request.template, self._source.acquire(request))
+        return self._recorded(request.template, self._source.acquire(request))
 
     def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
         """Restore a saved state and record the machine."""
-        return self.recorded(frozen.template.name, self._source.thaw(frozen, copy=copy))
+        return self._recorded(frozen.template.name, self._source.thaw(frozen, copy=copy))
 
     @asynccontextmanager
-    async def recorded(self, template: str, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
-        """The lease that `source` gives, on record for as long as there is anything of it."""
+    async def _recorded(self, template: str, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
+        """Yield the lease of `source` and keep its record up to date."""
         entry = f"m-{secrets.token_hex(8)}"
         try:
-            await self._registry.intend(entry, template)
+            await self._registry.starting(entry, template)
             async with source as lease:
                 pid = lease.machine.pid if isinstance(lease.machine, HasPid) else None
                 self._registry.started(entry, lease.host.driver, lease.machine.id, pid)

@@ -19,7 +19,7 @@ from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings
-from mcp_sandbox.operating import tracing
+from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.files import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
@@ -139,7 +139,7 @@ def run_stdio(settings: Settings) -> None:
     """Serve this host's sandboxes on stdio; returns when everything has ended."""
     logs.configure(settings.log.level, settings.log.format)
     if settings.tracing:
-        tracing.enable()
+        enable_tracing()
     serve = partial(
         serve_stdio, open_server(settings), parent=os.getppid(), max_message_bytes=max_message_bytes(settings)
     )

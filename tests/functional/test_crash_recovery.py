@@ -166,7 +166,7 @@ def left_over(home: Path, dead: list[Killed], alive: tuple[ProcessId, ...]) -> l
     return [
         *(thing for killed in dead[-1:] for thing in killed.left()),
         *(path for path in (run.iterdir() if run.exists() else ()) if not path.name.startswith(marks)),
-        *(server for server in database.look(home) if server.process not in alive),
+        *(server for server in database.read_home(home) if server.process not in alive),
     ]
 
 
@@ -199,7 +199,7 @@ async def test_a_server_that_dies_takes_nothing_from_another_one_of_the_same_hom
         assert killed.frozen(home), "it had left nothing"
         async with connected(home, tmp_path) as (_, third):
             await assert_nothing_left(home, [killed], alive, third)
-            assert {known.process for known in database.look(home)} == {alive, third}
+            assert {known.process for known in database.read_home(home)} == {alive, third}
         await asked(client, "resume_sandbox", sandbox_id=paused)
         for sandbox, answer in ((box, "42"), (paused, "2")):
             ran = await asked(client, "run_code", sandbox_id=sandbox, code="print(kept + 1)")

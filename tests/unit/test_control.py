@@ -1,4 +1,4 @@
-"""Operators talk to running servers over a socket, and to nobody else's."""
+"""The control socket, through which operators talk to their running servers."""
 
 import json
 import os
@@ -59,7 +59,7 @@ class FakePanel:
 
 @pytest.fixture
 async def run_dir(tmp_path: Path) -> AsyncIterator[Path]:
-    """The directory of a server that listens; its path is longer than the path of a socket may be."""
+    """The directory of a listening server, with a path longer than a socket's path may be."""
     run_dir = tmp_path / ("long" * 30) / "run"
     async with serve_control(run_dir, myself(), FakePanel()):
         yield run_dir
@@ -67,7 +67,7 @@ async def run_dir(tmp_path: Path) -> AsyncIterator[Path]:
 
 @contextmanager
 def no_more_descriptors() -> Iterator[None]:
-    """This process can open no file in the block."""
+    """This process cannot open files within the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -99,13 +99,13 @@ async def raw(run_dir: Path, line: bytes) -> dict[str, Any]:
     return answer
 
 
-async def test_a_server_lists_closes_and_counts(run_dir: Path):
+async def test_a_server_answers_all_requests(run_dir: Path):
     assert await asked(run_dir, do="list") == [{"id": "sb-1"}]
     assert await asked(run_dir, do="close", sandbox_id="sb-1") is True
     assert await asked(run_dir, do="metrics") == "numbers"
 
 
-async def test_only_the_servers_user_can_reach_the_socket_and_it_goes_with_the_server(tmp_path: Path):
+async def test_only_the_servers_user_can_open_the_socket_and_it_is_removed_with_the_server(tmp_path: Path):
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o755)
     async with serve_control(run_dir, myself(), FakePanel()):
@@ -116,12 +116,12 @@ async def test_only_the_servers_user_can_reach_the_socket_and_it_goes_with_the_s
     assert list(run_dir.iterdir()) == []
 
 
-async def test_what_a_server_refuses_is_said_in_its_words(run_dir: Path):
+async def test_an_error_of_the_server_reaches_the_operator(run_dir: Path):
     with pytest.raises(ControlError, match="'sb-2' does not exist"):
         await asked(run_dir, do="close", sandbox_id="sb-2")
 
 
-async def test_a_mistake_of_the_servers_is_an_answer_and_ends_nothing(run_dir: Path):
+async def test_a_bug_in_the_server_is_an_answer_and_does_not_end_it(run_dir: Path):
     with pytest.raises(ControlError, match="a mistake of ours"):
         await asked(run_dir, do="stats")
     assert await asked(run_dir, do="metrics") == "numbers"
@@ -142,16 +142,16 @@ async def test_a_mistake_of_the_servers_is_an_answer_and_ends_nothing(run_dir: P
     ],
     ids=["empty", "list", "unknown", "extra", "long id", "long line", "no text", "no newline", "silence"],
 )
-async def test_what_is_no_request_is_refused(run_dir: Path, line: bytes):
+async def test_a_malformed_request_is_refused(run_dir: Path, line: bytes):
     try:
         answer = await raw(run_dir, line)
-    except OSError:  # it was cut off while it still talked
+    except OSError:  # the server hung up before everything was sent
         answer = {"ok": False}
     assert answer["ok"] is False
     assert await asked(run_dir, do="metrics") == "numbers"
 
 
-async def test_clients_that_say_nothing_do_not_keep_others_out_for_ever(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_silent_clients_do_not_block_others(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(control, "REQUEST_S", 0.2)
     [path] = run_dir.iterdir()
     silent = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CLIENTS)]
@@ -171,7 +171,7 @@ async def test_clients_that_say_nothing_do_not_keep_others_out_for_ever(run_dir:
             wire.close()
 
 
-async def test_a_server_without_file_descriptors_lets_clients_wait_and_lives(
+async def test_a_server_out_of_file_descriptors_recovers(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(control, "ACCEPT_AGAIN_S", 0.01)
@@ -188,7 +188,7 @@ async def test_a_server_without_file_descriptors_lets_clients_wait_and_lives(
     assert "Too many open files" in caplog.text
 
 
-async def test_requests_that_hang_are_answered_and_free_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_requests_that_hang_get_an_answer_and_free_their_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class HangingPanel(FakePanel):
         async def close(self, sandbox_id: str) -> bool:
             await anyio.sleep_forever()
@@ -207,7 +207,7 @@ async def test_requests_that_hang_are_answered_and_free_their_places(tmp_path: P
         assert await asked(tmp_path, do="metrics") == "numbers"
 
 
-async def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path):
+async def test_asking_a_server_that_is_gone_raises_server_gone(tmp_path: Path):
     with pytest.raises(ServerGone, match="does not answer"):
         await asked(tmp_path, do="list")
     (tmp_path / "run").mkdir()
@@ -215,7 +215,7 @@ async def test_a_server_that_is_gone_is_said_to_be(tmp_path: Path):
     assert live_servers(tmp_path / "run") == []
 
 
-async def test_a_server_that_cannot_listen_works_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_a_server_without_a_control_socket_still_works(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "run").touch()
     async with serve_control(tmp_path / "run", myself(), FakePanel()):
         pass
@@ -243,9 +243,9 @@ async def test_an_operator_sees_and_closes_the_sandboxes_of_all_owners(tmp_path:
             await panel.close(one.id)
 
 
-async def test_the_stats_of_a_server_tell_of_machines_and_pools(tmp_path: Path):
+async def test_the_stats_of_a_server_include_machines_and_pools(tmp_path: Path):
     async with panel_of_a_service(tmp_path) as (panel, _):
-        await panel.registry.intend("m-1", TEMPLATE)
+        await panel.registry.starting("m-1", TEMPLATE)
         stats = json.loads(json.dumps(panel.stats()))
         assert stats["machines"] == {"starting": 1, "running": 0, "ending": 0}
         assert stats["pools"] == [{"template": TEMPLATE}]

@@ -1,4 +1,4 @@
-"""Every line about a sandbox carries its id, for people and for machines."""
+"""Every log line about a sandbox has its id, as text and as JSON."""
 
 import io
 import json
@@ -17,13 +17,13 @@ logger = logging.getLogger("a.module")
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    root.handlers.clear()  # `configure` closes those it finds
+    root.handlers.clear()  # `configure` would close them
     yield io.StringIO()
     root.handlers[:] = handlers
     root.setLevel(level)
 
 
-async def test_whatever_is_logged_on_behalf_of_a_sandbox_carries_its_id(stream: io.StringIO):
+async def test_every_line_logged_for_a_sandbox_has_its_id(stream: io.StringIO):
     logs.configure("INFO", "json", stream)
 
     async def deep_inside() -> None:
@@ -44,7 +44,7 @@ async def test_whatever_is_logged_on_behalf_of_a_sandbox_carries_its_id(stream: 
     ]
 
 
-def test_json_lines_stay_one_line_with_all_that_belongs_to_them(stream: io.StringIO):
+def test_a_json_record_is_one_line_with_its_error(stream: io.StringIO):
     logs.configure("WARNING", "json", stream)
     logger.info("not loud enough")
     logger.warning("bad\nthing: %s", "ü", exc_info=ValueError('"quoted"\nand broken'))
@@ -55,7 +55,7 @@ def test_json_lines_stay_one_line_with_all_that_belongs_to_them(stream: io.Strin
     assert told["time"].endswith("+00:00")
 
 
-def test_lines_for_people_name_the_sandbox_once(stream: io.StringIO):
+def test_a_text_line_names_the_sandbox_once(stream: io.StringIO):
     logs.configure("INFO", "text", stream)
     with logs.about("sb-1"):
         logger.info("restored")

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus, spans on request."""
+"""Metrics for Prometheus, and optional spans."""
 
 import os
 import sys
@@ -11,15 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mcp_sandbox.errors import SandboxError, UnknownTemplate
 from mcp_sandbox.machines.provider import MachineRequest
-from mcp_sandbox.operating import tracing
+from mcp_sandbox.operating import metrics as metrics_module
 from mcp_sandbox.operating.database import Machine, MachineState
-from mcp_sandbox.operating.metrics import BUCKETS_S, Measured, Metrics, merged
+from mcp_sandbox.operating.metrics import BUCKETS_S, Measured, Metrics, enable_tracing, merge
 from mcp_sandbox.processes import ProcessId, of_pid
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeProvider
 
 
 def value(text: str, name: str, **labels: str) -> float | None:
-    """The one sample of that name and these labels, others may be there too."""
+    """Return the one sample that has this name and at least these labels."""
     found = [
         sample.value
         for family in text_string_to_metric_families(text)
@@ -40,11 +40,11 @@ async def test_the_time_to_start_a_machine_is_measured():
     async with source.acquire(REQUEST):
         pass
     assert value(metrics.text(), "mcp_sandbox_restore_seconds_count", template=TEMPLATE) == 1
-    assert value(metrics.text(), "mcp_sandbox_acquire_seconds_count") is None  # the sandbox tells that
+    assert value(metrics.text(), "mcp_sandbox_acquire_seconds_count") is None  # only the sandbox knows that
     assert (BUCKETS_S[0], BUCKETS_S[-1]) == (0.001, 30)
 
 
-async def test_a_machine_that_could_not_be_had_is_counted_by_its_error_and_not_timed():
+async def test_a_failed_start_is_counted_by_its_error_and_not_timed():
     metrics, source = Metrics(list), FakeProvider()
     source.error = UnknownTemplate("chosen by a caller", [])
     with pytest.raises(SandboxError):
@@ -55,7 +55,7 @@ async def test_a_machine_that_could_not_be_had_is_counted_by_its_error_and_not_t
     assert "chosen by a caller" not in text
 
 
-async def test_an_error_of_whoever_has_the_machine_is_not_the_machines():
+async def test_an_error_of_the_caller_is_not_counted_as_a_failed_start():
     metrics = Metrics(list)
     with pytest.raises(RuntimeError):
         async with Measured(FakeProvider(), metrics, "acquire").acquire(REQUEST):
@@ -63,7 +63,7 @@ async def test_an_error_of_whoever_has_the_machine_is_not_the_machines():
     assert value(metrics.text(), "mcp_sandbox_failures_total") is None
 
 
-def test_hits_misses_and_outcomes_are_counted():
+def test_pool_hits_misses_and_run_outcomes_are_counted():
     metrics = Metrics(list)
     metrics.pool_asked(TEMPLATE, hit=True)
     metrics.pool_asked(TEMPLATE, hit=True)
@@ -75,7 +75,7 @@ def test_hits_misses_and_outcomes_are_counted():
     assert value(text, "mcp_sandbox_runs_total", template=TEMPLATE, outcome="ok") == 1
 
 
-def test_machines_are_counted_and_measured_when_somebody_looks():
+def test_machines_are_counted_and_measured_when_metrics_are_read():
     own = of_pid(os.getpid())
     assert own is not None
     machines = [machine(MachineState.RUNNING, own), machine(MachineState.STARTING)]
@@ -91,17 +91,17 @@ def test_machines_are_counted_and_measured_when_somebody_looks():
     assert value(metrics.text(), "mcp_sandbox_machines") is None
 
 
-def test_a_machine_that_ended_while_it_was_looked_at_takes_no_memory():
+def test_a_machine_that_just_ended_counts_no_memory():
     metrics = Metrics(lambda: [machine(MachineState.ENDING, ProcessId(2**22 + 1, 1))])
     assert value(metrics.text(), "mcp_sandbox_memory_bytes") == 0
 
 
-def test_the_numbers_of_several_servers_are_one_text_that_tells_them_apart():
+def test_metrics_of_several_servers_are_merged_with_a_server_label():
     one, two = Metrics(list), Metrics(list)
     one.run_ended(TEMPLATE, "ok")
     two.run_ended(TEMPLATE, "ok")
     two.took("restore", TEMPLATE, 0.2)
-    text = merged({"1": one.text(), "2": two.text()})
+    text = merge({"1": one.text(), "2": two.text()})
     assert value(text, "mcp_sandbox_runs_total", server="1") == 1
     assert value(text, "mcp_sandbox_runs_total", server="2") == 1
     assert value(text, "mcp_sandbox_restore_seconds_bucket", server="2", le="0.2") == 1
@@ -109,8 +109,8 @@ def test_the_numbers_of_several_servers_are_one_text_that_tells_them_apart():
     assert "_created" not in text
 
 
-def test_no_servers_are_no_numbers():
-    assert merged({}) == ""
+def test_without_servers_there_are_no_metrics():
+    assert merge({}) == ""
 
 
 class FakeTracer:
@@ -123,24 +123,17 @@ class FakeTracer:
         yield
 
 
-async def test_a_span_is_made_only_when_tracing_is_on(monkeypatch: pytest.MonkeyPatch):
+async def test_a_span_is_emitted_only_when_tracing_is_enabled(monkeypatch: pytest.MonkeyPatch):
     tracer, source = FakeTracer(), Measured(FakeProvider(), Metrics(list), "restore")
     async with source.acquire(REQUEST):
         pass
-    monkeypatch.setattr(tracing, "_tracer", tracer)
-    async with source.acquire(REQUEST):
-        pass
-    tracing.disable()
+    monkeypatch.setattr(metrics_module, "_tracer", tracer)
     async with source.acquire(REQUEST):
         pass
     assert tracer.spans == [("restore", {"template": TEMPLATE})]
 
 
-def test_tracing_without_its_package_is_said_and_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_tracing_without_its_package_logs_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    assert not tracing.enable()
+    enable_tracing()
     assert "opentelemetry-api is not installed" in caplog.text
-    with tracing.span("nothing"):
-        pass

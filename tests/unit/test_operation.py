@@ -1,4 +1,4 @@
-"""What operators are told about a service is what its callers have met."""
+"""What operators see of a service agrees with what its clients see."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ ME = "me"
 
 @asynccontextmanager
 async def watched(home: Path, **limits: object) -> AsyncIterator[tuple[SandboxService, ServicePanel]]:
-    """A service whose operator looks through the panel."""
+    """A service and the panel that its operator sees."""
     settings = Settings(home=home, **limits)  # type: ignore[arg-type]
     async with open_registry(home) as registry:
         operation = Operation(settings, registry, Metrics(registry.own))
@@ -33,14 +33,14 @@ async def watched(home: Path, **limits: object) -> AsyncIterator[tuple[SandboxSe
                 yield service, ServicePanel(service, registry, operation.metrics, tuple)
 
 
-async def test_the_time_until_a_sandbox_has_its_machine_includes_the_wait_for_a_place(tmp_path: Path):
+async def test_the_acquire_time_of_a_sandbox_includes_its_wait_in_the_queue(tmp_path: Path):
     async with watched(tmp_path, limits={"sandboxes": 1}) as (service, panel):
         first = await service.create("one")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.create, "two")
             await anyio.wait_all_tasks_blocked()
             assert value(await panel.metrics(), "mcp_sandbox_waiting") == 1
-            await anyio.sleep(0.05)  # the wait that is to be found again
+            await anyio.sleep(0.05)  # the wait to be measured
             await service.close("one", first.id)
         text = await panel.metrics()
     assert value(text, "mcp_sandbox_waiting") == 0
@@ -75,7 +75,7 @@ async def test_sandboxes_are_counted_by_state(tmp_path: Path):
     assert counted == {"ready": 1, "paused": 1, "running": 0}
 
 
-async def test_runs_that_were_out_of_time_and_runs_that_were_stopped_are_told_apart(tmp_path: Path):
+async def test_timed_out_and_stopped_runs_are_counted_separately(tmp_path: Path):
     async with watched(tmp_path) as (service, panel):
         box = (await service.create(ME)).id
         await service.run(RunRequest(ME, "forever", box, timeout_s=0.01))

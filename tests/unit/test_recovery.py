@@ -1,4 +1,4 @@
-"""What a dead server has left is removed, and nothing else."""
+"""Recovery removes what dead servers left behind, and nothing else."""
 
 import os
 import signal
@@ -41,20 +41,20 @@ def running() -> Iterator[ProcessId]:
 
 
 @pytest.fixture
-def bystander() -> Iterator[ProcessId]:
-    """A process that would be taken for a machine's."""
+def machine_process() -> Iterator[ProcessId]:
+    """A process that recovery could mistake for a machine's."""
     with running() as process:
         yield process
 
 
-def a_dead_process() -> ProcessId:
+def dead_process() -> ProcessId:
     with running() as process:
         return process
 
 
-def leave(registry: Registry, *processes: ProcessId, **changes: object) -> Server:
-    """Put a server on record that was killed while it had one machine."""
-    server = replace(registry.server, process=a_dead_process(), **changes)  # type: ignore[arg-type]
+def record_dead_server(registry: Registry, *processes: ProcessId, **changes: object) -> Server:
+    """Record a server that was killed while it had one machine."""
+    server = replace(registry.server, process=dead_process(), **changes)  # type: ignore[arg-type]
     key = database.add_server(registry._db, server)
     machine = Machine(f"m-{key}", "template", MachineState.RUNNING, 0.0, "fake", "sandbox-1", processes)
     database.add_machine(registry._db, key, machine)
@@ -66,63 +66,65 @@ async def clean(registry: Registry, home: Path) -> Cleaned:
     return await recover(registry, home / "run", Store(home))
 
 
-async def test_a_process_that_outlived_its_server_is_ended(registry: Registry, tmp_path: Path, bystander: ProcessId):
-    leave(registry, bystander)
-    cleaned = await clean(registry, tmp_path)
-    assert not is_alive(bystander)
-    assert cleaned.processes == [f"process {bystander.pid}"]
-    assert list(await registry.everything()) == [registry.server]
-
-
-async def test_a_process_that_has_got_the_number_of_a_machine_is_not_touched(
-    registry: Registry, tmp_path: Path, bystander: ProcessId
+async def test_a_process_that_outlived_its_server_is_killed(
+    registry: Registry, tmp_path: Path, machine_process: ProcessId
 ):
-    leave(registry, ProcessId(bystander.pid, bystander.started - 1))
+    record_dead_server(registry, machine_process)
     cleaned = await clean(registry, tmp_path)
-    assert is_alive(bystander)
+    assert not is_alive(machine_process)
+    assert cleaned.processes == [f"process {machine_process.pid}"]
+    assert list(await registry.read_all()) == [registry.server]
+
+
+async def test_a_process_that_reuses_a_machines_pid_is_left_alone(
+    registry: Registry, tmp_path: Path, machine_process: ProcessId
+):
+    record_dead_server(registry, ProcessId(machine_process.pid, machine_process.started - 1))
+    cleaned = await clean(registry, tmp_path)
+    assert is_alive(machine_process)
     assert (len(cleaned.servers), cleaned.processes) == (1, [])
 
 
-async def test_the_machines_of_a_server_that_lives_are_not_touched(tmp_path: Path, bystander: ProcessId):
+async def test_the_machines_of_a_live_server_are_left_alone(tmp_path: Path, machine_process: ProcessId):
     async with open_registry(tmp_path) as other, open_registry(tmp_path) as registry:
-        await other.intend("m-1", "template")
-        other.started("m-1", "fake", "sandbox-1", bystander.pid)
+        await other.starting("m-1", "template")
+        other.started("m-1", "fake", "sandbox-1", machine_process.pid)
         (tmp_path / "run").mkdir()
         socket = tmp_path / "run" / f"{os.getpid()}-{other.server.process.started}-control"
         socket.touch()
-        await other.everything()  # all that it was told is written
-        before = await registry.everything()
+        await other.read_all()  # waits for all its writes
+        before = await registry.read_all()
         assert str(await clean(registry, tmp_path)) == "nothing"
-        assert await registry.everything() == before
+        assert await registry.read_all() == before
         assert socket.exists()
-    assert is_alive(bystander)
+    assert is_alive(machine_process)
 
 
 @pytest.mark.parametrize("changes", [{"home": "of another"}, {"boot": "an earlier one"}])
-async def test_what_is_on_record_for_another_home_or_boot_is_forgotten_but_not_touched(
-    registry: Registry, tmp_path: Path, bystander: ProcessId, changes: dict[str, str]
+async def test_records_of_another_home_or_boot_are_removed_and_their_processes_left_alone(
+    registry: Registry, tmp_path: Path, machine_process: ProcessId, changes: dict[str, str]
 ):
-    leave(registry, bystander, **changes)
+    record_dead_server(registry, machine_process, **changes)
     await clean(registry, tmp_path)
-    assert is_alive(bystander)
-    assert list(await registry.everything()) == [registry.server]
+    assert is_alive(machine_process)
+    assert list(await registry.read_all()) == [registry.server]
 
 
-async def test_a_server_in_another_process_namespace_is_neither_touched_nor_forgotten(
-    registry: Registry, tmp_path: Path, bystander: ProcessId
+async def test_a_server_in_another_pid_namespace_keeps_its_record_and_its_files(
+    registry: Registry, tmp_path: Path, machine_process: ProcessId
 ):
-    server = leave(registry, bystander, namespace="pid:[1]")
+    server = record_dead_server(registry, machine_process, namespace="pid:[1]")
     (tmp_path / "run").mkdir()
     socket = tmp_path / "run" / f"{server.process.pid}-{server.process.started}-control"
     socket.touch()
     assert str(await clean(registry, tmp_path)) == "nothing"
-    assert is_alive(bystander)
-    assert server in await registry.everything()
+    assert is_alive(machine_process)
+    assert server in await registry.read_all()
     assert socket.exists()
 
 
-async def test_only_files_that_carry_the_name_of_a_dead_server_are_removed(registry: Registry, tmp_path: Path):
-    dead, alive = a_dead_process(), registry.server.process
+async def test_only_files_named_after_a_dead_server_are_removed(registry: Registry, tmp_path: Path):
+    dead, alive = dead_process(), registry.server.process
     run = tmp_path / "run"
     (run / f"{dead.pid}-{dead.started}-scratch" / "deep").mkdir(parents=True)
     (run / f"{dead.pid}-{dead.started}-control").touch()
@@ -143,26 +145,24 @@ def make_foreign(home: Path) -> None:
         db.execute("PRAGMA user_version = 99")
 
 
-def break_it(home: Path) -> None:
+def make_corrupt(home: Path) -> None:
     (home / database.FILE).write_bytes(b"this is no database" * 100)
 
 
-@pytest.mark.parametrize("spoil", [make_unreadable, make_foreign, break_it])
-async def test_without_a_registry_that_knows_all_servers_no_file_is_removed(
-    tmp_path: Path, spoil: Callable[[Path], None]
-):
-    """A server in another process namespace looks dead from here, and only its row tells that it is not."""
-    spoil(tmp_path)
-    stranger = a_dead_process()
-    frozen = tmp_path / "run" / f"{stranger.pid}-{stranger.started}-frozen"
+@pytest.mark.parametrize("damage", [make_unreadable, make_foreign, make_corrupt])
+async def test_no_file_is_removed_without_a_registry_of_all_servers(tmp_path: Path, damage: Callable[[Path], None]):
+    """A server in another PID namespace looks dead from here; only its row says that it may be alive."""
+    damage(tmp_path)
+    foreign = dead_process()
+    frozen = tmp_path / "run" / f"{foreign.pid}-{foreign.started}-frozen"
     frozen.mkdir(parents=True)
     async with open_registry(tmp_path) as registry:
         await clean(registry, tmp_path)
     assert frozen.exists()
 
 
-async def test_when_the_registry_cannot_be_read_any_more_no_file_is_removed(registry: Registry, tmp_path: Path):
-    server = leave(registry, namespace="pid:[1]")
+async def test_no_file_is_removed_when_the_registry_becomes_unreadable(registry: Registry, tmp_path: Path):
+    server = record_dead_server(registry, namespace="pid:[1]")
     socket = tmp_path / "run" / f"{server.process.pid}-{server.process.started}-control"
     socket.parent.mkdir()
     socket.touch()
@@ -171,36 +171,36 @@ async def test_when_the_registry_cannot_be_read_any_more_no_file_is_removed(regi
     assert socket.exists()
 
 
-async def test_what_a_killed_build_has_staged_is_removed(registry: Registry, tmp_path: Path):
+async def test_the_staging_directory_of_a_killed_build_is_removed(registry: Registry, tmp_path: Path):
     (tmp_path / "staging" / "image-abc.x").mkdir(parents=True)
     cleaned = await clean(registry, tmp_path)
     assert cleaned.files == [str(tmp_path / "staging" / "image-abc.x")]
     assert list((tmp_path / "staging").iterdir()) == []
 
 
-async def test_a_clean_up_that_fails_is_told_and_ends_no_server(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_a_failing_recovery_is_logged_and_the_server_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "staging" / "image-abc.x").mkdir(parents=True)
     (tmp_path / "locks" / "image-abc").mkdir(parents=True)  # where a file is expected
     with anyio.fail_after(20):
         async with open_operation(Settings(home=tmp_path), Store(tmp_path)) as operation:
             while "clean-up after killed servers failed" not in caplog.text:
                 await anyio.sleep(0.01)
-            await operation.registry.intend("m-1", "template")
+            await operation.registry.starting("m-1", "template")
             assert [machine.id for machine in operation.registry.own()] == ["m-1"]
     assert "IsADirectoryError" in caplog.text
 
 
-async def test_only_one_server_cleans_at_a_time(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    leave(registry)
+async def test_only_one_server_recovers_at_a_time(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    record_dead_server(registry)
     inner: list[str] = []
-    forget = registry.forget
+    remove = registry.remove
 
-    async def forget_while_another_looks(server: Server) -> None:
+    async def remove_during_another_recovery(server: Server) -> None:
         async with open_registry(tmp_path) as other:
             inner.append(str(await clean(other, tmp_path)))
-        await forget(server)
+        await remove(server)
 
-    monkeypatch.setattr(registry, "forget", forget_while_another_looks)
+    monkeypatch.setattr(registry, "remove", remove_during_another_recovery)
     assert str(await clean(registry, tmp_path)) == "servers: 1"
     assert inner == ["nothing"]
 
@@ -208,18 +208,18 @@ async def test_only_one_server_cleans_at_a_time(registry: Registry, tmp_path: Pa
 HIERARCHY = detect()
 
 
-@pytest.mark.skipif(not HIERARCHY.folders, reason="no control groups can be made here")
-async def test_what_is_in_the_control_groups_of_a_dead_server_is_ended_even_if_it_is_not_on_record(
-    registry: Registry, tmp_path: Path, bystander: ProcessId
+@pytest.mark.skipif(not HIERARCHY.folders, reason="cannot create cgroups here")
+async def test_processes_in_the_cgroups_of_a_dead_server_are_killed_even_without_a_record(
+    registry: Registry, tmp_path: Path, machine_process: ProcessId
 ):
-    server = leave(registry, folders=HIERARCHY.folders)
+    server = record_dead_server(registry, folders=HIERARCHY.folders)
     groups = [folder / f"{server.process.pid}-{server.process.started}-sandbox-1" for folder in HIERARCHY.folders]
     for group in groups:
         group.mkdir()
-        (group / "cgroup.procs").write_text(str(bystander.pid))
+        (group / "cgroup.procs").write_text(str(machine_process.pid))
     try:
         cleaned = await clean(registry, tmp_path)
-        assert not is_alive(bystander)
+        assert not is_alive(machine_process)
         assert [group for group in groups if group.exists()] == []
         assert len(cleaned.groups) == len(groups)
     finally:
@@ -228,16 +228,16 @@ async def test_what_is_in_the_control_groups_of_a_dead_server_is_ended_even_if_i
                 group.rmdir()
 
 
-async def test_what_cannot_be_ended_stays_on_record(
-    registry: Registry, tmp_path: Path, bystander: ProcessId, monkeypatch: pytest.MonkeyPatch
+async def test_a_server_whose_process_cannot_be_killed_keeps_its_record(
+    registry: Registry, tmp_path: Path, machine_process: ProcessId, monkeypatch: pytest.MonkeyPatch
 ):
-    server = leave(registry, bystander)
+    server = record_dead_server(registry, machine_process)
 
     def refuse(handle: int, number: int) -> None:
-        raise PermissionError("it belongs to somebody else")
+        raise PermissionError("it belongs to another user")
 
     with monkeypatch.context() as patched:
         patched.setattr(signal, "pidfd_send_signal", refuse)
         assert str(await clean(registry, tmp_path)) == "nothing"
-    assert server in await registry.everything()
+    assert server in await registry.read_all()
     assert str(await clean(registry, tmp_path)) == "servers: 1, processes: 1"

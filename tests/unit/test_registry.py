@@ -1,4 +1,4 @@
-"""Every machine is on record from before it starts until it has ended, and a broken registry stops nobody."""
+"""The registry has a record of every machine, and a broken registry stops no server."""
 
 import os
 import sqlite3
@@ -16,7 +16,7 @@ from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState
-from mcp_sandbox.operating.registry import Fate, Registered, Registry, fate_of, open_registry, this_server
+from mcp_sandbox.operating.registry import Registered, Registry, ServerStatus, open_registry, status_of, this_server
 from mcp_sandbox.processes import ProcessId, of_pid
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeProvider
 
@@ -28,11 +28,11 @@ async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
 
 
 async def rows(registry: Registry) -> list[Machine]:
-    return [machine for machines in (await registry.everything()).values() for machine in machines]
+    return [machine for machines in (await registry.read_all()).values() for machine in machines]
 
 
 class WithPid(FakeProvider):
-    """A source whose machines are this process."""
+    """A provider whose machines have the pid of this process."""
 
     @asynccontextmanager
     async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
@@ -41,7 +41,7 @@ class WithPid(FakeProvider):
             yield lease
 
 
-async def test_a_thawed_machine_is_on_record_like_any_other(registry: Registry):
+async def test_a_thawed_machine_has_a_record(registry: Registry):
     provider = Registered(FakeProvider(), registry)
     async with provider.acquire(REQUEST) as lease, provider.freeze(lease) as frozen:
         async with provider.thaw(frozen, copy=True):
@@ -52,7 +52,7 @@ async def test_a_thawed_machine_is_on_record_like_any_other(registry: Registry):
     assert registry.own() == []
 
 
-async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(registry: Registry):
+async def test_a_machine_has_a_record_from_before_it_starts_until_it_has_ended(registry: Registry):
     source = FakeProvider()
     source.hold = anyio.Event()
     states: list[MachineState] = []
@@ -63,7 +63,7 @@ async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(re
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(use)
-        await source.waiting.wait()  # the source was asked, and the row is there
+        await source.waiting.wait()  # the source was called, so the row exists
         states.extend(machine.state for machine in await rows(registry))
         source.hold.set()
     assert states == [MachineState.STARTING, MachineState.RUNNING]
@@ -71,22 +71,22 @@ async def test_a_machine_is_on_record_before_it_starts_and_until_it_has_ended(re
     assert registry.own() == []
 
 
-async def test_the_record_names_template_driver_machine_and_process(registry: Registry):
+async def test_a_record_names_template_driver_machine_and_process(registry: Registry):
     async with Registered(WithPid(), registry).acquire(REQUEST):
         [row] = await rows(registry)
     assert (row.template, row.driver, row.machine_id) == (TEMPLATE, "fake", "fake")
     assert row.processes[0] == of_pid(os.getpid())
 
 
-async def test_the_record_tells_whose_sandbox_a_machine_became(registry: Registry):
+async def test_a_record_names_the_sandbox_and_its_owner(registry: Registry):
     async with Registered(WithPid(), registry).acquire(REQUEST):
-        registry.claimed("fake", "sb-1", "somebody")
-        registry.claimed("another", "sb-2", "somebody else")
+        registry.claimed("fake", "sb-1", "alice")
+        registry.claimed("another", "sb-2", "bob")
         [row] = await rows(registry)
-    assert (row.sandbox, row.owner) == ("sb-1", "somebody")
+    assert (row.sandbox, row.owner) == ("sb-1", "alice")
 
 
-async def test_a_machine_that_is_being_taken_down_says_so(registry: Registry):
+async def test_a_record_says_when_its_machine_is_being_torn_down(registry: Registry):
     source = FakeProvider()
     seen: list[MachineState] = []
 
@@ -96,12 +96,12 @@ async def test_a_machine_that_is_being_taken_down_says_so(registry: Registry):
             yield lease
             seen.extend(machine.state for machine in await rows(registry))
 
-    async with Registered(source, registry).recorded(TEMPLATE, slow(TEMPLATE)):
+    async with Registered(source, registry)._recorded(TEMPLATE, slow(TEMPLATE)):
         pass
     assert seen == [MachineState.ENDING]
 
 
-async def test_a_machine_that_never_started_leaves_no_row(registry: Registry):
+async def test_a_machine_that_fails_to_start_leaves_no_row(registry: Registry):
     source = FakeProvider()
     source.error = SandboxError("no")
     with pytest.raises(SandboxError):
@@ -110,7 +110,7 @@ async def test_a_machine_that_never_started_leaves_no_row(registry: Registry):
     assert await rows(registry) == []
 
 
-async def test_a_start_that_is_cancelled_at_any_moment_leaves_no_row(registry: Registry):
+async def test_a_cancelled_start_leaves_no_row(registry: Registry):
     source = FakeProvider()
     for steps in range(8):
         async with anyio.create_task_group() as tasks:
@@ -127,18 +127,18 @@ async def test_a_start_that_is_cancelled_at_any_moment_leaves_no_row(registry: R
     assert source.alive == 0
 
 
-async def test_servers_share_one_registry_and_a_server_that_ends_takes_its_rows_along(tmp_path: Path):
+async def test_servers_share_one_registry_and_remove_their_rows_when_they_end(tmp_path: Path):
     async with open_registry(tmp_path) as one:
-        await one.intend("m-1", TEMPLATE)
+        await one.starting("m-1", TEMPLATE)
         async with open_registry(tmp_path) as other:
-            await other.intend("m-2", TEMPLATE)
+            await other.starting("m-2", TEMPLATE)
             assert {row.id for row in await rows(one)} == {"m-1", "m-2"}
             assert [row.id for row in one.own()] == ["m-1"]
         assert [row.id for row in await rows(one)] == ["m-1"]
-    assert database.look(tmp_path) == {}
+    assert database.read_home(tmp_path) == {}
 
 
-async def test_the_registry_can_be_read_only_by_its_user(tmp_path: Path, registry: Registry):
+async def test_only_its_user_can_read_the_registry(tmp_path: Path, registry: Registry):
     assert (tmp_path / database.FILE).stat().st_mode & 0o077 == 0
 
 
@@ -148,24 +148,24 @@ async def test_a_commit_does_not_wait_for_the_disk(registry: Registry):
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + bytes(4096)])
-async def test_a_broken_registry_is_moved_aside_and_a_new_one_begun(
+async def test_a_corrupt_registry_is_moved_aside_and_replaced(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / database.FILE).write_bytes(content)
     async with open_registry(tmp_path) as registry:
-        await registry.intend("m-1", TEMPLATE)
-        assert [machine.id for [machine] in database.look(tmp_path).values()] == ["m-1"]
+        await registry.starting("m-1", TEMPLATE)
+        assert [machine.id for [machine] in database.read_home(tmp_path).values()] == ["m-1"]
     [aside] = tmp_path.glob("registry.db.broken-*")
     assert aside.read_bytes() == content
     assert aside.name in caplog.text
 
 
-async def test_a_registry_that_cannot_be_written_is_kept_in_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_rows_are_kept_in_memory_if_no_registry_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / database.FILE).mkdir()
     async with open_registry(tmp_path) as registry:
-        await registry.intend("m-1", TEMPLATE)
+        await registry.starting("m-1", TEMPLATE)
         assert [row.id for row in await rows(registry)] == ["m-1"]
-    assert "known to nobody else" in caplog.text
+    assert "other processes will not see" in caplog.text
 
 
 async def test_a_registry_of_another_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -179,37 +179,37 @@ async def test_a_registry_of_another_version_is_left_alone(tmp_path: Path, caplo
     assert (tmp_path / database.FILE).read_bytes() == before
 
 
-async def test_a_registry_that_breaks_later_is_reported_once_and_stops_no_machine(
+async def test_a_registry_that_breaks_later_is_logged_once_and_stops_no_machine(
     registry: Registry, caplog: pytest.LogCaptureFixture
 ):
     registry._db.execute("DROP TABLE machines")
     for _ in range(2):
         async with Registered(FakeProvider(), registry).acquire(REQUEST):
             pass
-    assert await registry.everything() == {}
-    assert caplog.text.count("the registry fails") == 1
+    assert await registry.read_all() == {}
+    assert caplog.text.count("cannot write to the registry") == 1
 
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Another process was stopped in the middle of a write."""
+    """Hold the write lock, as a process stopped in the middle of a write does."""
     with closing(sqlite3.connect(home / database.FILE, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         yield
         db.execute("ROLLBACK")
 
 
-async def test_a_locked_registry_delays_a_start_once_and_shortly(
+async def test_a_locked_registry_delays_only_one_start_and_only_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("mcp_sandbox.operating.registry.INTEND_S", 0.01)
-    monkeypatch.setattr(database, "BUSY_S", 0.5)
+    monkeypatch.setattr("mcp_sandbox.operating.registry.ADD_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.5)
     async with open_registry(tmp_path) as registry:
         source = Registered(FakeProvider(), registry)
         with locked(tmp_path):
             async with source.acquire(REQUEST):
-                assert "locked" not in caplog.text  # it did not wait until the thread gave up
-            await registry.forget(registry.server)  # now the thread has done all it was given, and knows
+                assert "locked" not in caplog.text  # the start did not wait for the writer thread
+            await registry.remove(registry.server)  # waits for the writer thread
             assert "locked" in caplog.text
             assert registry._db.execute("PRAGMA busy_timeout").fetchone() == (0,)
         async with source.acquire(REQUEST):
@@ -217,10 +217,8 @@ async def test_a_locked_registry_delays_a_start_once_and_shortly(
         assert registry._db.execute("PRAGMA busy_timeout").fetchone() == (500,)
 
 
-async def test_a_row_that_is_late_is_written_and_taken_off_in_that_order(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("mcp_sandbox.operating.registry.INTEND_S", 0.0)
+async def test_a_late_row_is_written_before_it_is_deleted(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mcp_sandbox.operating.registry.ADD_TIMEOUT_S", 0.0)
     blocked = threading.Event()
     registry._do(lambda: blocked.wait(10))
     async with Registered(FakeProvider(), registry).acquire(REQUEST):
@@ -229,7 +227,7 @@ async def test_a_row_that_is_late_is_written_and_taken_off_in_that_order(
     assert await rows(registry) == []
 
 
-async def test_a_registry_that_fails_now_and_then_is_reported_once_a_minute(
+async def test_a_failing_registry_is_logged_once_a_minute(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def fail() -> None:
@@ -237,31 +235,31 @@ async def test_a_registry_that_fails_now_and_then_is_reported_once_a_minute(
 
     for _ in range(3):
         registry._do(fail)
-        await registry.everything()
-    assert caplog.text.count("the registry fails") == 1
+        await registry.read_all()
+    assert caplog.text.count("cannot write to the registry") == 1
     monkeypatch.setattr(registry, "_warn_at", 0.0)  # a minute later
     registry._do(fail)
-    await registry.everything()
-    assert caplog.text.count("the registry fails") == 2
+    await registry.read_all()
+    assert caplog.text.count("cannot write to the registry") == 2
 
 
-async def test_a_home_that_cannot_be_made_stops_no_server(tmp_path: Path):
+async def test_a_home_that_cannot_be_created_stops_no_server(tmp_path: Path):
     (tmp_path / "file").touch()
     async with open_registry(tmp_path / "file" / "home") as registry:
-        await registry.intend("m-1", TEMPLATE)
+        await registry.starting("m-1", TEMPLATE)
         assert [row.id for row in await rows(registry)] == ["m-1"]
 
 
-def test_there_is_nothing_to_see_where_there_is_no_registry(tmp_path: Path):
-    assert database.look(tmp_path) == {}
+def test_reading_a_home_without_a_registry_creates_none(tmp_path: Path):
+    assert database.read_home(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_has_become_of_a_server_is_judged_only_where_it_can_be(tmp_path: Path):
+def test_a_server_in_another_pid_namespace_is_neither_alive_nor_gone(tmp_path: Path):
     here = this_server(tmp_path)
     gone = replace(here, process=ProcessId(here.process.pid, here.process.started + 1))
-    assert fate_of(here, here) is Fate.ALIVE
-    assert fate_of(gone, here) is Fate.GONE
-    assert fate_of(replace(gone, namespace="pid:[1]"), here) is Fate.STRANGE
-    assert fate_of(replace(here, boot="before the reboot"), here) is Fate.GONE
-    assert fate_of(replace(here, home="of the home this one was copied from"), here) is Fate.GONE
+    assert status_of(here, here) is ServerStatus.ALIVE
+    assert status_of(gone, here) is ServerStatus.GONE
+    assert status_of(replace(gone, namespace="pid:[1]"), here) is ServerStatus.UNKNOWN
+    assert status_of(replace(here, boot="before the reboot"), here) is ServerStatus.GONE
+    assert status_of(replace(here, home="of the home this one was copied from"), here) is ServerStatus.GONE
