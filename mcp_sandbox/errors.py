@@ -1,205 +1,490 @@
-"""Everything that can go wrong with a sandbox, said so that the caller knows what to do next.
+"""Everything that can go wrong with a sandbox, as data: a stable code, typed fields and one plain sentence.
+
+The sentence names no tool and no command. Each face adds the next step in its own words (`tools/next_steps.py`,
+`commands/next_steps.py`). docs/errors.md lists every code with each face's words.
 
 SandboxError
-├── NotFound           no sandbox of this owner has that id
-│   ├── Closed         it was closed; its files are gone
-│   └── Expired        it was idle for too long or reached its greatest age
-├── RunNotFound        the sandbox has no such run, or no longer its result
-├── Busy               another run is on in the sandbox
-├── Paused             the sandbox has no machine until it is resumed
-├── CannotFreeze       machines of this driver cannot be forked or paused
-├── StateLost          the frozen state of a machine cannot be read any more
-├── MachineLost        its machine ended while it was in use; state and files are gone
-├── RunLost            the machine of a one-off run ended before there was a result
-│   └── NotSent        and before it was given any code
-├── TemplateNotBuilt   the template has no snapshot for this host yet
-├── UnknownTemplate    there is no template of that name
-├── UnusableTemplate   its template.toml has mistakes
-├── HostNotReady       this host cannot run machines as configured
-├── DiskFull           there is no room on the host's disk
-├── TooWeak            the driver that was named isolates less than the settings demand
-├── LimitReached       one of the limits in the settings says no
-├── BadRequest         an argument is wrong
-└── FileProblem        a file in the sandbox cannot be read or written as asked
+├── SandboxNotFound           the owner has no such sandbox
+│   ├── SandboxClosed         it was closed
+│   └── SandboxExpired        it was idle for too long or reached its maximum age
+├── RunNotFound               the sandbox never had such a run
+│   └── RunResultDropped      its result is no longer kept
+├── SandboxBusy               another run is active in the sandbox
+├── SandboxChanging           the sandbox is being forked, paused or resumed
+├── SandboxPaused             the sandbox has no machine until it is resumed
+├── CannotFreeze              this driver's machines cannot be forked or paused
+├── StateLost                 the saved state of a machine is gone or damaged
+├── MachineLost               the sandbox's machine ended while in use
+├── RunLost                   the machine of a one-off run ended before there was a result
+│   └── RunNotStarted         it ended before it received the code
+├── RunRefused                the machine refused to run the code
+├── StartFailed               a machine could not be started, frozen or resumed
+├── NotUnique                 a restored machine did not get an identity of its own
+├── ClockSkew                 a restored machine's clock could not be set
+├── PooledMachineLost         a machine ended while it waited in the pool
+├── TemplateNotBuilt          the template has no build for this host
+├── UnknownTemplate           no template has this name
+├── UnusableTemplate          template.toml has errors
+├── HostNotReady              this host cannot run machines as configured
+├── DiskFull                  the host's disk is full
+├── TooWeak                   the chosen driver isolates less than the settings require
+├── LimitReached              a limit in the settings refuses the request
+│   ├── SandboxLimit          too many sandboxes, or too much memory; the owner can make room
+│   ├── QueueTimeout          no room became free in time
+│   ├── NeverFits             the request is larger than the whole limit
+│   ├── RunLimit              too many active runs
+│   └── PausedLimit           too many paused sandboxes
+├── BadRequest                an argument is wrong
+│   ├── InputTooLarge         code or input is longer than a request can carry
+│   └── WrongLanguage         the template's language does not support the option
+└── FileError                 a file operation in the sandbox failed
+    ├── FileNotFound          nothing is at the path
+    ├── FileNotPermitted      the sandbox's user may not access it
+    ├── FileTooLarge          it is larger than a limit
+    ├── WrongFileKind         it is a directory where a file is needed, or the reverse
+    ├── SandboxDiskFull       the sandbox's own disk is full
+    ├── FileTimeout           the sandbox did not answer in time
+    └── FileRefused           the sandbox refused for another reason
 """
 
-NEXT_CREATE = "Call create_sandbox to get a new one."
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from string import Formatter
+from typing import Any, ClassVar
 
 
+@dataclass(eq=False)
 class SandboxError(Exception):
-    """Base of all errors this room raises. The message is written for the caller, next step included."""
+    """Base of all errors a caller can be told about. Only subclasses are raised."""
+
+    code: ClassVar[str] = "sandbox_error"
+    sentence: ClassVar[str] = ""  # formatted with the fields
+
+    def __str__(self) -> str:
+        return self.sentence.format(**self.fields)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The typed fields, ready to be serialised."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class NotFound(SandboxError):
-    """There is no such sandbox, or it belongs to somebody else: nobody can tell which."""
-
-    def __init__(self, sandbox_id: str, what: str = "does not exist") -> None:
-        super().__init__(f"Sandbox {sandbox_id!r} {what}. {NEXT_CREATE}")
-
-
-class Closed(NotFound):
-    """The sandbox was closed: by its owner, if nothing else is said."""
-
-    def __init__(self, sandbox_id: str, why: str = "") -> None:
-        super().__init__(sandbox_id, f"was closed{f' ({why})' if why else ''}; its variables and files are gone")
+def error_types(base: type[SandboxError] = SandboxError) -> Iterator[type[SandboxError]]:
+    """Yield every error class below `base` that has been imported."""
+    for kind in base.__subclasses__():
+        yield kind
+        yield from error_types(kind)
 
 
-class Expired(NotFound):
-    """The sandbox ran out of time."""
+def with_next_step(error: SandboxError, next_steps: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the error's sentence and a face's next step. Advice that needs a field the error lacks is left out."""
+    values = error.fields
+    known = {name for name, value in values.items() if value is not None}
+    steps = [step for step in next_steps[error.code] if _placeholders(step) <= known]
+    return " ".join([str(error), *(step.format(**values) for step in steps)])
 
-    def __init__(self, sandbox_id: str, why: str) -> None:
-        super().__init__(sandbox_id, f"expired: {why}; its variables and files are gone")
+
+def _placeholders(text: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
+# -- sandboxes and runs ------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class SandboxNotFound(SandboxError):
+    """The sandbox does not exist or belongs to another owner; the answer is the same."""
+
+    code = "sandbox_not_found"
+    sentence = "Sandbox {sandbox_id!r} does not exist."
+    sandbox_id: str
+
+
+@dataclass(eq=False)
+class SandboxClosed(SandboxNotFound):
+    """The sandbox was closed, by its owner unless a reason is given."""
+
+    code = "sandbox_closed"
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"Sandbox {self.sandbox_id!r} was closed{why}; its variables and files are gone."
+
+
+@dataclass(eq=False)
+class SandboxExpired(SandboxNotFound):
+    """The sandbox was idle for too long or reached its maximum age."""
+
+    code = "sandbox_expired"
+    sentence = "Sandbox {sandbox_id!r} expired: {reason}; its variables and files are gone."
+    reason: str
+
+
+@dataclass(eq=False)
 class RunNotFound(SandboxError):
-    """There is no such run, or nothing is known of it any more."""
+    """The sandbox has no run with this id."""
 
-    def __init__(self, sandbox_id: str, run_id: str, kept_runs: int | None) -> None:
-        if kept_runs is None:
-            what = f"Sandbox {sandbox_id!r} has no run {run_id!r}. Give a run_id that run_code returned for it."
-        else:
-            what = (
-                f"The result of {run_id!r} in sandbox {sandbox_id!r} is not kept any more: only the last {kept_runs} "
-                "of background runs are, if they are not too large. Files it left are still there; or run it again."
-            )
-        super().__init__(what)
+    code = "run_not_found"
+    sentence = "Sandbox {sandbox_id!r} has no run {run_id!r}."
+    sandbox_id: str
+    run_id: str
 
 
-class Busy(SandboxError):
-    """A sandbox runs one thing at a time."""
+@dataclass(eq=False)
+class RunResultDropped(RunNotFound):
+    """The run is over and its result is no longer kept."""
 
-    def __init__(self, sandbox_id: str, run_id: str | None = None, elapsed_s: float = 0.0) -> None:
-        advice = "It is being forked, paused or resumed; try again in a second."
-        if run_id is not None:
-            names = f'(sandbox_id="{sandbox_id}", run_id="{run_id}")'
-            advice = (
-                f"{run_id} has been running for {elapsed_s:.0f} s. Wait for it with read_output{names}, "
-                f"end it with stop_run{names}, or use another sandbox."
-            )
-        super().__init__(f"Sandbox {sandbox_id!r} is busy. {advice}")
+    code = "run_result_dropped"
+    sentence = (
+        "The result of {run_id!r} in sandbox {sandbox_id!r} is no longer kept: a sandbox keeps its last {kept} "
+        "background results unless they are too large."
+    )
+    kept: int
 
 
-class Paused(SandboxError):
-    """A sandbox without a machine cannot be used."""
+@dataclass(eq=False)
+class SandboxBusy(SandboxError):
+    """Another run is active in the sandbox."""
 
-    def __init__(self, sandbox_id: str) -> None:
-        super().__init__(f'Sandbox {sandbox_id!r} is paused. Call resume_sandbox(sandbox_id="{sandbox_id}") first.')
+    code = "sandbox_busy"
+    sentence = "Sandbox {sandbox_id!r} is busy: {run_id} has been running for {elapsed_s:.0f} s."
+    sandbox_id: str
+    run_id: str
+    elapsed_s: float
 
 
+@dataclass(eq=False)
+class SandboxChanging(SandboxError):
+    """The sandbox is being forked, paused or resumed."""
+
+    code = "sandbox_changing"
+    sentence = "Sandbox {sandbox_id!r} is busy: it is being forked, paused or resumed."
+    sandbox_id: str
+
+
+@dataclass(eq=False)
+class SandboxPaused(SandboxError):
+    """The sandbox has no machine until it is resumed."""
+
+    code = "sandbox_paused"
+    sentence = "Sandbox {sandbox_id!r} is paused."
+    sandbox_id: str
+
+
+@dataclass(eq=False)
 class CannotFreeze(SandboxError):
-    """The driver in force takes no snapshots."""
+    """The driver takes no snapshots, so its sandboxes can be neither forked nor paused."""
 
-    def __init__(self, driver: str) -> None:
-        super().__init__(
-            f"Driver {driver} takes no snapshots, so its sandboxes cannot be forked or paused. "
-            "Create the sandboxes you need with create_sandbox."
-        )
+    code = "cannot_freeze"
+    sentence = "Driver {driver} takes no snapshots, so its sandboxes cannot be forked or paused."
+    driver: str
 
 
+@dataclass(eq=False)
 class StateLost(SandboxError):
-    """What a machine was frozen into is gone or damaged."""
+    """The saved state of a machine is gone or damaged."""
+
+    code = "state_lost"
+    sentence = "The saved state of the sandbox cannot be restored: {reason}."
+    reason: str
 
 
+@dataclass(eq=False)
 class MachineLost(SandboxError):
-    """The machine under a sandbox ended by itself, or stopped making sense."""
+    """The sandbox's machine ended, or stopped making sense, while it was in use."""
 
-    def __init__(self, sandbox_id: str, reason: str, run_id: str | None = None) -> None:
-        super().__init__(
-            f"Sandbox {sandbox_id!r} lost its machine ({reason}). Its variables and files are gone. {NEXT_CREATE}"
-            + _last_words(sandbox_id, run_id)
-        )
+    code = "machine_lost"
+    sentence = "Sandbox {sandbox_id!r} lost its machine ({reason}). Its variables and files are gone."
+    sandbox_id: str
+    reason: str
+    run_id: str | None = None  # the run that was active, if its output can still be read
 
 
+@dataclass(eq=False)
 class RunLost(SandboxError):
-    """The machine of a one-off run ended by itself. Nobody had anything else in it."""
+    """The machine of a one-off run ended before there was a result."""
 
-    def __init__(self, sandbox_id: str, reason: str, run_id: str | None = None) -> None:
-        super().__init__(
-            f"The run has no result: its machine ended ({reason}). Run the code again; if it ends like this once more, "
-            f"it may need more memory than there is.{_last_words(sandbox_id, run_id)}"
-        )
-
-
-class NotSent(RunLost):
-    """It ended before it was given any code, so running the code again repeats nothing."""
+    code = "run_lost"
+    sentence = "The run has no result: its machine ended ({reason})."
+    sandbox_id: str
+    reason: str
+    run_id: str | None = None
 
 
-def _last_words(sandbox_id: str, run_id: str | None) -> str:
-    if run_id is None:
-        return ""
-    call = f'read_output(sandbox_id="{sandbox_id}", run_id="{run_id}")'
-    return f" What {run_id} had written can be read for a while: {call}."
+@dataclass(eq=False)
+class RunNotStarted(RunLost):
+    """The machine of a one-off run ended before it received the code, so a retry repeats nothing."""
+
+    code = "run_not_started"
 
 
+@dataclass(eq=False)
+class RunRefused(SandboxError):
+    """The machine refused to run the code."""
+
+    code = "run_refused"
+    sentence = "The sandbox could not run the code: {reason}."
+    reason: str
+
+
+# -- machines ----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class StartFailed(SandboxError):
+    """A machine could not be started, frozen or resumed."""
+
+    code = "start_failed"
+    sentence = "The sandbox could not be {action}: {reason}."
+    reason: str
+    action: str = "started"
+
+
+@dataclass(eq=False)
+class NotUnique(SandboxError):
+    """A restored machine did not get an identity of its own, so it was discarded."""
+
+    code = "machine_not_unique"
+    sentence = "The new machine got no {what} of its own, so it was discarded."
+    what: str
+
+
+@dataclass(eq=False)
+class ClockSkew(SandboxError):
+    """A restored machine's clock could not be set, so it was discarded."""
+
+    code = "machine_clock_skew"
+    sentence = "The new machine's clock is off by {skew_s:.1f} s, so it was discarded."
+    skew_s: float
+
+
+@dataclass(eq=False)
+class PooledMachineLost(SandboxError):
+    """A machine ended while it waited in the pool."""
+
+    code = "pooled_machine_lost"
+    sentence = "A pooled machine ended: {reason}."
+    reason: str
+
+
+# -- templates and the host --------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
 class TemplateNotBuilt(SandboxError):
-    """The template is known, but nothing can be started from it yet."""
+    """The template has no build for this host and driver."""
 
-    def __init__(self, template: str) -> None:
-        super().__init__(
-            f"Template {template!r} is not built on this host. "
-            f"Run `mcp-sandbox template build {template}` in a terminal, then try again."
-        )
+    code = "template_not_built"
+    sentence = "Template {template!r} is not built on this host."
+    template: str
 
 
+@dataclass(eq=False)
 class UnknownTemplate(SandboxError):
-    """Nobody defined a template of that name."""
+    """No template has this name."""
 
-    def __init__(self, template: str, known: list[str]) -> None:
-        super().__init__(f"There is no template {template!r}. Choose one of: {', '.join(known) or '(none)'}.")
+    code = "template_not_found"
+    template: str
+    known: list[str]
+
+    def __str__(self) -> str:
+        return f"There is no template {self.template!r}. Choose one of: {', '.join(self.known) or '(none)'}."
 
 
+@dataclass(eq=False)
 class UnusableTemplate(SandboxError):
-    """The template's definition has mistakes; the message has a line for each."""
+    """The template's template.toml has errors; the problem has one line for each."""
 
-    def __init__(self, template: str, problem: str) -> None:
-        super().__init__(f"Template {template!r} cannot be used until its definition is mended:\n{problem}")
+    code = "template_invalid"
+    sentence = "Template {template!r} has errors in template.toml:\n{problem}"
+    template: str
+    problem: str
 
 
+@dataclass(eq=False)
 class HostNotReady(SandboxError):
-    """The host cannot run machines; the message carries the fix when there is one."""
+    """This host cannot run machines as configured."""
 
-    def __init__(self, reason: str, fix: str | None = None) -> None:
-        advice = f" To fix it: {fix}." if fix else ""
-        super().__init__(f"This host cannot start sandboxes: {reason}.{advice} `mcp-sandbox doctor` tells more.")
+    code = "host_not_ready"
+    sentence = "This host cannot start sandboxes: {reason}."
+    reason: str
+    fix: str | None = None
 
 
+@dataclass(eq=False)
 class DiskFull(SandboxError):
-    """There is no room on the host's disk, or in its memory where that stands in for one."""
+    """The host's disk is full, or its memory where files are kept in memory."""
 
-    def __init__(self, done: str) -> None:
-        super().__init__(
-            f"The sandbox could not be {done}: the server's disk is full. Resume or close a paused sandbox "
-            "(list_sandboxes names them), or ask the operator to make room."
-        )
+    code = "host_disk_full"
+    sentence = "The sandbox could not be {action}: the server's disk is full."
+    action: str
 
 
+@dataclass(eq=False)
 class TooWeak(SandboxError):
-    """Two settings contradict each other, and the safer one wins."""
+    """The chosen driver isolates less than the settings require."""
 
-    def __init__(self, driver: str, isolation: str, least: str) -> None:
-        super().__init__(
-            f"driver = {driver} gives isolation level {isolation} only, and min_isolation = {least} refuses that. "
-            "Set driver to auto or to a stronger one, or lower min_isolation."
-        )
+    code = "isolation_too_weak"
+    sentence = "Driver {driver} has isolation level {isolation}, but min_isolation = {least} requires more."
+    driver: str
+    isolation: str
+    least: str
 
 
+# -- limits ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
 class LimitReached(SandboxError):
-    """A limit of the settings is used up."""
+    """A limit in the settings refuses the request. Only subclasses are raised."""
 
-    def __init__(self, setting: str, value: float, advice: str) -> None:
-        super().__init__(f"Limit {setting} = {value} is reached. {advice}")
+    code = "limit_reached"
+    sentence = "The limit {setting} = {value} is reached."
+    setting: str
+    value: int
 
 
+@dataclass(eq=False)
+class SandboxLimit(LimitReached):
+    """There are too many sandboxes or they use too much memory, and only the owner can make room."""
+
+    code = "sandbox_limit_reached"
+
+
+@dataclass(eq=False)
+class QueueTimeout(LimitReached):
+    """No room became free in time; other owners hold it."""
+
+    code = "queue_timeout"
+    sentence = "The limit {setting} = {value} is reached, and no room became free within {waited_s:g} s."
+    waited_s: float
+
+
+@dataclass(eq=False)
+class NeverFits(LimitReached):
+    """The request is larger than the whole limit."""
+
+    code = "never_fits"
+    sentence = "The limit {setting} = {value} never has room for {count} sandbox(es) of {memory_mb} MB at once."
+    count: int
+    memory_mb: int
+
+
+@dataclass(eq=False)
+class RunLimit(LimitReached):
+    """The owner has too many active runs."""
+
+    code = "run_limit_reached"
+
+
+@dataclass(eq=False)
+class PausedLimit(LimitReached):
+    """There are too many paused sandboxes."""
+
+    code = "paused_limit_reached"
+
+
+# -- requests ----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
 class BadRequest(SandboxError):
-    """The request itself is wrong and was not carried out."""
+    """An argument is wrong; nothing was done. The problem is a whole sentence that says what is expected."""
+
+    code = "bad_request"
+    sentence = "{problem}"
+    problem: str
 
 
-class FileProblem(SandboxError):
-    """A file or directory in the sandbox is not what the caller took it for."""
+@dataclass(eq=False)
+class InputTooLarge(BadRequest):
+    """Code or input is longer than a request can carry."""
+
+    code = "input_too_large"
+
+
+@dataclass(eq=False)
+class WrongLanguage(BadRequest):
+    """The template's language does not support what was asked for."""
+
+    code = "wrong_language"
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class FileError(SandboxError):
+    """A file operation in the sandbox failed. Only subclasses are raised."""
+
+    code = "file_error"
+    path: str
+
+
+@dataclass(eq=False)
+class FileNotFound(FileError):
+    """Nothing is at the path."""
+
+    code = "file_not_found"
+    sentence = "{path} does not exist."
+
+
+@dataclass(eq=False)
+class FileNotPermitted(FileError):
+    """The sandbox's user may not access the file."""
+
+    code = "file_not_permitted"
+    sentence = "{path} may not be accessed by the sandbox's user."
+
+
+@dataclass(eq=False)
+class FileTooLarge(FileError):
+    """The file is larger than a limit."""
+
+    code = "file_too_large"
+    sentence = "{path} has {size:,} bytes; at most {limit:,} are possible at once."
+    size: int
+    limit: int
+
+
+@dataclass(eq=False)
+class WrongFileKind(FileError):
+    """The path leads to a directory where a file is needed, or the reverse."""
+
+    code = "wrong_file_kind"
+    sentence = "{path} is {kind}."
+    kind: str  # "a directory", "not a regular file"
+
+
+@dataclass(eq=False)
+class SandboxDiskFull(FileError):
+    """The sandbox's own disk is full."""
+
+    code = "sandbox_disk_full"
+    sentence = "{path} was not written: the sandbox's disk is full."
+
+
+@dataclass(eq=False)
+class FileTimeout(FileError):
+    """The sandbox did not answer in time."""
+
+    code = "file_timeout"
+    sentence = "{path}: the sandbox did not answer within {waited_s:g} s; it may be busy."
+    waited_s: float
+
+
+@dataclass(eq=False)
+class FileRefused(FileError):
+    """The sandbox refused the file operation for another reason."""
+
+    code = "file_refused"
+    sentence = "{path}: the sandbox refused the operation: {reason}."
+    reason: str
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The error itself where task groups have wrapped it, or the first of several; the caller keeps the group."""
+    """Return the first exception inside nested exception groups, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

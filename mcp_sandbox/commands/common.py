@@ -5,18 +5,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mcp_sandbox.commands.next_steps import NEXT_STEPS
 from mcp_sandbox.config import Settings, variable_of
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.errors import SandboxError, with_next_step
 from templates.errors import BuildFailed, TemplateError
 from vmm.errors import DriverUnavailable, VmmError
 
 EXIT_ERROR = 1
-EXPECTED = (SandboxError, TemplateError, VmmError, OSError)  # what can go wrong without being a mistake of ours
+EXPECTED = (SandboxError, TemplateError, VmmError, OSError)  # not bugs of ours
 SERVER = ("-m", "mcp_sandbox")  # arguments of this Python that make it an MCP server on stdio
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Run `main` to its exit status; what goes wrong with this host or the settings is said in words."""
+    """Run `main` to its exit status and print expected errors on stderr."""
     try:
         return main()
     except EXPECTED as error:
@@ -25,7 +26,10 @@ def guarded(main: Callable[[], int]) -> int:
 
 
 def tell(error: Exception) -> None:
-    """Say in words what went wrong."""
+    """Print what went wrong and what to do next."""
+    if isinstance(error, SandboxError):
+        sys.stderr.write(f"mcp-sandbox: {with_next_step(error, NEXT_STEPS)}\n")
+        return
     if isinstance(error, BuildFailed):
         sys.stderr.write(f"mcp-sandbox: {error}\n{error.log_tail}\nThe log: {error.log_path}\n")
         return

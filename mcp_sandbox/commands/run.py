@@ -11,7 +11,7 @@ from guest.places import OUTPUTS
 from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FileProblem
+from mcp_sandbox.errors import FileError
 from mcp_sandbox.runs.results import Captured, RunRequest, RunResult, readable
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import run_command
@@ -91,7 +91,7 @@ async def _save(service: SandboxService, box: str, result: RunResult, directory:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("xb") as file:
                 file.write(data)
-        except (FileProblem, OSError) as problem:
+        except (FileError, OSError) as problem:
             sys.stderr.write(f"not saved: {problem}\n")
         else:
             sys.stderr.write(f"saved {target}\n")

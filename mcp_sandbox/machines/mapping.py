@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from guest.errors import GuestError
-from mcp_sandbox.errors import DiskFull, HostNotReady, SandboxError
+from mcp_sandbox.errors import DiskFull, HostNotReady, StartFailed
 from templates.errors import TemplateError
 from vmm.errors import DriverUnavailable, ToolFailed, VmmError
 
@@ -30,9 +30,7 @@ def mapped(done: str = "started") -> Iterator[None]:
         if any(map(_disk_full, causes)):
             raise DiskFull(done) from error
         why = error.gist if isinstance(error, ToolFailed) else error
-        raise SandboxError(
-            f"The sandbox could not be {done}: {why}. Try again; if it stays so, `mcp-sandbox doctor` tells more."
-        ) from error
+        raise StartFailed(str(why), done) from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

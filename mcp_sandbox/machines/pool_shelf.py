@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import anyio
 
-from mcp_sandbox.errors import SandboxError, first_of
+from mcp_sandbox.errors import PooledMachineLost, SandboxError, first_of
 from mcp_sandbox.machines.pool_plan import Demand, ReadyMachine, TemplateState
 from mcp_sandbox.machines.provider import Lease, LeaseTimings
 from mcp_sandbox.machines.unique import MAX_CLOCK_SKEW_S
@@ -147,7 +147,7 @@ class Shelf:
         machine.lost = True
         if machine.since + STABLE_S <= now:
             self._failures = 0
-        self.fail(SandboxError(f"a machine that waited ended: {why}"), now)
+        self.fail(PooledMachineLost(why), now)
 
     def fail(self, error: Exception, now: float) -> None:
         """Remember why there is a machine less, and wait longer each time before the next one is started."""

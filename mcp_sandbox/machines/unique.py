@@ -10,7 +10,7 @@ from anyio.abc import ByteStream
 
 from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed, WarmUp
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.errors import ClockSkew, NotUnique
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Isolation
 
@@ -50,10 +50,9 @@ async def open_unique(
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
             # Only a kernel frozen with the snapshot can be a twin; elsewhere the host's own one gives entropy.
             what = "name" if refreshed.entropy_credited else "entropy"
-            raise SandboxError(f"The new sandbox got no {what} of its own, so it was not handed out. Try again.")
+            raise NotUnique(what)
         if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
-            skew = f"{refreshed.clock_skew_s:.1f} s"
-            raise SandboxError(f"The new sandbox's clock is off by {skew}, so it was not handed out. Try again.")
+            raise ClockSkew(refreshed.clock_skew_s)
         yield agent
 
 

@@ -16,6 +16,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -47,7 +48,7 @@ class Panel(Protocol):
     def sandboxes(self) -> list[Mapping[str, object]]: ...
 
     async def close(self, sandbox_id: str) -> bool:
-        """End a sandbox of any owner; False if it had ended before. Raises NotFound."""
+        """End a sandbox of any owner; False if it had ended before. Raises SandboxNotFound."""
         ...
 
     def stats(self) -> Mapping[str, object]: ...
@@ -64,12 +65,20 @@ class Request(BaseModel):
     sandbox_id: str = Field("", max_length=100)
 
 
+@dataclass(eq=False)
 class ControlError(SandboxError):
-    """A server did not do what it was asked to; the message says why."""
+    """A server did not carry out an operator's request."""
+
+    code = "control_failed"
+    sentence = "{reason}"
+    reason: str
 
 
+@dataclass(eq=False)
 class ServerGone(ControlError):
-    """There is no server at the other end, or none that answers."""
+    """No server answers at the control socket."""
+
+    code = "server_gone"
 
 
 # -- the server's side -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import NotFound
+from mcp_sandbox.errors import SandboxNotFound
 from mcp_sandbox.machines.provider import LeasedMachine, Provider
 from mcp_sandbox.operating.control import serve_control
 from mcp_sandbox.operating.database import MachineState
@@ -93,10 +93,10 @@ class ServicePanel:
         return [_described(box) for box in self.service.alive()]
 
     async def close(self, sandbox_id: str) -> bool:
-        """End a sandbox, whoever owns it; False if it was ending already. Raises NotFound."""
+        """End a sandbox, whoever owns it; False if it was ending already. Raises SandboxNotFound."""
         box = next((box for box in self.service.alive() if box.id == sandbox_id), None)
         if box is None:
-            raise NotFound(sandbox_id)
+            raise SandboxNotFound(sandbox_id)
         return await box.close("an operator closed it")
 
     def stats(self) -> Mapping[str, object]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import Busy
+from mcp_sandbox.errors import SandboxBusy, SandboxChanging
 from mcp_sandbox.runs.execute import CheckedRun, begin
 from mcp_sandbox.runs.results import RunResult
 from mcp_sandbox.runs.running import LiveRun, RunView
@@ -29,7 +29,7 @@ async def run_in_turn(
     A run that is still on then goes on in the background. A call that is cancelled has its code interrupted.
 
     Raises:
-        Busy: another run is on, and does not end in time.
+        SandboxBusy: another run is on, and does not end in time.
         SandboxError: the sandbox is over, or ended in the middle.
     """
     async with _turn(box, until):
@@ -130,7 +130,7 @@ def check_free(box: Sandbox) -> None:
     """See that the machine could be had for oneself, now or in a moment.
 
     Raises:
-        Busy: a run is on.
+        SandboxBusy: a run is on.
         SandboxError: the sandbox is paused or over.
     """
     box.usable()
@@ -143,7 +143,7 @@ async def between_runs(box: Sandbox) -> AsyncIterator[None]:
     """No run is on and none begins while the block lasts.
 
     Raises:
-        Busy: one is on.
+        SandboxBusy: one is on.
     """
     if box.runs.current is not None and not box.runs.current.stopping:
         raise _busy(box)
@@ -172,9 +172,9 @@ async def _turn(box: Sandbox, until: float) -> AsyncIterator[None]:
         box.turn.release()
 
 
-def _busy(box: Sandbox) -> Busy:
+def _busy(box: Sandbox) -> SandboxBusy | SandboxChanging:
     live = box.runs.current
-    return Busy(box.id) if live is None else Busy(box.id, live.id, live.elapsed_s)
+    return SandboxChanging(box.id) if live is None else SandboxBusy(box.id, live.id, live.elapsed_s)
 
 
 @asynccontextmanager

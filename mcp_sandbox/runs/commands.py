@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guest.protocol import MAX_BODY, encode_json
-from mcp_sandbox.errors import BadRequest
+from mcp_sandbox.errors import BadRequest, InputTooLarge
 
 MAX_PATH = 4096  # bytes, as Linux has it
 MAX_VARIABLES_BYTES = 64 * 1024  # of all names and values; they reach the shell as one argument
@@ -27,14 +27,14 @@ def command_options(cwd: str | None, env: Mapping[str, str] | None, stdin: str |
     if stdin is not None:
         options["stdin"] = stdin.encode(errors="replace").decode()
     if len(encode_json(options)) > MAX_BODY - ROOM_FOR_COMMAND:
-        raise BadRequest("stdin is too long. Put it into a file with write_file, and read that: COMMAND < FILE.")
+        raise InputTooLarge("stdin is too long.")
     return options
 
 
 def _checked_cwd(cwd: str) -> str:
     if not cwd or "\0" in cwd or len(cwd.encode(errors="replace")) > MAX_PATH:
         raise BadRequest(
-            "cwd must be the path of a directory in the sandbox, absolute or from where the last command left off."
+            "cwd must be a directory in the sandbox, absolute or relative to where the last command ended."
         )
     return cwd.encode(errors="replace").decode()
 
@@ -42,11 +42,9 @@ def _checked_cwd(cwd: str) -> str:
 def _checked_env(env: Mapping[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not NAME.fullmatch(name):
-            raise BadRequest(f"env: {name[:60]!r} cannot be the name of a variable: use letters, digits and _.")
+            raise BadRequest(f"env: {name[:60]!r} is not a variable name: use letters, digits and _.")
         if "\0" in value:
             raise BadRequest(f"env: the value of {name[:60]} contains a null byte. Remove it.")
     if sum(len(name) + len(value.encode(errors="replace")) for name, value in env.items()) > MAX_VARIABLES_BYTES:
-        raise BadRequest(
-            f"env has more than {MAX_VARIABLES_BYTES:,} bytes. Put large values into a file with write_file."
-        )
+        raise InputTooLarge(f"env has more than {MAX_VARIABLES_BYTES:,} bytes.")
     return {name: value.encode(errors="replace").decode() for name, value in env.items()}

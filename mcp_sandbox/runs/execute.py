@@ -11,7 +11,7 @@ from guest.client.messages import Artifact, Finished, RunCode, RunKind
 from guest.client.runs import Run
 from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import NEXT_CREATE, BadRequest, FileProblem, SandboxError
+from mcp_sandbox.errors import BadRequest, FileError, InputTooLarge, RunRefused, SandboxError
 from mcp_sandbox.machines.provider import Lease
 from mcp_sandbox.runs.invocations import check_invocation, with_limits
 from mcp_sandbox.runs.output import OutputLog
@@ -49,13 +49,11 @@ def check(request: RunRequest, settings: Settings, default_timeout_s: float) -> 
     elif not request.code.strip():
         raise BadRequest(f"The {what} is empty. Give the {'command' if what == 'command' else 'source'} to run.")
     if "\0" in request.code:
-        raise BadRequest(f"The {what} contains a null byte. Remove it; write_file takes binary data as base64.")
+        raise BadRequest(f"The {what} contains a null byte. Remove it.")
     if len(request.code.encode(errors="replace")) > settings.runs.max_code_bytes:
-        raise BadRequest(
-            f"The {what} has more than {settings.runs.max_code_bytes:,} bytes. Put data into a file with write_file."
-        )
+        raise InputTooLarge(f"The {what} has more than {settings.runs.max_code_bytes:,} bytes.")
     if request.sandbox_id is not None and request.template is not None:
-        raise BadRequest("Give sandbox_id or template, not both: a sandbox keeps the template it was made from.")
+        raise BadRequest("Give sandbox_id or template, not both: a sandbox keeps its template.")
     timeout_s = default_timeout_s if request.timeout_s is None else request.timeout_s
     if not 0 < timeout_s <= settings.runs.max_timeout_s:
         raise BadRequest(f"timeout_s must be greater than 0 and at most {settings.runs.max_timeout_s:g}.")
@@ -148,7 +146,7 @@ def _refusals() -> Iterator[None]:
     except RequestRefused as refusal:
         if refusal.code in ("bad_request", "too_large"):
             raise BadRequest(f"{refusal.message}.") from refusal
-        raise SandboxError(f"The sandbox could not run the code: {refusal.message}. {NEXT_CREATE}") from refusal
+        raise RunRefused(refusal.message) from refusal
 
 
 async def _drive(live: LiveRun, run: Run) -> bool:
@@ -188,7 +186,7 @@ async def _pictures(lease: Lease, artifacts: Iterable[Artifact], settings: Setti
                 continue
             try:
                 data = await read_all(lease.agent, artifact.path, room)
-            except FileProblem:  # it changed or went away since; the list of artifacts still names it
+            except FileError:  # it changed or went away since; the list of artifacts still names it
                 continue
             if mime := image_mime(data):
                 pictures.append(Picture(artifact.path, mime, data))
@@ -213,7 +211,7 @@ async def _held(lease: Lease, spill: str | None, total: int) -> tuple[str | None
     try:
         with file_operation(spill):
             size = (await lease.agent.read(spill, limit=1)).size
-    except FileProblem:
+    except FileError:
         return None, None
     return spill, size if size < total else None
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guest.protocol import encode_json
-from mcp_sandbox.errors import BadRequest
+from mcp_sandbox.errors import BadRequest, InputTooLarge, WrongLanguage
 from mcp_sandbox.runs.results import RunRequest
 from templates.model import Template
 
@@ -25,8 +25,8 @@ def check_invocation(request: RunRequest, max_bytes: int) -> None:
     options = request.options or {}
     if not request.code.strip() and request.sandbox_id is None:
         raise BadRequest(
-            "The code is empty. Give the source that defines the handler, or the sandbox_id of a sandbox where a run "
-            "has defined it."
+            "The code is empty. Give the source that defines the handler, or the sandbox_id of a sandbox where an "
+            "earlier run defined it."
         )
     if not str(options["handler"]).isidentifier():
         raise BadRequest("handler must be the name of a function that the code defines, such as 'handler'.")
@@ -35,10 +35,7 @@ def check_invocation(request: RunRequest, max_bytes: int) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"event and context must be JSON: {error}.") from None
     if len(request.code.encode(errors="replace")) + len(data) + LIMITS_BYTES > max_bytes:
-        raise BadRequest(
-            f"Code, event and context have more than {max_bytes:,} bytes together. Put data into a file with "
-            "write_file, and its path into the event."
-        )
+        raise InputTooLarge(f"Code, event and context have more than {max_bytes:,} bytes together.")
 
 
 def check_language(template: Template) -> None:
@@ -48,10 +45,7 @@ def check_language(template: Template) -> None:
         BadRequest: they have not.
     """
     if template.language != "python":
-        raise BadRequest(
-            f"Only Python has handlers, and template {template.name!r} is for {template.language}. "
-            "Use a sandbox of a template for Python, or run_code."
-        )
+        raise WrongLanguage(f"Only Python has handlers, and template {template.name!r} is for {template.language}.")
 
 
 def with_limits(options: Mapping[str, Any] | None, template: Template, timeout_s: float) -> dict[str, Any]:

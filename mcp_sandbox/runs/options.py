@@ -6,7 +6,7 @@ from typing import Any
 
 from guest.client.reports import MAX_CASES
 from guest.protocol import MAX_BODY, encode_json
-from mcp_sandbox.errors import BadRequest
+from mcp_sandbox.errors import BadRequest, InputTooLarge, WrongLanguage
 from mcp_sandbox.runs.invocations import check_language
 from mcp_sandbox.runs.results import RunRequest
 from templates.model import Template
@@ -33,17 +33,17 @@ def check_options(request: RunRequest, template: Template) -> None:
     if request.kind != "code" or options is None:
         return
     if template.language not in COMPILED and (wrong := options.keys() - {"stdin"}):
-        raise BadRequest(
-            f"{_and(wrong)} cannot be used with template {template.name}. Only code that is compiled has "
-            f"{'it' if len(wrong) == 1 else 'them'}: use a template such as {COMPILED_TEMPLATES}."
+        raise WrongLanguage(
+            f"{_and(wrong)} can only be used with compiled languages, and template {template.name} is for "
+            f"{template.language}. Templates such as {COMPILED_TEMPLATES} have one."
         )
     for name, value in options.items():
         _CHECKS[name](value, options, template)
     size = len(request.code.encode(errors="replace")) + len(encode_json(dict(options)))
     if size > MAX_BODY:
-        raise BadRequest(
+        raise InputTooLarge(
             f"Code, input and expected output have {size:,} bytes together; at most {MAX_BODY:,} are possible. "
-            "Use fewer cases at once, or write the input with write_file and have the program read that file."
+            "Use fewer cases at once."
         )
 
 
@@ -63,28 +63,28 @@ def _check_cases(cases: list[Any], _options: Mapping[str, Any], _template: Templ
 
 def _check_flags(flags: list[str], _options: Mapping[str, Any], template: Template) -> None:
     if len(flags) > MAX_FLAGS:
-        raise BadRequest(f"There are {len(flags)} flags; at most {MAX_FLAGS} are possible.")
+        raise BadRequest(f"There are {len(flags)} flags; at most {MAX_FLAGS} are allowed.")
     for flag in flags:
         good = flag.startswith("-") and flag.isprintable() and 1 < len(flag) <= MAX_FLAG_CHARS
         if not good:
             raise BadRequest(
-                f"{flag[:60]!r} is no flag. Every flag is a string of its own that begins with '-', such as '-O3', "
+                f"{flag[:60]!r} is not a flag. Each flag is a separate string that begins with '-', such as '-O3', "
                 f"and has at most {MAX_FLAG_CHARS} characters."
             )
         if OUTPUT_FLAGS[template.language].match(flag):
-            raise BadRequest("Leave out the flag -o: where the program is put is not yours to choose.")
+            raise BadRequest("Leave out the flag -o: the location of the program is fixed.")
 
 
 def _check_sanitize(names: list[str], _options: Mapping[str, Any], template: Template) -> None:
     if template.language != "cpp":
-        raise BadRequest(
-            f"There are no sanitizers for {COMPILED[template.language]}: its race detector needs a C compiler, which "
-            f"template {template.name} has not. Leave out sanitize."
+        raise WrongLanguage(
+            f"There are no sanitizers for {COMPILED[template.language]}: its race detector needs a C compiler, and "
+            f"template {template.name} has none. Leave out sanitize."
         )
     if not names or set(names) - set(SANITIZERS):
         raise BadRequest(f"sanitize is a list of {', '.join(SANITIZERS)}.")
     if {"address", "thread"} <= set(names):
-        raise BadRequest("The sanitizers address and thread exclude each other: run twice.")
+        raise BadRequest("The sanitizers address and thread exclude each other: use one per run.")
 
 
 def _check_case_timeout(_value: float, options: Mapping[str, Any], _template: Template) -> None:

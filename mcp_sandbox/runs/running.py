@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from mcp_sandbox.errors import RunNotFound, SandboxError
+from mcp_sandbox.errors import RunNotFound, RunResultDropped, SandboxError
 from mcp_sandbox.runs.output import OutputLog, Page
 from mcp_sandbox.runs.results import Fold, RunResult
 
@@ -126,7 +126,7 @@ class RunBook:
             return self._kept[run_id]
         number = run_id.removeprefix(PREFIX)
         over = number.isdecimal() and 0 < int(number) <= self._count
-        raise RunNotFound(sandbox_id, run_id, self._max_runs if over else None)
+        raise RunResultDropped(sandbox_id, run_id, self._max_runs) if over else RunNotFound(sandbox_id, run_id)
 
     def _fits(self) -> bool:
         size = sum(run.kept_bytes for run in self._kept.values())

@@ -12,7 +12,7 @@ from typing import Self
 import anyio
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import LimitReached
+from mcp_sandbox.errors import LimitReached, NeverFits, QueueTimeout, SandboxLimit
 from mcp_sandbox.machines.provider import UNLIMITED, Capacity
 
 
@@ -233,12 +233,8 @@ class Admission:
         full = self._queue.blocker(*party) or self._queue.first_blocker()
         assert full is not None, "somebody waits only for a limit"
         self.on_refusal(full.setting)
-        if full.ever and len(party) > 1:
-            advice = f"There is never room for {len(party)} more at once: ask for fewer."
-        elif full.ever:
-            advice = f"A sandbox of this template takes {party[0].memory_mb} MB: name a smaller template."
-        elif self._queue.hopeless(*party):
-            advice = "Close a sandbox with close_sandbox (list_sandboxes names them), then try again."
-        else:
-            advice = f"No place came free within {self._timeout_s:g} s. Try again later, or close a sandbox of yours."
-        return LimitReached(full.setting, full.value, advice)
+        if full.ever:
+            return NeverFits(full.setting, full.value, len(party), party[0].memory_mb)
+        if self._queue.hopeless(*party):
+            return SandboxLimit(full.setting, full.value)
+        return QueueTimeout(full.setting, full.value, self._timeout_s)

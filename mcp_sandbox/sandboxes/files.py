@@ -2,7 +2,7 @@
 
 import mimetypes
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import anyio
@@ -10,7 +10,17 @@ import anyio
 from guest.client import AgentClient
 from guest.errors import RequestRefused
 from guest.places import WORKSPACE
-from mcp_sandbox.errors import BadRequest, FileProblem
+from mcp_sandbox.errors import (
+    BadRequest,
+    FileError,
+    FileNotFound,
+    FileNotPermitted,
+    FileRefused,
+    FileTimeout,
+    FileTooLarge,
+    SandboxDiskFull,
+    WrongFileKind,
+)
 from mcp_sandbox.machines.unique import AGENT_TIMEOUT_S
 
 MAX_PATH_BYTES = 4095  # PATH_MAX without its final NUL
@@ -26,13 +36,12 @@ _PICTURES = (  # what models can look at, by how its bytes begin
     (b"GIF89a", "image/gif"),
 )
 
-_ADVICE = {
-    "not_found": "does not exist; list_files shows what is there",
-    "is_directory": "is a directory; use list_files to see what is in it",
-    "not_a_file": "is not a regular file",
-    "no_space": "does not fit: the sandbox's disk is full; remove files or use a new sandbox",
-    "denied": "may not be accessed",
-    "too_large": "is too large",
+_REFUSALS: dict[str, Callable[[str], FileError]] = {  # by the agent's error code
+    "not_found": FileNotFound,
+    "is_directory": lambda path: WrongFileKind(path, "a directory"),
+    "not_a_file": lambda path: WrongFileKind(path, "not a regular file"),
+    "no_space": SandboxDiskFull,
+    "denied": FileNotPermitted,
 }
 
 
@@ -66,26 +75,24 @@ def file_operation(path: str) -> Iterator[None]:
     """Bound what is done with the file at `path` in time, and say what an agent's refusal means for it.
 
     Raises:
-        FileProblem: it was refused, or took too long; the sandbox is as good as before.
+        FileError: it was refused, or took too long; the sandbox is as good as before.
     """
     try:
         with anyio.fail_after(FILE_TIMEOUT_S):
             yield
     except TimeoutError:
-        raise FileProblem(
-            f"{path}: the sandbox did not answer within {FILE_TIMEOUT_S:g} s. It may be busy; try again, "
-            "or close it if it stays so."
-        ) from None
+        raise FileTimeout(path, FILE_TIMEOUT_S) from None
     except RequestRefused as refusal:
-        why = _ADVICE.get(refusal.code, f"was refused by the sandbox: {refusal.message}")
-        raise FileProblem(f"{path} {why}.") from refusal
+        if refusal.code in _REFUSALS:
+            raise _REFUSALS[refusal.code](path) from refusal
+        raise FileRefused(path, refusal.message) from refusal
 
 
 async def read_all(agent: AgentClient, path: str, max_bytes: int) -> bytes:
     """The whole file.
 
     Raises:
-        FileProblem: it is longer than `max_bytes`, or cannot be read.
+        FileError: it is longer than `max_bytes`, or cannot be read.
     """
     data = bytearray()
     with file_operation(path):
@@ -93,9 +100,6 @@ async def read_all(agent: AgentClient, path: str, max_bytes: int) -> bytes:
             chunk = await agent.read(path, offset=len(data), limit=min(CHUNK_BYTES, max_bytes - len(data) + 1))
             data += chunk.data
             if len(data) > max_bytes or chunk.size > max_bytes:
-                raise FileProblem(
-                    f"{path} has {max(chunk.size, len(data)):,} bytes, more than the {max_bytes:,} that are handed out "
-                    "at once. Read it in parts, or have code in the sandbox shrink it."
-                )
+                raise FileTooLarge(path, max(chunk.size, len(data)), max_bytes)
             if chunk.eof or not chunk.data:
                 return bytes(data)

@@ -8,7 +8,7 @@ from functools import partial
 import anyio.lowlevel
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest, LimitReached
+from mcp_sandbox.errors import BadRequest, PausedLimit
 from mcp_sandbox.machines.provider import Frozen, Lease, Provider
 from mcp_sandbox.runs.calls import between_runs, check_free
 from mcp_sandbox.sandboxes.admission import Admission, Ticket
@@ -71,15 +71,13 @@ class Forks:
     @asynccontextmanager
     async def _paused(self, owner: str, lease: Lease) -> AsyncIterator[Frozen]:
         """A frozen state that is counted: it takes no memory, but the disk is not endless."""
-        own = self._pauses[owner]
         for setting, limit, used in (
-            ("limits.owner_paused", self._settings.limits.owner_paused, own),
+            ("limits.owner_paused", self._settings.limits.owner_paused, self._pauses[owner]),
             ("limits.paused", self._settings.limits.paused, self._pauses.total()),
         ):
             if limit is not None and used >= limit:
-                advice = "Resume or close a paused sandbox (list_sandboxes names them)." if own else "Try again later."
                 self._admission.on_refusal(setting)
-                raise LimitReached(setting, limit, advice)
+                raise PausedLimit(setting, limit)
         self._pauses[owner] += 1
         try:
             async with self._provider.freeze(lease) as frozen:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import anyio
 
 from mcp_sandbox import logs
-from mcp_sandbox.errors import SandboxError, StateLost, first_of
+from mcp_sandbox.errors import SandboxError, StartFailed, StateLost, first_of
 from mcp_sandbox.machines.provider import Lease, LeasedMachine
 from mcp_sandbox.sandboxes.lifecycle import OVER, USABLE, End, State
 from mcp_sandbox.sandboxes.sandbox import Attempt, Sandbox
@@ -106,4 +106,4 @@ class KeptSandbox(Sandbox):
             logger.warning("sandbox %s ended with an error", self.id, exc_info=error, extra={"sandbox": self.id})
         if isinstance(first, SandboxError):
             return first
-        return SandboxError(f"The sandbox could not be started ({first}). Try again; `mcp-sandbox doctor` tells more.")
+        return StartFailed(str(first))

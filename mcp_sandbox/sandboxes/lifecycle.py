@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest, Closed, Expired, MachineLost, NotSent, RunLost, SandboxError
+from mcp_sandbox.errors import (
+    BadRequest,
+    MachineLost,
+    RunLost,
+    RunNotStarted,
+    SandboxClosed,
+    SandboxError,
+    SandboxExpired,
+)
 from mcp_sandbox.runs.running import LostRun
 
 
@@ -70,13 +78,13 @@ class Ending:
         """What to tell somebody who wants to use it."""
         match self.end:
             case End.EXPIRED:
-                return Expired(self.sandbox_id, self.reason)
+                return SandboxExpired(self.sandbox_id, self.reason)
             case End.LOST:
-                kind = MachineLost if not self.one_off else NotSent if self.unused else RunLost
+                kind = MachineLost if not self.one_off else RunNotStarted if self.unused else RunLost
                 run_id = self.lost_run.id if self.lost_run is not None and len(self.lost_run.log) else None
                 return kind(self.sandbox_id, self.reason, run_id)
             case _:
-                return Closed(self.sandbox_id, self.reason)
+                return SandboxClosed(self.sandbox_id, self.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
-from mcp_sandbox.errors import Paused, SandboxError
+from mcp_sandbox.errors import SandboxError, SandboxPaused
 from mcp_sandbox.machines.provider import Frozen, Lease, LeasedMachine
 from mcp_sandbox.runs.running import LiveRun, LostRun, RunBook
 from mcp_sandbox.sandboxes.admission import Ticket
@@ -128,7 +128,7 @@ class Sandbox:
     def error(self) -> SandboxError:
         """What to tell somebody who wants to use a sandbox that is paused or over."""
         if self.ending is None:
-            return Paused(self.id)
+            return SandboxPaused(self.id)
         return self._failure or self.ending.error()
 
     def keep_on(self) -> None:

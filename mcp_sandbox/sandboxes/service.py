@@ -14,7 +14,7 @@ import anyio.lowlevel
 from guest.client.messages import FileChunk, FileInfo, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import LimitReached, NotFound, NotSent
+from mcp_sandbox.errors import FileTooLarge, RunLimit, RunNotStarted, SandboxNotFound
 from mcp_sandbox.machines.provider import Lease, MachineRequest, Provider, find_template
 from mcp_sandbox.runs.calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.runs.execute import CheckedRun, check
@@ -91,7 +91,7 @@ class SandboxService:
         """End a sandbox and wait until nothing of it is left; False if it had ended before.
 
         Raises:
-            NotFound: the owner never had such a sandbox.
+            SandboxNotFound: the owner never had such a sandbox.
         """
         if self._graves.find(owner, sandbox_id) is not None:
             return False
@@ -148,7 +148,7 @@ class SandboxService:
             raise grave.error()
         box = self._alive.get(sandbox_id)
         if box is None or box.owner != owner:
-            raise NotFound(sandbox_id)
+            raise SandboxNotFound(sandbox_id)
         return box
 
     # -- forks and pauses ----------------------------------------------------------------------------------
@@ -157,7 +157,8 @@ class SandboxService:
         """Copies of a sandbox as it is now, each with a life of its own; the sandbox itself goes on. All or none.
 
         Raises:
-            BadRequest, NotFound, Busy, Paused, CannotFreeze, LimitReached, SandboxError: there are none.
+            BadRequest, SandboxNotFound, SandboxBusy, SandboxPaused, CannotFreeze, LimitReached, SandboxError:
+                nothing was copied.
         """
         return [info_of(copy) for copy in await self._forks.fork(self._find(owner, sandbox_id), count, self._open)]
 
@@ -165,7 +166,7 @@ class SandboxService:
         """Freeze a sandbox and give its machine's memory back to the host. Only its time to live goes on.
 
         Raises:
-            NotFound, Busy, CannotFreeze, LimitReached, SandboxError: it is as it was, or over.
+            SandboxNotFound, SandboxBusy, CannotFreeze, LimitReached, SandboxError: it is as it was, or over.
         """
         box = self._find(owner, sandbox_id)
         await self._forks.pause(box)
@@ -175,7 +176,7 @@ class SandboxService:
         """Let a paused sandbox go on, when there is a place for its machine.
 
         Raises:
-            NotFound, MachineLost, LimitReached, SandboxError: it is paused as before, or over.
+            SandboxNotFound, MachineLost, LimitReached, SandboxError: it is paused as before, or over.
         """
         box = self._find(owner, sandbox_id)
         await self._forks.resume(box, self._placed)
@@ -189,7 +190,7 @@ class SandboxService:
         Code that fails is a result. An exception says that there is none.
 
         Raises:
-            BadRequest, NotFound, Busy, MachineLost, LimitReached, TemplateNotBuilt: as their names say.
+            BadRequest, SandboxNotFound, SandboxBusy, MachineLost, LimitReached, TemplateNotBuilt: as their names say.
         """
         checked = check(request, self.settings, self.settings.runs.timeout_s)
         result = await self._run(request, checked, math.inf, None)
@@ -214,7 +215,7 @@ class SandboxService:
         """What a run has written from `offset` on, and its result if it is over, or why there is none.
 
         Raises:
-            NotFound, RunNotFound, MachineLost: as their names say.
+            SandboxNotFound, RunNotFound, MachineLost: as their names say.
         """
         if (grave := self._graves.find(owner, sandbox_id)) is not None:
             return lost_view(grave, run_id, self.settings, offset)
@@ -228,7 +229,7 @@ class SandboxService:
         """End a run, and return what came of it.
 
         Raises:
-            NotFound, RunNotFound, MachineLost: as their names say.
+            SandboxNotFound, RunNotFound, MachineLost: as their names say.
         """
         box = self._find(owner, sandbox_id)
         box.touch()
@@ -246,7 +247,7 @@ class SandboxService:
         check_options(request, find_template(self._catalogue, request.template or self.settings.template))
         try:
             return await self._run_once(request, checked, until, report)
-        except NotSent:  # its machine was dead already, as one that had been kept ready may be
+        except RunNotStarted:  # its machine was dead already, as one that had been kept ready may be
             return await self._run_once(request, checked, until, report)
 
     async def _run_once(
@@ -270,7 +271,7 @@ class SandboxService:
         running = sum(box.owner == owner and box.runs.current is not None for box in self._alive.values())
         if limit is not None and running >= limit:
             self._watcher.refused("limits.owner_runs")
-            raise LimitReached("limits.owner_runs", limit, "Wait until a run has ended, or end one with stop_run.")
+            raise RunLimit("limits.owner_runs", limit)
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -290,10 +291,9 @@ class SandboxService:
     async def write(self, owner: str, sandbox_id: str, path: str, data: bytes) -> FileInfo:
         """Create or replace a file, atomically."""
         where = resolve(path)
-        if len(data) > self.settings.files.max_write_bytes:
-            raise LimitReached(
-                "files.max_write_bytes", self.settings.files.max_write_bytes, f"{where} was not written."
-            )
+        limit = self.settings.files.max_write_bytes
+        if len(data) > limit:
+            raise FileTooLarge(where, len(data), limit)
         async with self._find(owner, sandbox_id).use() as lease:
             with file_operation(where):
                 return await lease.agent.write(where, data)

@@ -21,7 +21,7 @@ from mcp_sandbox.tools.common import (
     owner_of,
     reporter,
     service_of,
-    told_to_the_model,
+    tool_errors,
 )
 from mcp_sandbox.tools.results import run_blocks, view_blocks
 from mcp_sandbox.tools.running import InBackground, OneOffTemplate, result_of, timeout_field
@@ -144,7 +144,7 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
             ),
         ] = min(WAIT_S, settings.runs.foreground_s),
     ) -> CallToolResult:
-        with told_to_the_model():
+        with tool_errors():
             view = await service_of(ctx).read_output(
                 owner_of(ctx), sandbox_id, run_id, offset=offset, wait_s=wait_s, report=reporter(ctx)
             )
@@ -162,6 +162,6 @@ def _register_stop_run(mcp: MCPServer[SandboxService]) -> None:
         structured_output=False,
     )
     async def stop_run(ctx: ToolContext, sandbox_id: SandboxId, run_id: RunId) -> CallToolResult:
-        with told_to_the_model():
+        with tool_errors():
             result = await service_of(ctx).stop_run(owner_of(ctx), sandbox_id, run_id)
         return CallToolResult(content=run_blocks(result))

@@ -11,7 +11,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.commands import command_options
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import NOTHING_TO_INSTALL, SandboxId, ToolContext, hints, owner_of, told_to_the_model
+from mcp_sandbox.tools.common import NOTHING_TO_INSTALL, SandboxId, ToolContext, hints, owner_of, tool_errors
 from mcp_sandbox.tools.running import InBackground, OneOffTemplate, result_of, timeout_field
 
 
@@ -49,7 +49,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
         background: InBackground = False,
     ) -> CallToolResult:
-        with told_to_the_model():
+        with tool_errors():
             options = command_options(cwd, env, stdin)
         request = RunRequest(owner_of(ctx), command, sandbox_id, template, timeout_s, "command", options)
         return await result_of(ctx, request, background=background)

@@ -10,9 +10,10 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.errors import SandboxError, with_next_step
 from mcp_sandbox.runs.calls import Report
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.tools.next_steps import NEXT_STEPS
 
 LOCAL_OWNER = "local"  # on stdio there is one client, and all sandboxes of the process are its own
 
@@ -49,12 +50,12 @@ def reporter(ctx: ToolContext) -> Report:
 
 
 @contextmanager
-def told_to_the_model() -> Iterator[None]:
-    """Pass the text of our own errors on to the model; any other exception is a bug and stays in the log."""
+def tool_errors() -> Iterator[None]:
+    """Tell the model what went wrong and what to do next. Any other exception is a bug and stays in the log."""
     try:
         yield
     except SandboxError as error:
-        raise ToolError(str(error)) from error
+        raise ToolError(with_next_step(error, NEXT_STEPS)) from error
 
 
 def hints(*, read_only: bool, destructive: bool, idempotent: bool) -> ToolAnnotations:

@@ -13,10 +13,11 @@ from pydantic.fields import FieldInfo
 from guest.client.messages import Listing
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest, FileProblem, NotFound, SandboxError
+from mcp_sandbox.errors import BadRequest, FileError, SandboxError, SandboxNotFound, with_next_step
 from mcp_sandbox.sandboxes.files import mime_of, resolve
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, told_to_the_model
+from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
+from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.tools.reading import decoded, read_blocks
 from mcp_sandbox.tools.results import uri_of
 
@@ -101,7 +102,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
             Field(description="text: content is written as UTF-8; base64: it is decoded first."),
         ] = "text",
     ) -> WrittenView:
-        with told_to_the_model():
+        with tool_errors():
             data = _bytes_of(content, encoding)
             info = await service_of(ctx).write(owner_of(ctx), sandbox_id, path, data)
         return WrittenView(path=info.path, size=info.size)
@@ -122,7 +123,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         offset: Offset = 0,
         limit: Annotated[int, limit_field] = settings.output.page_bytes,
     ) -> CallToolResult:
-        with told_to_the_model():
+        with tool_errors():
             return await _shown(ctx, sandbox_id, resolve(path), offset, limit, "read_file")
 
     @mcp.tool(
@@ -136,7 +137,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         path: WorkspacePath = WORKSPACE,
         recursive: Annotated[bool, Field(description="Also what is in its subdirectories.")] = False,
     ) -> FileList:
-        with told_to_the_model():
+        with tool_errors():
             where = resolve(path)
             listing = await service_of(ctx).list_files(owner_of(ctx), sandbox_id, where, recursive=recursive)
         views = [FileView(path=entry.path, kind=entry.kind, size=entry.size) for entry in listing.entries]
@@ -150,7 +151,7 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_artifacts(ctx: ToolContext, sandbox_id: SandboxId) -> ArtifactList:
-        with told_to_the_model():
+        with tool_errors():
             listing = await service_of(ctx).artifacts(owner_of(ctx), sandbox_id)
         return ArtifactList(artifacts=_artifact_views(sandbox_id, listing), truncated=listing.truncated)
 
@@ -170,10 +171,12 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
         offset: Offset = 0,
         limit: Annotated[int, limit_field] = settings.output.page_bytes,
     ) -> CallToolResult:
-        with told_to_the_model():
+        with tool_errors():
             where = resolve(path, OUTPUTS)
             if not where.startswith(OUTPUTS + "/"):
-                raise BadRequest(f"{where} is not an artifact: artifacts are in {OUTPUTS}. Use read_file.")
+                raise BadRequest(
+                    f"{where} is not an artifact: artifacts are in {OUTPUTS}. Use read_file for other files."
+                )
             return await _shown(ctx, sandbox_id, where, offset, limit, "read_artifact")
 
 
@@ -187,10 +190,10 @@ def _register_resource(mcp: MCPServer[SandboxService]) -> None:
     async def sandbox_file(ctx: ToolContext, box: str, path: str) -> str | bytes:
         try:
             data = await service_of(ctx).read_all(owner_of(ctx), box, f"/{path}")
-        except (NotFound, FileProblem) as error:
-            raise ResourceNotFoundError(str(error)) from error
+        except (SandboxNotFound, FileError) as error:
+            raise ResourceNotFoundError(with_next_step(error, NEXT_STEPS)) from error
         except SandboxError as error:
-            raise ResourceError(str(error)) from error
+            raise ResourceError(with_next_step(error, NEXT_STEPS)) from error
         text = decoded(data, at_end=True)
         return data if text is None else text
 
@@ -206,7 +209,7 @@ def _bytes_of(content: str, encoding: Literal["text", "base64"]) -> bytes:
     except binascii.Error as error:
         raise BadRequest(f"content is not valid base64 ({error}). Send plain text with encoding=text.") from error
     except UnicodeEncodeError as error:
-        raise BadRequest("content holds half a surrogate pair and cannot be UTF-8. Send it as base64.") from error
+        raise BadRequest("content has an unpaired surrogate and cannot be UTF-8. Send it as base64.") from error
 
 
 def _artifact_views(sandbox_id: str, listing: Listing) -> list[ArtifactView]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.forks import MAX_COPIES
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, told_to_the_model
+from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
 from mcp_sandbox.tools.sandboxes import SandboxView, view
 
 
@@ -38,7 +38,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         sandbox_id: SandboxId,
         count: Annotated[int, Field(ge=1, le=MAX_COPIES, description="How many copies.")] = 1,
     ) -> Copies:
-        with told_to_the_model():
+        with tool_errors():
             copies = await service_of(ctx).fork(owner_of(ctx), sandbox_id, count)
         return Copies(copies=[view(copy) for copy in copies])
 
@@ -52,7 +52,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         annotations=hints(read_only=False, destructive=False, idempotent=True),
     )
     async def pause_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> SandboxView:
-        with told_to_the_model():
+        with tool_errors():
             return view(await service_of(ctx).pause(owner_of(ctx), sandbox_id))
 
     @mcp.tool(
@@ -64,5 +64,5 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         annotations=hints(read_only=False, destructive=False, idempotent=True),
     )
     async def resume_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> SandboxView:
-        with told_to_the_model():
+        with tool_errors():
             return view(await service_of(ctx).resume(owner_of(ctx), sandbox_id))

@@ -17,7 +17,7 @@ from mcp_sandbox.tools.common import (
     owner_of,
     reporter,
     service_of,
-    told_to_the_model,
+    tool_errors,
 )
 from mcp_sandbox.tools.results import run_blocks, view_blocks
 
@@ -67,6 +67,6 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         options = invocation(handler, event, context)
         request = RunRequest(owner_of(ctx), code, sandbox_id, None, timeout_s, "invoke", options)
         report = reporter(ctx)
-        with told_to_the_model():
+        with tool_errors():
             outcome = await service_of(ctx).run_for_client(request, report=report)
         return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))

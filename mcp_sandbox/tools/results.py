@@ -10,11 +10,13 @@ from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from guest.client.messages import Display
 from guest.client.reports import CompiledReport, HandlerReport
+from mcp_sandbox.errors import with_next_step
 from mcp_sandbox.runs.results import Captured, Picture, RunResult, readable
 from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.files import mime_of
 from mcp_sandbox.tools.compiled_results import compiled_parts, compiled_words
 from mcp_sandbox.tools.handler_results import measured_part, result_part
+from mcp_sandbox.tools.next_steps import NEXT_STEPS
 
 MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
 MAX_VALUES_CHARS = 10_000  # of all shown values of a run, about 2,500 tokens
@@ -88,7 +90,7 @@ def _blocks(result: RunResult, *output: str) -> list[ContentBlock]:
 def _standing(view: RunView) -> str:
     page = view.page
     if view.loss is not None:
-        words = [f"{view.run_id} was lost after {view.elapsed_s:.0f} s: {view.loss}"]
+        words = [f"{view.run_id} was lost after {view.elapsed_s:.0f} s: {with_next_step(view.loss, NEXT_STEPS)}"]
     elif view.result is None:
         words = [f"{view.run_id} is still running, {view.elapsed_s:.0f} s so far, stopped in {view.left_s:.0f} s"]
     else:

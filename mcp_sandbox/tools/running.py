@@ -7,7 +7,7 @@ from pydantic import Field
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.results import RunRequest, RunResult
-from mcp_sandbox.tools.common import ToolContext, reporter, service_of, told_to_the_model
+from mcp_sandbox.tools.common import ToolContext, reporter, service_of, tool_errors
 from mcp_sandbox.tools.results import run_blocks, view_blocks
 
 OneOffTemplate = Annotated[
@@ -36,6 +36,6 @@ def timeout_field(settings: Settings) -> Any:  # noqa: ANN401 - what pydantic ca
 
 async def result_of(ctx: ToolContext, request: RunRequest, *, background: bool) -> CallToolResult:
     """Have a run carried out, and answer with its result, or with where it stands."""
-    with told_to_the_model():
+    with tool_errors():
         outcome = await service_of(ctx).run_for_client(request, background=background, report=reporter(ctx))
     return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))

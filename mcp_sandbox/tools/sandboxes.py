@@ -16,7 +16,7 @@ from mcp_sandbox.tools.common import (
     lifetime_of,
     owner_of,
     service_of,
-    told_to_the_model,
+    tool_errors,
 )
 
 
@@ -92,7 +92,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             Field(gt=0, le=settings.lifetime.max_idle_s, description="Seconds without use after which it ends."),
         ] = settings.lifetime.idle_s,
     ) -> SandboxView:
-        with told_to_the_model():
+        with tool_errors():
             return view(await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s))
 
     @mcp.tool(
@@ -113,7 +113,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         annotations=hints(read_only=False, destructive=True, idempotent=True),
     )
     async def close_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> ClosedView:
-        with told_to_the_model():
+        with tool_errors():
             closed = await service_of(ctx).close(owner_of(ctx), sandbox_id)
         return ClosedView(sandbox_id=sandbox_id, closed=closed)
 

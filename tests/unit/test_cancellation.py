@@ -12,7 +12,7 @@ import pytest
 from guest.client.messages import WarmUp
 from guest.protocol import MAX_BODY
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import Closed, SandboxError
+from mcp_sandbox.errors import SandboxClosed, SandboxError
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.runs.results import RunRequest
@@ -215,7 +215,7 @@ async def test_closing_with_a_run_on_ends_both(bench: Bench, background: bool):
     box = (await bench.service.create(ME)).id
 
     async def run() -> None:
-        with suppress(Closed):
+        with suppress(SandboxClosed):
             await bench.service.run_for_client(RunRequest(ME, "forever", box), background=background)
 
     async with anyio.create_task_group() as tasks:

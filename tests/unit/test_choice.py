@@ -77,7 +77,7 @@ def test_a_choice_comes_with_the_whole_chain_of_reasons_and_what_would_make_it_b
 def test_a_named_driver_that_is_too_weak_is_refused_before_it_is_asked(driver: str, least: str):
     with pytest.raises(TooWeak, match=re.escape(f"min_isolation = {least}")) as refusal:
         decide(Settings(driver=driver, min_isolation=Isolation(least)), None, {})
-    assert f"driver = {driver}" in str(refusal.value)
+    assert refusal.value.driver == driver
 
 
 @pytest.fixture

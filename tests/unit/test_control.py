@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import NotFound
+from mcp_sandbox.errors import SandboxNotFound
 from mcp_sandbox.operating import control
 from mcp_sandbox.operating.control import (
     MAX_CLIENTS,
@@ -47,7 +47,7 @@ class FakePanel:
 
     async def close(self, sandbox_id: str) -> bool:
         if sandbox_id != "sb-1":
-            raise NotFound(sandbox_id)
+            raise SandboxNotFound(sandbox_id)
         return True
 
     def stats(self) -> Mapping[str, object]:
@@ -239,7 +239,7 @@ async def test_an_operator_sees_and_closes_the_sandboxes_of_all_owners(tmp_path:
         assert json.loads(json.dumps(panel.sandboxes()))[0]["template"] == TEMPLATE
         assert await panel.close(one.id)
         assert [row["id"] for row in panel.sandboxes()] == [two.id]
-        with pytest.raises(NotFound):
+        with pytest.raises(SandboxNotFound):
             await panel.close(one.id)
 
 

@@ -142,7 +142,7 @@ async def test_a_driver_whose_programs_are_missing_says_how_to_get_them(
 async def test_a_driver_that_is_too_weak_is_not_ready_whatever_it_says(tmp_path: Path):
     report = await examine(Settings(home=tmp_path, driver="gvisor", min_isolation=Isolation.VM))
     assert not report.ready
-    assert report.verdict.startswith("Not ready: driver = gvisor gives isolation level kernel only")
+    assert report.verdict.startswith("Not ready: Driver gvisor has isolation level kernel")
     assert {driver.name: driver.in_force for driver in report.drivers}["gvisor"]
 
 

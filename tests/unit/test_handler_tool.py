@@ -138,9 +138,9 @@ async def test_a_result_that_is_cut_says_where_the_rest_is(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"code": " "}, "sandbox_id of a sandbox where a run has defined it"),
+        ({"code": " "}, "sandbox where an earlier run defined it"),
         ({"handler": "app.handler"}, "name of a function"),
-        ({"event": "x" * 1_048_576}, "1,048,576 bytes together. Put data into a file"),
+        ({"event": "x" * 1_048_576}, "1,048,576 bytes together. Write large data to a file"),
         ({"timeout_s": 1e6}, "timeout_s"),
         ({"sandbox_id": "sb-none"}, "create_sandbox"),
     ],

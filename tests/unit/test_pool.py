@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
+from mcp_sandbox.errors import SandboxError, StartFailed, TemplateNotBuilt
 from mcp_sandbox.machines import pool
 from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, REFILL_DELAY_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
@@ -281,7 +281,7 @@ async def test_a_machine_of_a_cold_template_comes_from_the_source():
 
 async def test_a_request_for_an_unknown_template_goes_to_the_source():
     async with filled() as bench:
-        bench.source.start_error = SandboxError("no such template")
+        bench.source.start_error = StartFailed("no such template")
         with pytest.raises(SandboxError, match="no such template"):
             await bench.use("unheard-of")
 
@@ -296,7 +296,7 @@ async def test_an_error_of_the_caller_reaches_the_caller_unchanged():
 
 async def test_an_error_while_a_machine_ends_is_only_logged(caplog: pytest.LogCaptureFixture):
     async with filled() as bench:
-        bench.source.end_error = SandboxError("it did not want to go")
+        bench.source.end_error = StartFailed("it did not want to go")
         await bench.use()
         bench.source.end_error = None
         assert "it did not want to go" in caplog.text

@@ -12,7 +12,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.errors import SandboxError, StartFailed
 from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState
@@ -103,7 +103,7 @@ async def test_a_record_says_when_its_machine_is_being_torn_down(registry: Regis
 
 async def test_a_machine_that_fails_to_start_leaves_no_row(registry: Registry):
     source = FakeProvider()
-    source.error = SandboxError("no")
+    source.error = StartFailed("no")
     with pytest.raises(SandboxError):
         async with Registered(source, registry).acquire(REQUEST):
             pass

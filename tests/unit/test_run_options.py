@@ -43,9 +43,9 @@ def test_every_language_takes_stdin_and_a_run_without_options_is_always_right(la
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cases": CASES}, "cases cannot be used with template python-data-analysis.*cpp-algorithm or go-algorithm"),
-        ({"flags": ["-O3"], "sanitize": ["address"]}, "flags and sanitize cannot be used"),
-        ({"memory_limit_mb": 64}, "Only code that is compiled has it"),
+        ({"cases": CASES}, "cases can only be used with compiled languages.*cpp-algorithm or go-algorithm"),
+        ({"flags": ["-O3"], "sanitize": ["address"]}, "flags and sanitize can only be used"),
+        ({"memory_limit_mb": 64}, "memory_limit_mb can only be used"),
     ],
 )
 def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options: dict[str, Any], words: str):
@@ -62,9 +62,9 @@ def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options
         ({"case_timeout_s": 1}, "case_timeout_s needs cases"),
         ({"memory_limit_mb": 1}, "must be 32 to 1024"),
         ({"memory_limit_mb": 4096}, "must be 32 to 1024"),
-        ({"flags": ["O3"]}, "'O3' is no flag"),
-        ({"flags": ["-"]}, "is no flag"),
-        ({"flags": ["-D\n"]}, "is no flag"),
+        ({"flags": ["O3"]}, "'O3' is not a flag"),
+        ({"flags": ["-"]}, "is not a flag"),
+        ({"flags": ["-D\n"]}, "is not a flag"),
         ({"flags": ["-D" + "x" * 200]}, "at most 200 characters"),
         ({"flags": ["-g"] * 51}, "There are 51 flags"),
         ({"flags": ["-o", "-x"]}, "Leave out the flag -o"),
@@ -72,7 +72,7 @@ def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options
         ({"flags": ["--output=elsewhere"]}, "Leave out the flag -o"),
         ({"sanitize": []}, "sanitize is a list of address, undefined, thread"),
         ({"sanitize": ["address", "thread"]}, "exclude each other"),
-        ({"stdin": "x" * 2**20}, "write the input with write_file"),
+        ({"stdin": "x" * 2**20}, "Use fewer cases at once"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_to_do(options: dict[str, Any], words: str):

@@ -10,13 +10,16 @@ from guest.client.messages import CodeError, Event, FileChunk, Output, OutputTot
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import (
     BadRequest,
-    Closed,
-    Expired,
-    FileProblem,
+    FileError,
+    FileNotFound,
+    FileTooLarge,
     LimitReached,
     MachineLost,
-    NotFound,
+    SandboxClosed,
     SandboxError,
+    SandboxExpired,
+    SandboxNotFound,
+    StartFailed,
     TemplateNotBuilt,
     UnknownTemplate,
 )
@@ -79,33 +82,33 @@ async def test_closing_twice_is_no_error_and_use_after_close_says_what_to_do(ser
     box = (await service.create(ME)).id
     await service.close(ME, box)
     assert await service.close(ME, box) is False
-    with pytest.raises(Closed, match="create_sandbox"):
+    with pytest.raises(SandboxClosed, match="was closed;"):
         await service.run(RunRequest(ME, "1", box))
 
 
 async def test_who_closed_a_sandbox_is_told_if_it_was_not_its_owner(service: SandboxService):
     box = (await service.create(ME)).id
     await service.alive()[0].close("an operator closed it")
-    with pytest.raises(Closed, match=r"was closed \(an operator closed it\); .*create_sandbox"):
+    with pytest.raises(SandboxClosed, match=r"was closed \(an operator closed it\);"):
         await service.run(RunRequest(ME, "1", box))
     assert await service.close(ME, box) is False
 
 
 async def test_somebody_elses_sandbox_looks_exactly_like_one_that_never_was(service: SandboxService):
     box = (await service.create(ME)).id
-    with pytest.raises(NotFound) as other:
+    with pytest.raises(SandboxNotFound) as other:
         await service.run(RunRequest("somebody", "1", box))
-    with pytest.raises(NotFound) as unknown:
+    with pytest.raises(SandboxNotFound) as unknown:
         await service.run(RunRequest("somebody", "1", "sb-0"))
     assert str(other.value).replace(box, "sb-0") == str(unknown.value)
     assert type(other.value) is type(unknown.value)
     assert service.sandboxes("somebody") == []
-    with pytest.raises(NotFound):
+    with pytest.raises(SandboxNotFound):
         await service.close("somebody", box)
     await service.close(ME, box)
-    with pytest.raises(NotFound) as dead:
+    with pytest.raises(SandboxNotFound) as dead:
         await service.close("somebody", box)
-    assert type(dead.value) is NotFound
+    assert type(dead.value) is SandboxNotFound
 
 
 async def test_a_run_without_a_sandbox_leaves_none(service: SandboxService, provider: FakeProvider):
@@ -130,7 +133,7 @@ async def test_leaving_the_service_ends_all_machines(provider: FakeProvider):
 async def test_the_limit_on_sandboxes_is_named(service: SandboxService):
     await service.create(ME)
     await service.create(ME)
-    with pytest.raises(LimitReached, match=r"limits\.sandboxes = 2 .*close_sandbox"):
+    with pytest.raises(LimitReached, match=r"limits\.sandboxes = 2"):
         await service.create(ME)
 
 
@@ -175,7 +178,7 @@ async def test_a_lifespan_asked_for_is_in_force(service: SandboxService, provide
         await service.create(ME, ttl_s=1e9)
     short = await service.create(ME, idle_s=0.01)
     await provider.released.wait()
-    with pytest.raises(Expired, match=r"idle for 0.01 s"):
+    with pytest.raises(SandboxExpired, match=r"idle for 0.01 s"):
         await service.run(RunRequest(ME, "1", short.id))
 
 
@@ -236,9 +239,9 @@ async def test_of_errors_that_come_together_the_first_is_told_and_none_is_droppe
     assert "and the disk is on fire" in caplog.text
 
 
-async def test_a_template_that_is_not_built_says_how_to_build_it(service: SandboxService, provider: FakeProvider):
+async def test_a_template_that_is_not_built_is_named(service: SandboxService, provider: FakeProvider):
     provider.error = TemplateNotBuilt(TEMPLATE)
-    with pytest.raises(TemplateNotBuilt, match=f"mcp-sandbox template build {TEMPLATE}"):
+    with pytest.raises(TemplateNotBuilt, match=TEMPLATE):
         await service.create(ME)
     provider.error = None
     await service.create(ME)  # a failure takes nothing from the limit
@@ -330,7 +333,7 @@ async def test_closing_during_a_run_ends_the_run(service: SandboxService, provid
     box = (await service.create(ME)).id
 
     async def run() -> None:
-        with pytest.raises(Closed):
+        with pytest.raises(SandboxClosed):
             await service.run(RunRequest(ME, "forever", box))
 
     async with anyio.create_task_group() as tasks:
@@ -344,7 +347,7 @@ async def test_a_machine_lost_during_a_run_says_why_and_is_gone(service: Sandbox
     box = (await service.create(ME)).id
     with pytest.raises(MachineLost, match="signal 9: out of memory"):
         await service.run(RunRequest(ME, "die", box))
-    with pytest.raises(MachineLost, match="create_sandbox"):
+    with pytest.raises(MachineLost, match="files are gone"):
         await service.read(ME, box, "x", limit=1)
     await anyio.wait_all_tasks_blocked()
     assert (provider.alive, service.sandboxes(ME)) == (0, [])
@@ -367,7 +370,7 @@ async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settin
         async with SandboxService(provider, settings) as service:
             box = (await service.create(ME)).id
             await provider.released.wait()
-            with pytest.raises(Expired, match=reason):
+            with pytest.raises(SandboxExpired, match=reason):
                 await service.run(RunRequest(ME, "1", box))
 
 
@@ -473,12 +476,12 @@ async def test_an_impossible_path_is_refused(service: SandboxService, path: str)
 async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: FakeProvider):
     async with SandboxService(provider, Settings(files={"max_read_bytes": 1024, "max_write_bytes": 1024})) as service:
         box = (await service.create(ME)).id
-        with pytest.raises(FileProblem, match="list_files"):
+        with pytest.raises(FileNotFound, match="does not exist"):
             await service.read(ME, box, "nothing", limit=1)
         provider.agent.files["/workspace/big"] = bytes(2000)
-        with pytest.raises(FileProblem, match="2,000 bytes"):
+        with pytest.raises(FileError, match="2,000 bytes"):
             await service.read_all(ME, box, "big")
-        with pytest.raises(LimitReached, match=r"files\.max_write_bytes"):
+        with pytest.raises(FileTooLarge, match="at most 1,024"):
             await service.write(ME, box, "big", bytes(1025))
 
 
@@ -511,7 +514,7 @@ async def test_a_slow_file_answer_is_an_error_to_try_again_and_the_sandbox_stays
         lambda: service.list_files(ME, box, ".", recursive=True),
         lambda: service.artifacts(ME, box),
     ):
-        with pytest.raises(FileProblem, match="try again"):
+        with pytest.raises(FileError, match="did not answer"):
             await call()
     assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
 
@@ -525,13 +528,13 @@ async def test_an_agent_that_never_comes_to_an_end_does_not_keep_the_host_busy(p
             box = (await service.create(ME)).id
             provider.agent.draws("draw", "a.png", "b.png")
             provider.agent.read = one_byte_a_round  # type: ignore[method-assign]
-            with pytest.raises(FileProblem, match="try again"):
+            with pytest.raises(FileError, match="did not answer"):
                 await service.read_all(ME, box, "endless")
             assert (await service.run(RunRequest(ME, "draw", box))).pictures == ()
 
 
 async def test_an_unexpected_failure_of_the_provider_reaches_the_caller_as_words(provider: FakeProvider):
-    provider.error = SandboxError("the disk is on fire")
+    provider.error = StartFailed("the disk is on fire")
     async with SandboxService(provider, Settings()) as service:
         with pytest.raises(SandboxError, match="on fire"):
             await service.run(RunRequest(ME, "1"))

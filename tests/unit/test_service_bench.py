@@ -20,7 +20,7 @@ from mcp_sandbox.commands.bench.command import TOPICS, Topic, chosen, concerned,
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import is_settled
 from mcp_sandbox.commands.bench.subject import QUICK, Plan, Subject
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.errors import SandboxError, StartFailed
 from mcp_sandbox.machines.provider import HostFacts
 from templates.catalogue import Catalogue
 from vmm.driver import DRIVERS
@@ -121,7 +121,7 @@ def nobody(_can: Capabilities) -> bool:
 
 async def test_a_topic_that_fails_costs_nothing_but_itself():
     async def fail(_subject: Subject) -> Findings:
-        raise ExceptionGroup("from a task group", [SandboxError("no machine came")])
+        raise ExceptionGroup("from a task group", [StartFailed("no machine came")])
 
     async def find(_subject: Subject) -> Findings:
         return Findings(promises=[Promise("fast", 1, 2, "ms")])
@@ -130,7 +130,10 @@ async def test_a_topic_that_fails_costs_nothing_but_itself():
     topics = {"a": Topic(fail, everyone), "b": Topic(find, everyone), "c": Topic(fail, nobody)}
     part = await measured(subject, topics)
     assert [promise.text for promise in part.findings.promises] == ["fast"]
-    assert part.findings.left_out == ["a could not be measured: no machine came", "c does not concern it"]
+    assert part.findings.left_out == [
+        "a could not be measured: The sandbox could not be started: no machine came.",
+        "c does not concern it",
+    ]
 
 
 async def test_a_mistake_of_ours_is_not_taken_for_a_finding():

@@ -10,14 +10,16 @@ import pytest
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import (
     BadRequest,
-    Busy,
     CannotFreeze,
-    Expired,
     LimitReached,
     MachineLost,
-    NotFound,
-    Paused,
+    SandboxBusy,
+    SandboxChanging,
     SandboxError,
+    SandboxExpired,
+    SandboxNotFound,
+    SandboxPaused,
+    StartFailed,
     StateLost,
 )
 from mcp_sandbox.machines.provider import Frozen, Lease
@@ -95,12 +97,12 @@ async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(
     async with served(provider, limits={"sandboxes": 1}) as service:
         box = await with_file(service)
         await service.run_for_client(RunRequest(ME, "forever", box), background=True)
-        with pytest.raises(Busy, match="run-1"):
+        with pytest.raises(SandboxBusy, match="run-1"):
             await service.fork(ME, box, 1)
         await service.stop_run(ME, box, "run-1")
         await service.pause(ME, box)
         await service.create(ME)
-        with pytest.raises(Paused):
+        with pytest.raises(SandboxPaused):
             await service.fork(ME, box, 1)
 
 
@@ -129,14 +131,14 @@ async def test_one_owner_cannot_take_all_pauses(provider: FakeProvider):
     async with served(provider, limits={"paused": 2, "owner_paused": 1}) as service:
         first, second = await with_file(service), await with_file(service)
         await service.pause(ME, first)
-        with pytest.raises(LimitReached, match=r"limits\.owner_paused = 1 .*Resume or close"):
+        with pytest.raises(LimitReached, match=r"limits\.owner_paused = 1"):
             await service.pause(ME, second)
         for owner in ("you", "them"):
             other = (await service.create(owner)).id
             if owner == "you":
                 await service.pause(owner, other)
                 continue
-            with pytest.raises(LimitReached, match=r"limits\.paused = 2 .*Try again later"):
+            with pytest.raises(LimitReached, match=r"limits\.paused = 2"):
                 await service.pause(owner, other)
 
 
@@ -145,7 +147,7 @@ class FailsAtTheThird(FakeProvider):
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
         async with super().thaw(frozen, copy=copy) as lease:
             if len(self.copies) == 3:
-                raise SandboxError("no more memory")
+                raise StartFailed("no more memory")
             yield lease
 
 
@@ -182,7 +184,7 @@ async def test_if_a_copy_dies_while_the_state_is_removed_none_is_left():
 async def test_another_owners_sandbox_cannot_be_forked_paused_or_resumed(service: SandboxService):
     box = await with_file(service)
     for call in (service.fork("you", box, 1), service.pause("you", box), service.resume("you", box)):
-        with pytest.raises(NotFound):
+        with pytest.raises(SandboxNotFound):
             await call
 
 
@@ -199,7 +201,7 @@ async def test_with_a_run_on_forks_and_pauses_are_refused_with_what_to_do(
         tasks.start_soon(run)
         await provider.agent.running.wait()
         for call in (service.fork(ME, box, 1), service.pause(ME, box)):
-            with pytest.raises(Busy, match=r"run-1 has been running.*stop_run"):
+            with pytest.raises(SandboxBusy, match=r"run-1 has been running"):
                 await call
         await service.stop_run(ME, box, "run-1")
     assert (await service.pause(ME, box)).state is State.PAUSED
@@ -222,12 +224,12 @@ async def test_a_run_in_a_sandbox_that_is_being_forked_is_told_so(provider: Fake
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(service.fork, ME, box, 1)
             await freezing.wait()
-            with pytest.raises(Busy, match="being forked, paused or resumed; try again in a second"):
+            with pytest.raises(SandboxChanging, match="being forked, paused or resumed"):
                 await service.run_for_client(RunRequest(ME, "1", box), background=True)
             go_on.set()
 
 
-async def test_a_driver_without_snapshots_says_so(service: SandboxService, provider: FakeProvider):
+async def test_a_driver_without_snapshots_can_neither_fork_nor_pause(service: SandboxService, provider: FakeProvider):
     provider.freeze_error = CannotFreeze("bubblewrap")
     box = await with_file(service)
     for call in (service.fork(ME, box, 1), service.pause(ME, box)):
@@ -298,7 +300,7 @@ async def test_of_two_resumes_at_once_one_brings_the_machine(service: SandboxSer
     assert (provider.copies, states(service)) == ([False], [State.READY])
 
 
-async def test_using_a_paused_sandbox_is_refused_with_the_call_that_helps(service: SandboxService):
+async def test_using_a_paused_sandbox_is_refused(service: SandboxService):
     box = await with_file(service)
     await service.pause(ME, box)
     calls = (
@@ -310,7 +312,7 @@ async def test_using_a_paused_sandbox_is_refused_with_the_call_that_helps(servic
         service.fork(ME, box, 1),
     )
     for call in calls:
-        with pytest.raises(Paused, match=rf'resume_sandbox\(sandbox_id="{box}"\)'):
+        with pytest.raises(SandboxPaused, match=box):
             await call
 
 
@@ -340,7 +342,7 @@ async def test_a_paused_sandbox_ends_with_its_time_to_live(provider: FakeProvide
         await service.pause(ME, box)
         while states(service):
             await anyio.sleep(0.01)
-        with pytest.raises(Expired, match=r"0\.2 s old"):
+        with pytest.raises(SandboxExpired, match=r"0\.2 s old"):
             await service.resume(ME, box)
         assert provider.frozen == 0
 
@@ -350,7 +352,7 @@ async def test_closing_a_paused_sandbox_removes_its_state(service: SandboxServic
     await service.pause(ME, box)
     assert await service.close(ME, box)
     assert (provider.frozen, states(service)) == (0, [])
-    with pytest.raises(NotFound, match="was closed"):
+    with pytest.raises(SandboxNotFound, match="was closed"):
         await service.resume(ME, box)
 
 
@@ -359,7 +361,7 @@ async def test_the_place_of_a_paused_sandbox_is_free_and_without_one_it_stays_pa
         box = await with_file(service)
         await service.pause(ME, box)
         other = await service.create(ME)
-        with pytest.raises(LimitReached, match=r"limits\.sandboxes = 1.*close_sandbox"):
+        with pytest.raises(LimitReached, match=r"limits\.sandboxes = 1"):
             await service.resume(ME, box)
         assert states(service) == [State.PAUSED, State.READY]
         await service.close(ME, other.id)
@@ -380,7 +382,7 @@ async def test_paused_sandboxes_are_limited_too(provider: FakeProvider):
 
 async def test_a_sandbox_that_cannot_be_frozen_goes_on(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
-    provider.freeze_error = SandboxError("the disk is full")
+    provider.freeze_error = StartFailed("the disk is full")
     for call in (service.pause(ME, box), service.fork(ME, box, 1)):
         with pytest.raises(SandboxError, match="disk is full"):
             await call
@@ -412,7 +414,7 @@ async def test_a_pause_whose_call_is_cancelled_while_the_state_is_written_change
 async def test_a_resume_that_fails_leaves_it_paused(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     await service.pause(ME, box)
-    for error in (SandboxError("not now"), OSError("out of files")):
+    for error in (StartFailed("not now"), OSError("out of files")):
         provider.error = error  # type: ignore[assignment]
         with pytest.raises(SandboxError, match=str(error)):
             await service.resume(ME, box)

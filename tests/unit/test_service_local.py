@@ -319,7 +319,7 @@ async def test_what_is_missing_is_said(bench: Bench):
     with pytest.raises(UnknownTemplate, match=TEMPLATE):
         await bench.provider.acquire(MachineRequest("nonsense")).__aenter__()
     bench.builder.found = None
-    with pytest.raises(TemplateNotBuilt, match="template build"):
+    with pytest.raises(TemplateNotBuilt, match=TEMPLATE):
         await bench.provider.acquire(REQUEST).__aenter__()
 
 
@@ -331,8 +331,9 @@ async def test_a_request_for_another_size_is_refused_before_a_machine_starts(ben
 
 async def test_a_host_that_cannot_run_machines_says_why_and_how_to_change_it(bench: Bench):
     bench.driver.verdict = Probe(usable=False, reason="no emulator", fix="apt install it")
-    with pytest.raises(HostNotReady, match=r"no emulator.*apt install it"):
+    with pytest.raises(HostNotReady, match="no emulator") as refusal:
         await bench.provider.acquire(REQUEST).__aenter__()
+    assert refusal.value.fix == "apt install it"
 
 
 async def test_other_rooms_errors_become_ours_and_leave_nothing(bench: Bench):
@@ -417,7 +418,7 @@ async def test_a_full_disk_is_told_as_one_and_not_as_a_command_line(bench: Bench
         error.__cause__ = FULL
     async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.error = error
-        with pytest.raises(DiskFull, match=r"disk is full.*paused sandbox.*operator") as told:
+        with pytest.raises(DiskFull, match="disk is full") as told:
             await bench.provider.freeze(lease).__aenter__()
     assert "setpriv" not in str(told.value)
 
@@ -427,7 +428,7 @@ async def test_of_a_command_that_failed_the_caller_gets_the_last_line_and_the_lo
 ):
     async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.error = ToolFailed(["setpriv", "--reuid=7"], Exit(code=1, detail="one\nno such machine\n"))
-        with pytest.raises(SandboxError, match=r"could not be frozen: no such machine\. Try again"):
+        with pytest.raises(SandboxError, match=r"could not be frozen: no such machine"):
             await bench.provider.freeze(lease).__aenter__()
     assert "setpriv --reuid=7" in caplog.text
 

@@ -1,7 +1,6 @@
 """Runs that outlive the call which started them, and calls that read, wait and stop."""
 
 import gc
-import re
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +11,15 @@ import pytest
 from guest.client.messages import Event, Output
 from guest.errors import AgentGone
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import Busy, Closed, LimitReached, MachineLost, NotFound, RunLost, RunNotFound
+from mcp_sandbox.errors import (
+    LimitReached,
+    MachineLost,
+    RunLost,
+    RunNotFound,
+    SandboxBusy,
+    SandboxClosed,
+    SandboxNotFound,
+)
 from mcp_sandbox.machines.provider import Lease
 from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.results import RunRequest, RunResult
@@ -134,7 +141,7 @@ async def test_a_sandbox_with_a_background_run_says_which_run_keeps_it_busy(serv
     box = (await service.create(ME)).id
     await started(service, box)
     for background in (True, False):
-        with pytest.raises(Busy, match=r"run-1 has been running.*read_output\(.*stop_run\("):
+        with pytest.raises(SandboxBusy, match=r"run-1 has been running"):
             await service.run_for_client(RunRequest(ME, "1", box), background=background)
 
 
@@ -144,7 +151,7 @@ async def test_a_call_behind_one_that_goes_on_in_the_background_is_refused(
     box = (await service.create(ME)).id
 
     async def second() -> None:
-        with pytest.raises(Busy, match="run-1"):
+        with pytest.raises(SandboxBusy, match="run-1"):
             await service.run_for_client(RunRequest(ME, "1", box))
 
     async with anyio.create_task_group() as tasks:
@@ -182,7 +189,7 @@ async def test_the_newest_results_are_kept_and_older_ones_say_that_they_are_not(
         views.append(await started(service, box, "1"))
         await read(service, views[-1])
     assert (await read(service, views[1])).page.text == "ran\n"
-    with pytest.raises(RunNotFound, match=r"not kept any more.*last 2"):
+    with pytest.raises(RunNotFound, match=r"no longer kept.*last 2"):
         await read(service, views[0])
     with pytest.raises(RunNotFound, match="no run 'run-9'"):
         await service.stop_run(ME, box, "run-9")
@@ -217,7 +224,7 @@ async def test_output_a_result_leaves_out_can_be_read_from_the_run(provider: Fak
 async def test_runs_of_one_owner_are_limited_and_the_limit_is_named(service: SandboxService, provider: FakeProvider):
     for _ in range(2):
         await started(service, None)
-    with pytest.raises(LimitReached, match=r"limits\.owner_runs = 2 .*stop_run"):
+    with pytest.raises(LimitReached, match=r"limits\.owner_runs = 2"):
         await service.run(RunRequest(ME, "1"))
     assert len(provider.agents) == 2  # no machine was taken for it
     assert (await service.run(RunRequest("somebody", "1"))).status == "ok"
@@ -228,9 +235,9 @@ async def test_runs_of_one_owner_are_limited_and_the_limit_is_named(service: San
 async def test_runs_of_somebody_elses_sandbox_do_not_exist(service: SandboxService):
     box = (await service.create(ME)).id
     view = await started(service, box)
-    with pytest.raises(NotFound):
+    with pytest.raises(SandboxNotFound):
         await service.read_output("somebody", box, view.run_id, offset=0, wait_s=0)
-    with pytest.raises(NotFound):
+    with pytest.raises(SandboxNotFound):
         await service.stop_run("somebody", box, view.run_id)
 
 
@@ -239,7 +246,7 @@ async def test_a_reader_is_told_when_the_sandbox_ends_under_the_run(service: San
     view = await started(service, box)
 
     async def wait() -> None:
-        with pytest.raises(Closed):
+        with pytest.raises(SandboxClosed):
             await read(service, view, wait_s=3600)
 
     async with anyio.create_task_group() as tasks:
@@ -269,10 +276,10 @@ async def test_what_a_run_wrote_before_its_machine_was_lost_can_be_read(
     for seen in views:
         assert (seen.page.text, seen.result) == ("last words\n", None)
         assert isinstance(seen.loss, MachineLost)
-    call = f'read_output(sandbox_id="{view.sandbox_id}", run_id="run-1")'
-    with pytest.raises(MachineLost, match=re.escape(call)):
+    with pytest.raises(MachineLost) as lost:
         await service.run(RunRequest(ME, "1", view.sandbox_id))
-    with pytest.raises(NotFound):
+    assert (lost.value.sandbox_id, lost.value.run_id) == (view.sandbox_id, "run-1")
+    with pytest.raises(SandboxNotFound):
         await service.read_output("somebody", view.sandbox_id, "run-1", offset=0, wait_s=0)
 
 
@@ -280,23 +287,20 @@ async def test_a_call_that_waits_when_the_machine_is_lost_learns_how_to_read_wha
     service: SandboxService, provider: FakeProvider
 ):
     provider.plans["die late"] = [Output("stdout", "so far\n"), anyio.Event()]
-    errors: list[str] = []
+    errors: list[RunLost] = []
 
     async def run() -> None:
         with pytest.raises(RunLost) as error:
             await service.run(RunRequest(ME, "die late"))
-        errors.append(str(error.value))
+        errors.append(error.value)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await anyio.wait_all_tasks_blocked()
         provider.agent.machine.ended.set()
     (error,) = errors
-    assert "create_sandbox" not in error
-    assert "variables" not in error
-    named = re.search(r'read_output\(sandbox_id="(.*)", run_id="(.*)"\)', error)
-    assert named is not None
-    view = await service.read_output(ME, named[1], named[2], offset=0, wait_s=0)
+    assert error.run_id is not None
+    view = await service.read_output(ME, error.sandbox_id, error.run_id, offset=0, wait_s=0)
     assert view.page.text == "so far\n"
 
 
@@ -323,7 +327,7 @@ async def test_a_one_off_run_whose_machine_was_dead_already_gets_another_one():
             assert (await service.run(RunRequest(ME, "1"))).status == "ok"
             assert len(provider.agents) == 2
             provider.dead = 99
-            with pytest.raises(RunLost, match="Run the code again"):
+            with pytest.raises(RunLost, match="no result"):
                 await service.run(RunRequest(ME, "1"))
             assert len(provider.agents) == 4
 

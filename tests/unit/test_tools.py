@@ -259,7 +259,7 @@ async def test_a_picture_larger_than_it_says_is_not_shown(client: Client, provid
 
         provider.agent.read = lie  # type: ignore[method-assign]
         message = await error_of(client, "read_file", sandbox_id=box, path="p.png")
-        assert "more than the 1,000" in message
+        assert "at most 1,000" in message
 
 
 async def test_reading_from_the_middle_of_a_character_repeats_nothing(client: Client, provider: FakeProvider):
@@ -373,15 +373,15 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("run_command", {"command": " "}, "The command is empty"),
     ("run_command", {"command": "true", "cwd": ""}, "directory in the sandbox"),
     ("run_command", {"command": "true", "cwd": "a\0"}, "directory in the sandbox"),
-    ("run_command", {"command": "true", "env": {"A-B": "1"}}, "'A-B' cannot be the name of a variable"),
+    ("run_command", {"command": "true", "env": {"A-B": "1"}}, "'A-B' is not a variable name"),
     ("run_command", {"command": "true", "env": {"A": "1\0"}}, "null byte"),
     ("run_command", {"command": "true", "env": {"A": "1" * 70_000}}, "write_file"),
-    ("run_command", {"command": "true", "stdin": "1" * 2_000_000}, "COMMAND < FILE"),
+    ("run_command", {"command": "true", "stdin": "1" * 2_000_000}, "Write large data to a file with write_file"),
     ("create_sandbox", {"ttl_s": 1e9}, "14400"),
     ("create_sandbox", {"idle_s": 1e9}, "3600"),
     ("read_output", {"sandbox_id": "BOX", "run_id": "run-7"}, "has no run 'run-7'"),
     ("read_output", {"sandbox_id": "BOX", "run_id": "run-7", "wait_s": 1000}, "wait_s"),
-    ("stop_run", {"sandbox_id": "BOX", "run_id": "run-7"}, "run_code returned"),
+    ("stop_run", {"sandbox_id": "BOX", "run_id": "run-7"}, "run_code or run_command returned"),
     ("close_sandbox", {"sandbox_id": "sb-0"}, "does not exist"),
     ("list_files", {"sandbox_id": "sb-0"}, "create_sandbox"),
     ("list_artifacts", {"sandbox_id": "sb-0"}, "create_sandbox"),
@@ -391,7 +391,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("read_artifact", {"sandbox_id": "BOX", "path": "/etc/passwd"}, "Use read_file"),
     ("read_artifact", {"sandbox_id": "BOX", "path": "../../etc/passwd"}, "Use read_file"),
     ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "%%", "encoding": "base64"}, "not valid base64"),
-    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a" * 2000}, "files.max_write_bytes = 1024"),
+    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a" * 2000}, "at most 1,024"),
     ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a", "encoding": "hex"}, "encoding"),
 ]
 
@@ -632,14 +632,14 @@ async def test_what_is_asked_of_compiled_code_reaches_the_machine(provider: Fake
 
 async def test_what_a_template_cannot_do_is_refused_before_a_machine_is_taken(provider: FakeProvider, client: Client):
     said = await error_of(client, "run_code", code="1", cases=[{"stdin": "1"}])
-    assert "cases cannot be used with template python-data-analysis" in said
+    assert "cases can only be used with compiled languages" in said
     assert "cpp-algorithm or go-algorithm" in said
     assert provider.agents == []
 
 
 async def test_an_existing_sandbox_is_judged_by_what_it_is_made_from(client: Client):
     box = await created(client)
-    assert "cannot be used" in await error_of(client, "run_code", code="1", sandbox_id=box, flags=["-O3"])
+    assert "can only be used" in await error_of(client, "run_code", code="1", sandbox_id=box, flags=["-O3"])
     assert "stdout" in text_of(await client.call_tool("run_code", {"code": "1", "sandbox_id": box, "stdin": "1"}))
 
 

@@ -13,7 +13,7 @@ from mcp_sandbox.commands.bench.results import Findings, Part, Report, show
 from mcp_sandbox.commands.bench.subject import FULL, QUICK, Plan, Subject
 from mcp_sandbox.commands.common import guarded
 from mcp_sandbox.config import AUTO, Settings
-from mcp_sandbox.errors import HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
+from mcp_sandbox.errors import BadRequest, HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
 from mcp_sandbox.serving.lifetime import run_command
 from templates.model import Template
 from vmm.driver import driver_infos
@@ -78,7 +78,7 @@ def chosen(names: Collection[str], *, soaked: bool) -> dict[str, Topic]:
     """
     for name in names:
         if name not in TOPICS:
-            raise SandboxError(f"There is no benchmark {name!r}; choose among: {', '.join(TOPICS)}.")
+            raise BadRequest(f"There is no benchmark {name!r}; choose among: {', '.join(TOPICS)}.")
     wanted = names or [name for name, topic in TOPICS.items() if not topic.only_if_named]
     return {name: topic for name, topic in TOPICS.items() if name in wanted or (soaked and name == "soak")}
 

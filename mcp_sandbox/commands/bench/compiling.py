@@ -16,8 +16,8 @@ from guest.client import AgentClient
 from guest.client.messages import Finished, RunCode
 from guest.client.reports import CompiledReport
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
-from mcp_sandbox.commands.bench.subject import Subject
-from mcp_sandbox.errors import SandboxError, TemplateNotBuilt
+from mcp_sandbox.commands.bench.subject import MeasurementFailed, Subject
+from mcp_sandbox.errors import TemplateNotBuilt
 from vmm.driver import DriverConfig, load_driver
 from vmm.limits import control_group, detect
 from vmm.process import Confinement, spawn
@@ -157,7 +157,7 @@ async def _inside(agent: AgentClient, code: str, flags: Sequence[str] | None = N
             if isinstance(event, Finished):
                 ended = event.status
     if ended != "ok":
-        raise SandboxError(f"A run ended with {ended}. {said}")
+        raise MeasurementFailed(f"A run ended with {ended}. {said}")
     return anyio.current_time() - began
 
 

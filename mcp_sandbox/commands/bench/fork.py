@@ -4,8 +4,7 @@ import anyio
 
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import BenchServer, open_server
-from mcp_sandbox.commands.bench.subject import Subject
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.commands.bench.subject import MeasurementFailed, Subject
 
 TOOL = "fork_sandbox"
 MEGABYTES = 100
@@ -42,7 +41,7 @@ async def _fork(server: BenchServer, original: str) -> float:
     await server.run(copy, "whose = 'copy'; frame.iloc[0, 0] = 7")
     seen = _value(await server.run(original, "frame.shape, whose, bool(frame.iloc[0, 0] < 1)"))
     if seen != f"({shape}, 'original', True)":
-        raise SandboxError(f"A copy of a sandbox is not independent of its original: {seen}")
+        raise MeasurementFailed(f"A copy of a sandbox is not independent of its original: {seen}")
     await server.close(copy)
     return took_ms
 

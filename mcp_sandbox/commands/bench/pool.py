@@ -7,8 +7,7 @@ import anyio
 
 from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import NO_OP, BenchServer, open_server, sandbox_of
-from mcp_sandbox.commands.bench.subject import Subject
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.commands.bench.subject import MeasurementFailed, Subject
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.provider import MachineRequest
@@ -45,7 +44,7 @@ async def hits(subject: Subject) -> tuple[Figure, Figure]:
             no_op.append((await server.timed(NO_OP, {}))[0])
             took_ms, created = await server.timed("create_sandbox", {})
             if (created.structured_content or {})["restore_ms"]:
-                raise SandboxError("A machine was ready in the pool and was not handed out.")
+                raise MeasurementFailed("A machine was ready in the pool and was not handed out.")
             hit.append(took_ms)
             await server.close(sandbox_of(created))
     return figure("a tool that touches no machine", "ms", no_op), figure("create_sandbox on a pool hit", "ms", hit)

@@ -13,10 +13,9 @@ import anyio.to_thread
 from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 
-from mcp_sandbox.commands.bench.subject import FIRST_CODE
+from mcp_sandbox.commands.bench.subject import FIRST_CODE, MeasurementFailed
 from mcp_sandbox.commands.common import SERVER, environment
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.operating.control import Request, ask
 from mcp_sandbox.processes import ProcessId, own_child
 
@@ -34,10 +33,10 @@ class BenchServer:
     run_dir: Path
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
-        """The result of a tool; raises SandboxError if it is an error."""
+        """The result of a tool; raises MeasurementFailed if it is an error."""
         result = await self.client.call_tool(tool, arguments)
         if result.is_error:
-            raise SandboxError(f"{tool} failed: {_text(result)}")
+            raise MeasurementFailed(f"{tool} failed: {_text(result)}")
         return result
 
     async def timed(self, tool: str, arguments: dict[str, Any]) -> tuple[float, CallToolResult]:
@@ -51,11 +50,11 @@ class BenchServer:
         return sandbox_of(await self.call("create_sandbox", {}))
 
     async def run(self, sandbox: str, code: str = FIRST_CODE) -> str:
-        """What a run has shown; raises SandboxError if it did not end well."""
+        """What a run has shown; raises MeasurementFailed if it did not end well."""
         text = _text(await self.call("run_code", {"sandbox_id": sandbox, "code": code}))
         body, _, status = text.rpartition("\n")
         if not status.startswith("[ok "):
-            raise SandboxError(f"A run did not end well: {text}")
+            raise MeasurementFailed(f"A run did not end well: {text}")
         return body.strip()
 
     async def close(self, sandbox: str) -> None:
@@ -67,7 +66,7 @@ class BenchServer:
             while not is_settled(await self._stats(), ready):  # noqa: ASYNC110 - another process
                 await anyio.sleep(LOOK_S)
             return
-        raise SandboxError(f"The server did not come to rest with {ready} machines ready within {SETTLE_S:.0f} s.")
+        raise MeasurementFailed(f"The server did not come to rest with {ready} machines ready within {SETTLE_S:.0f} s.")
 
     async def _stats(self) -> dict[str, Any]:
         request = partial(ask, self.run_dir, self.process, Request(do="stats", sandbox_id=""))
@@ -83,7 +82,7 @@ async def open_server(settings: Settings, changes: Mapping[str, object]) -> Asyn
     async with Client(parameters) as client:
         process = own_child(*SERVER)
         if process is None:
-            raise SandboxError("The server answers, but is not in the process table.")
+            raise MeasurementFailed("The server answers, but is not in the process table.")
         yield BenchServer(client, process, changed.run_dir)
 
 

@@ -19,6 +19,15 @@ MB = 1_000_000
 FIRST_CODE = "1+1"
 
 
+@dataclass(eq=False)
+class MeasurementFailed(SandboxError):
+    """A benchmark could not measure what it set out to."""
+
+    code = "measurement_failed"
+    sentence = "{reason}"
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How many samples are taken."""
@@ -101,5 +110,5 @@ async def run_code(agent: AgentClient, code: str = FIRST_CODE) -> str:
             if isinstance(event, Display):
                 shown = event.data.get("text/plain", "")
             if isinstance(event, Finished) and event.status != "ok":
-                raise SandboxError(f"A run ended with {event.status}.")
+                raise MeasurementFailed(f"A run ended with {event.status}.")
     return shown

@@ -1,0 +1,63 @@
+"""What a model should do about each error, in terms of tools.
+
+The key is the error's code. A sentence is left out if it needs a field that the error does not have.
+"""
+
+NEW_SANDBOX = "Call create_sandbox to get a new one."
+OPERATOR = "Ask the operator to"
+READ_LAST_OUTPUT = (
+    "What {run_id} wrote can be read for a while: "
+    'read_output(sandbox_id="{sandbox_id}", run_id="{run_id}").'  # a call that can be copied
+)
+
+NEXT_STEPS: dict[str, tuple[str, ...]] = {
+    "sandbox_not_found": (NEW_SANDBOX,),
+    "sandbox_closed": (NEW_SANDBOX,),
+    "sandbox_expired": (NEW_SANDBOX,),
+    "run_not_found": ("Use a run_id that run_code or run_command returned for this sandbox.",),
+    "run_result_dropped": ("Files it wrote are still there; otherwise run it again.",),
+    "sandbox_busy": (
+        'Wait with read_output(sandbox_id="{sandbox_id}", run_id="{run_id}"), '
+        'stop it with stop_run(sandbox_id="{sandbox_id}", run_id="{run_id}"), or use another sandbox.',
+    ),
+    "sandbox_changing": ("Try again in a second.",),
+    "sandbox_paused": ('Call resume_sandbox(sandbox_id="{sandbox_id}") first.',),
+    "cannot_freeze": ("Create the sandboxes you need with create_sandbox.",),
+    "state_lost": (NEW_SANDBOX,),
+    "machine_lost": (NEW_SANDBOX, READ_LAST_OUTPUT),
+    "run_lost": ("Run the code again; if that fails too, it may need more memory than there is.", READ_LAST_OUTPUT),
+    "run_not_started": ("Run the code again.",),
+    "run_refused": (NEW_SANDBOX,),
+    "start_failed": ("Try again.", f"If it keeps failing: {OPERATOR.lower()} run `mcp-sandbox doctor`."),
+    "machine_not_unique": ("Try again.",),
+    "machine_clock_skew": ("Try again.",),
+    "pooled_machine_lost": ("Try again.",),
+    "template_not_built": (f"{OPERATOR} run `mcp-sandbox template build {{template}}`, then try again.",),
+    "template_not_found": (),
+    "template_invalid": ("Use another template, or correct template.toml.",),
+    "host_not_ready": ("To fix it: {fix}.", f"{OPERATOR} run `mcp-sandbox doctor`."),
+    "host_disk_full": (
+        f"Resume or close a paused sandbox (list_sandboxes names them), or {OPERATOR.lower()} free disk space.",
+    ),
+    "isolation_too_weak": (f"{OPERATOR} set driver to auto or to a stronger driver, or lower min_isolation.",),
+    "sandbox_limit_reached": ("Close a sandbox with close_sandbox (list_sandboxes names them), then try again.",),
+    "queue_timeout": ("Try again later, or close one of your sandboxes with close_sandbox.",),
+    "never_fits": ("Ask for fewer sandboxes at once, or use a template that needs less memory.",),
+    "run_limit_reached": ("Wait until a run ends, or stop one with stop_run.",),
+    "paused_limit_reached": (
+        "Resume or close one of your paused sandboxes (list_sandboxes names them), or try again later.",
+    ),
+    "bad_request": (),
+    "input_too_large": ("Write large data to a file with write_file and let the code read that file.",),
+    "wrong_language": ("Use a sandbox of another template.",),
+    "file_not_found": ("list_files shows what is there.",),
+    "file_not_permitted": (),
+    "file_too_large": ("Handle it in parts, or let code in the sandbox shrink it.",),
+    "wrong_file_kind": ("list_files shows what is there.",),
+    "sandbox_disk_full": ("Remove files, or use a new sandbox.",),
+    "file_timeout": ("Try again, or close the sandbox if it keeps failing.",),
+    "file_refused": (),
+    "control_failed": (),
+    "server_gone": (),
+    "measurement_failed": (),
+}

@@ -1,0 +1,95 @@
+"""Errors are data: every code has a meaning, a sentence, and a next step in every face."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mcp_sandbox import errors
+from mcp_sandbox.commands import next_steps as cli
+from mcp_sandbox.commands.bench import subject
+from mcp_sandbox.errors import LimitReached, MachineLost, SandboxBusy, SandboxError, error_types, with_next_step
+from mcp_sandbox.operating import control
+from mcp_sandbox.tools import next_steps as mcp
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ROOT / "mcp_sandbox"
+ABSTRACT = {SandboxError, LimitReached, errors.FileError}
+MODULES = {module.__name__ for module in (errors, control, subject)}
+RAISED = sorted(
+    {kind for kind in error_types() if kind.__module__ in MODULES} - ABSTRACT, key=lambda kind: kind.code
+)  # not what other tests define
+
+
+def example(kind: type[SandboxError]) -> SandboxError:
+    """An error with made-up values in all fields."""
+    made_up: dict[str, object] = {"known": ["a"], "elapsed_s": 1.5, "skew_s": 1.5, "waited_s": 1.5}
+    values = {
+        field.name: made_up.get(field.name, 7 if field.type in (int, "int") else f"the {field.name}")
+        for field in fields(kind)
+    }
+    return kind(**values)
+
+
+@pytest.mark.parametrize("kind", RAISED, ids=lambda kind: kind.code)
+def test_an_error_has_a_code_a_meaning_and_a_sentence_without_tool_names(kind: type[SandboxError]):
+    assert re.fullmatch(r"[a-z]+(_[a-z]+)+", kind.code)
+    assert (kind.__doc__ or "").strip()
+    text = str(example(kind))
+    assert text[0].isupper() or text.startswith("the ")  # a field
+    tools = {"create_sandbox", "run_code", "read_output", "stop_run", "list_files", "write_file", "mcp-sandbox "}
+    assert not [tool for tool in tools if tool in text]
+
+
+def test_no_two_errors_share_a_code():
+    assert len({kind.code for kind in RAISED}) == len(RAISED)
+
+
+@pytest.mark.parametrize("face", [mcp.NEXT_STEPS, cli.NEXT_STEPS], ids=["mcp", "cli"])
+def test_every_face_has_words_for_every_code_and_no_others(face: Mapping[str, tuple[str, ...]]):
+    assert set(face) == {kind.code for kind in RAISED}
+    for kind in RAISED:
+        assert with_next_step(example(kind), face).startswith(str(example(kind)))  # all placeholders are fields
+
+
+def table() -> Iterator[tuple[str, str, str, str]]:
+    """The table that docs/errors.md has."""
+    for kind in RAISED:
+        meaning = (kind.__doc__ or "").split("\n")[0]
+        over_mcp, on_cli = (" ".join(face[kind.code]) or "—" for face in (mcp.NEXT_STEPS, cli.NEXT_STEPS))
+        yield f"`{kind.code}`", meaning, over_mcp, on_cli
+
+
+def test_the_documented_table_shows_every_code_its_meaning_and_each_faces_words():
+    rows = [f"| {' | '.join(row)} |" for row in table()]
+    documented = (ROOT / "docs" / "errors.md").read_text().splitlines()
+    assert [line for line in documented if line.startswith("| `")] == rows
+
+
+def test_advice_that_needs_a_field_the_error_lacks_is_left_out():
+    without = with_next_step(MachineLost("sb-1", "signal 9"), mcp.NEXT_STEPS)
+    assert without.endswith("Call create_sandbox to get a new one.")
+    last_output = 'read_output(sandbox_id="sb-1", run_id="run-2").'
+    assert with_next_step(MachineLost("sb-1", "signal 9", "run-2"), mcp.NEXT_STEPS).endswith(last_output)
+
+
+def test_a_value_with_braces_is_shown_as_it_is():
+    assert "{oops}" in with_next_step(SandboxBusy("sb-1", "{oops}", 1), mcp.NEXT_STEPS)
+
+
+def test_errors_carry_their_fields():
+    assert SandboxBusy("sb-1", "run-2", 12.4).fields == {"sandbox_id": "sb-1", "run_id": "run-2", "elapsed_s": 12.4}
+
+
+def raised_names(file: Path) -> set[str]:
+    calls = [node.exc for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Raise)]
+    return {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
+
+
+def test_only_specific_errors_are_raised():
+    abstract = {kind.__name__ for kind in ABSTRACT}
+    wrong = {file.name: names for file in PRODUCT.rglob("*.py") if (names := raised_names(file) & abstract)}
+    assert wrong == {}
