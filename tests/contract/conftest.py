@@ -1,26 +1,23 @@
 """The ladder of fixtures up to a real machine, for every driver and for one that only tests know."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
+from mcp_sandbox.app import Host
 from tests.contract import toy_driver
-from tests.functional.machines import anyio_backend, built, clone, host, loaded, machines, shared
+from tests.functional.machines import anyio_backend, built, clone, loaded, machines, open_driver, shared
 from vmm.driver import DRIVERS
 
-__all__ = ["anyio_backend", "built", "clone", "host", "loaded", "machines", "shared"]
+__all__ = ["anyio_backend", "built", "clone", "loaded", "machines", "shared"]
 
 TOY = toy_driver.INFO.name
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the contract with the toy driver, too."""
-    if "host" in metafunc.fixturenames:
-        metafunc.parametrize("host", [*DRIVERS, TOY], indirect=True, scope="package")
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _toy() -> Iterator[None]:
+@pytest.fixture(scope="package", params=[*DRIVERS, TOY])
+async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Host]:
+    """This host with each of its drivers, the toy included."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DRIVERS, TOY, toy_driver.__name__)
-        yield
+        async with open_driver(request.param) as host:
+            yield host

@@ -278,13 +278,20 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="package", params=list(DRIVERS))
-async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Host]:
-    """This host with one of its drivers; drivers that cannot be used here are skipped."""
-    async with open_host(load_settings(driver=request.param), fetch=True) as host:
+@asynccontextmanager
+async def open_driver(name: str) -> AsyncIterator[Host]:
+    """This host with one of its drivers; the test is skipped if the driver cannot be used here."""
+    async with open_host(load_settings(driver=name), fetch=True) as host:
         verdict = host.choice.verdict
         if not verdict.usable:
             pytest.skip(f"{host.driver.name}: {verdict.reason}")
+        yield host
+
+
+@pytest.fixture(scope="package", params=list(DRIVERS))
+async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Host]:
+    """This host with each of its drivers."""
+    async with open_driver(request.param) as host:
         yield host
 
 
