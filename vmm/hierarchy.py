@@ -175,8 +175,13 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def server() -> str:
-    """This process, told apart from a later one with the same number."""
-    return f"{os.getpid()}-{start_time(os.getpid())}"
+    """Return what the names of this process's cgroups begin with: its pid, its start time, and its pid namespace."""
+    return f"{os.getpid()}-{start_time(os.getpid())}-{pid_namespace()}"
+
+
+def pid_namespace() -> int:
+    """Return the number of the namespace in which this process's pids mean anything."""
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def start_time(pid: int) -> str | None:

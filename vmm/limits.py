@@ -7,13 +7,13 @@ import hashlib
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 
-from vmm.hierarchy import Hierarchy, detect, make_v1, make_v2, read, server, start_time
+from vmm.hierarchy import Hierarchy, detect, make_v1, make_v2, pid_namespace, read, server, start_time
 from vmm.scopes import find_scope, scope_argv
 from vmm.types import Limits
 
@@ -189,19 +189,22 @@ def settings(limits: Limits, version: int | None) -> dict[str, str]:
 
 
 def installation(run_dir: Path) -> str:
-    """What tells our groups from those of somebody else's servers on this host, as part of their names."""
+    """Return the mark of a home, which is part of the names of its machines' cgroups."""
     return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
 
 
-def sweep(hierarchy: Hierarchy, run_dir: Path) -> list[str]:
-    """Remove the groups of this installation's servers that were killed: their machines died with them. Says which."""
-    name = re.compile(rf"(\d+)-(\d+)-{installation(run_dir)}-.+")  # process id and start time of the server
+def sweep(folders: Iterable[Path]) -> list[str]:
+    """Remove the empty cgroups of servers that were killed, of any home; return their names.
+
+    Cgroups of another pid namespace are left alone: from here their servers always look dead.
+    """
+    name = re.compile(rf"(\d+)-(\d+)-{pid_namespace()}-.+")
     removed = set()
-    for folder in hierarchy.folders:
+    for folder in folders:
         for group in folder.glob("*-*-*"):
             owner = name.fullmatch(group.name)
             if owner and start_time(int(owner[1])) != owner[2]:
-                with suppress(OSError):  # somebody else was quicker, or it is not empty after all
+                with suppress(OSError):  # another process removed it, it is another user's, or it is not empty
                     group.rmdir()
                     removed.add(group.name)
     return sorted(removed)

@@ -1,9 +1,10 @@
-"""What a server that was killed has left on this host is removed by the next one.
+"""Remove what killed servers have left on this host.
 
-Machines die with their server, and what they are made of has no names: as a rule only empty control groups, a control
-socket and the frozen states of paused sandboxes are left. A process that missed its death signal is ended here. Nothing
-is touched that is not proven to be a dead server's of this home: by the server's row in the registry, by number and
-start time of a process, by the name of a group or file, which begins with number and start time of the server.
+Machines die with their server, and their files have no names, so what is left is mostly empty cgroups, a control socket
+and the frozen states of paused sandboxes. A process that missed its death signal is killed here. Processes and files
+are touched only if they provably belong to a dead server of this home: by the server's row in the registry, the pid and
+start time of a process, or the name of a cgroup or file, which begins with pid and start time of the server. Empty
+cgroups of dead servers are removed whatever their home: it may be gone.
 """
 
 import fcntl
@@ -25,7 +26,7 @@ from mcp_sandbox.operating.registry import Registry, ServerStatus, status_of
 from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from templates.store import Store
 from vmm import limits
-from vmm.hierarchy import FOLDER, Hierarchy
+from vmm.hierarchy import FOLDER
 
 END_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
 OWNED = re.compile(r"(\d+)-(\d+)-.+")  # how groups and files say whose they are: process number, start time
@@ -66,7 +67,7 @@ async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
         kept = {server.process for server in known if status_of(server, here) is not ServerStatus.GONE}
         if registry.complete and here in known:  # else nobody knows of servers whose process numbers mean nothing here
             await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
-        await anyio.to_thread.run_sync(_sweep, store, here.folders, run_dir, cleaned)
+        await anyio.to_thread.run_sync(_sweep, store, here.folders, cleaned)
     if str(cleaned) != "nothing":
         logger.warning("cleaned up after servers that were killed: %s", cleaned)
     return cleaned
@@ -122,7 +123,7 @@ async def _remove_groups(server: Server, cleaned: Cleaned) -> list[object]:
             if group.exists():
                 left.append(group)
             else:
-                cleaned.note(cleaned.groups, f"control group {group}")
+                cleaned.note(cleaned.groups, f"cgroup {group}")
     return left
 
 
@@ -149,10 +150,10 @@ def _remove_files(run_dir: Path, kept: set[ProcessId], cleaned: Cleaned) -> None
             cleaned.note(cleaned.files, f"{path}")
 
 
-def _sweep(store: Store, folders: tuple[Path, ...], run_dir: Path, cleaned: Cleaned) -> None:
-    """What is not on record: groups left by a server whose registry was lost, and half-built things."""
-    for group in limits.sweep(Hierarchy(None, folders), run_dir):
-        cleaned.note(cleaned.groups, f"control group {group}")
+def _sweep(store: Store, folders: tuple[Path, ...], cleaned: Cleaned) -> None:
+    """Remove what no registry tells of: cgroups of servers whose home is gone, and half-built entries."""
+    for group in limits.sweep(folders):
+        cleaned.note(cleaned.groups, f"cgroup {group}")
     before = set(store.home.glob("staging/*"))
     store.sweep()
     for path in sorted(before - set(store.home.glob("staging/*"))):

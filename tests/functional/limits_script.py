@@ -7,8 +7,8 @@ from pathlib import Path
 
 import anyio
 
-from vmm.hierarchy import Hierarchy
-from vmm.limits import control_group, detect, installation, sweep
+from vmm.hierarchy import Hierarchy, pid_namespace
+from vmm.limits import control_group, detect, sweep
 from vmm.process import Confinement, spawn
 from vmm.types import Exit, Limits
 
@@ -39,9 +39,8 @@ async def main() -> None:
     end, _ = await run(hierarchy, Limits(pids=10), FORKS)
     tell("pids", forked=end.detail)
     await freezing(hierarchy)
-    run_dir = Path("/run/mcp-sandbox")
-    (folder / f"999999999-1-{installation(run_dir)}-dead").mkdir()
-    tell("swept", removed=len(sweep(hierarchy, run_dir)), left=groups(folder))
+    (folder / f"999999999-1-{pid_namespace()}-dead").mkdir()
+    tell("swept", removed=len(sweep([folder])), left=groups(folder))
     await user_in_a_session(folder.parent)
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -226,6 +227,34 @@ async def test_processes_in_the_cgroups_of_a_dead_server_are_killed_even_without
         for group in groups:
             if group.exists():
                 group.rmdir()
+
+
+MAKE_A_GROUP = """
+import anyio
+from vmm.limits import control_group, detect
+from vmm.types import Limits
+
+async def main():
+    async with control_group(detect(), "sandbox-1", Limits()) as group:
+        print(*group.directories(), sep="\\n", flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.skipif(not HIERARCHY.folders, reason="no control groups can be made here")
+async def test_the_cgroups_of_a_killed_server_are_removed_though_its_home_is_gone(tmp_path: Path):
+    """Its registry went with its home, so only the names of the cgroups tell whose they were."""
+    with subprocess.Popen([sys.executable, "-c", MAKE_A_GROUP], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        groups = [Path(server.stdout.readline().strip()) for _ in HIERARCHY.folders]
+        server.kill()
+    assert all(group.is_dir() for group in groups)
+    async with open_registry(tmp_path, HIERARCHY.folders) as registry:
+        cleaned = await clean(registry, tmp_path)
+    assert [group for group in groups if group.exists()] == []
+    assert {f"cgroup {group.name}" for group in groups} <= set(cleaned.groups)
 
 
 async def test_a_server_whose_process_cannot_be_killed_keeps_its_record(

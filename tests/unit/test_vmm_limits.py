@@ -1,6 +1,5 @@
 """Finding control groups and writing their ceilings, on made-up hosts of both versions and on this one."""
 
-import os
 import secrets
 import signal
 from pathlib import Path
@@ -9,8 +8,8 @@ import anyio
 import pytest
 
 from vmm import limits
-from vmm.hierarchy import Hierarchy, detect, find, start_time, with_scopes
-from vmm.limits import OwnGroup, SystemdScope, control_group, installation, rlimit_argv, settings, sweep
+from vmm.hierarchy import Hierarchy, detect, find, server, with_scopes
+from vmm.limits import OwnGroup, SystemdScope, control_group, rlimit_argv, settings, sweep
 from vmm.process import Confinement, bystander, spawn
 from vmm.scopes import find_manager
 from vmm.types import Limits
@@ -201,14 +200,14 @@ def test_a_host_without_systemd_has_no_manager(tmp_path, monkeypatch):
     assert find_manager({"XDG_RUNTIME_DIR": str(tmp_path)}) is None
 
 
-def test_groups_of_our_killed_servers_are_swept_and_all_others_kept(tmp_path):
+def test_cgroups_of_dead_servers_are_swept_whatever_their_home_and_all_others_kept(tmp_path):
     folder = tmp_path / "mcp-sandbox"
-    us, somebody = installation(tmp_path / "run"), installation(tmp_path / "other")
-    dead = {f"999999999-1-{us}-dead", f"{os.getpid()}-1-{us}-number-used-again"}
-    kept = {f"{os.getpid()}-{start_time(os.getpid())}-{us}-alive", f"999999999-1-{somebody}-dead", "not-ours"}
+    pid, start, namespace = server().split("-")
+    dead = {f"999999999-1-{namespace}-dead", f"{pid}-1-{namespace}-number-used-again"}
+    kept = {f"{pid}-{start}-{namespace}-alive", "999999999-1-1-in-another-container", "not-ours"}
     for name in dead | kept:
         (folder / name).mkdir(parents=True)
-    assert set(sweep(Hierarchy(1, (folder,)), tmp_path / "run")) == dead
+    assert set(sweep([folder])) == dead
     assert {path.name for path in folder.iterdir()} == kept
 
 
