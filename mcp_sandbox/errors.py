@@ -26,6 +26,8 @@ SandboxError
 ├── UnknownTemplate           no template has this name
 ├── UnusableTemplate          template.toml has errors
 ├── HostNotReady              this host cannot run machines as configured
+├── NoHost                    no host can run the machine that was asked for
+├── HostLost                  a host is gone, and the machines that were on it
 ├── DiskFull                  the host's disk is full
 ├── TooWeak                   the chosen driver isolates less than the settings require
 ├── LimitReached              a limit in the settings refuses the request
@@ -310,6 +312,25 @@ class HostNotReady(SandboxError):
     sentence = "This host cannot start sandboxes: {reason}."
     reason: str
     fix: str | None = None
+
+
+@dataclass(eq=False)
+class NoHost(SandboxError):
+    """No host can run the machine that was asked for."""
+
+    code = "no_host"
+    sentence = "No host can run this sandbox: {reason}."
+    reason: str
+
+
+@dataclass(eq=False)
+class HostLost(SandboxError):
+    """A host is gone, and with it the machines and saved states that were on it."""
+
+    code = "host_lost"
+    sentence = "Host {host} was lost: {reason}."
+    host: str
+    reason: str
 
 
 @dataclass(eq=False)

@@ -45,7 +45,7 @@ from templates.steps import MakeTools, Progress, Steps, first_error
 from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools
 from vmm.driver import Driver, SnapshotDriver
-from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, Snapshot
+from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, NetworkMode, Snapshot
 
 __all__ = ["Builder", "BuiltTemplate", "Progress"]
 
@@ -64,10 +64,10 @@ class BuiltTemplate:
     snapshot: Snapshot | None  # None: the driver takes none, and each machine is warmed up when it starts
     version: str = ""  # changes whenever machines would be started from something else
 
-    def spec(self, machine_id: str) -> MachineSpec:
+    def spec(self, machine_id: str, network: NetworkMode = NetworkMode.NONE) -> MachineSpec:
         """Return what a driver needs to start one machine."""
         size = self.template.machine
-        return MachineSpec(machine_id, self.root, self.boot, size.memory_mb, size.vcpus, size.disk_mb)
+        return MachineSpec(machine_id, self.root, self.boot, size.memory_mb, size.vcpus, size.disk_mb, network)
 
     def entries(self) -> tuple[Path, ...]:
         """Return the store entries that its machines use: hold them as long as a machine lives."""

@@ -30,6 +30,8 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "template_not_found": (),
     "template_invalid": ("Correct template.toml.",),
     "host_not_ready": ("To fix it: {fix}.", DOCTOR),
+    "no_host": (DOCTOR,),
+    "host_lost": (AGAIN,),
     "host_disk_full": ("Free disk space; `mcp-sandbox template prune` removes stale builds.",),
     "isolation_too_weak": ("Set driver to auto or to a stronger driver, or lower min_isolation.",),
     "sandbox_limit_reached": (LIST, "`mcp-sandbox sandbox close ID` closes one."),

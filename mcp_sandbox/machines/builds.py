@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from mcp_sandbox.errors import TemplateNotBuilt
-from mcp_sandbox.machines.mapping import mapped
+from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import find_template
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
@@ -70,7 +70,7 @@ class Builds:
         template, stamp = find_template(self._catalogue, name), self._builder.stamp()
         lookup = self._lookups.get(name)
         if lookup is None or not lookup.is_fresh(template, stamp):
-            with mapped():
+            with map_errors():
                 lookup = _Lookup(template, stamp, await self._builder.find(template, self._driver))
             self._lookups[name] = lookup
         if lookup.built is None:

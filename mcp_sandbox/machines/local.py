@@ -1,4 +1,4 @@
-"""Machines of this host: started from their template the moment somebody asks."""
+"""A provider that starts machines on this host when they are requested."""
 
 import os
 import secrets
@@ -17,35 +17,35 @@ from anyio import AsyncContextManagerMixin
 from guest.client import AgentClient
 from guest.client.messages import Identity
 from guest.errors import AgentGone
-from mcp_sandbox.errors import BadRequest, CannotFreeze, HostNotReady, StateLost
+from mcp_sandbox.errors import CannotFreeze, HostNotReady, NoHost, StateLost
 from mcp_sandbox.machines.builds import Builds
-from mcp_sandbox.machines.mapping import mapped
+from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
-from mcp_sandbox.machines.unique import new_identity, open_unique, same_again
+from mcp_sandbox.machines.unique import new_identity, open_unique, renewed
 from mcp_sandbox.processes import of_pid
 from templates.build import BuiltTemplate
 from templates.locks import hold
 from templates.model import Template
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import LaunchFailed, SnapshotFailed
-from vmm.types import MachineSpec, Snapshot
+from vmm.types import MachineSpec, NetworkMode, Snapshot
 
-LAST_WORDS_S = 2.0  # a process that closed its output is about to end
+EXIT_REASON_S = 2.0  # a process that closed its output is about to end
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What a machine of this host was started from, and is started from again when it was frozen."""
+    """What a machine was started from. A frozen state can only be restored with the same files."""
 
     template: Template
     version: str
-    spec: MachineSpec  # a template that was built anew since has other files
-    entries: tuple[Path, ...]  # where in the store those files are: held as long as they are needed
+    spec: MachineSpec
+    entries: tuple[Path, ...]  # the store's entries with the files of `spec`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLease(Lease):
-    """A machine of this host, with what it takes to start it again."""
+    """A machine on this host, and what its frozen state needs to be restored."""
 
     machine: Machine
     origin: _Origin
@@ -54,7 +54,7 @@ class LocalLease(Lease):
 
 @dataclass(frozen=True, slots=True)
 class LocalFrozen(Frozen):
-    """A machine frozen into a directory of this host."""
+    """A machine's state in a directory on this host."""
 
     snapshot: Snapshot
     origin: _Origin
@@ -71,21 +71,21 @@ class LocalProvider(AsyncContextManagerMixin):
         self._restores = anyio.CapacityLimiter(max_restores)
         self._probing = anyio.Lock()
         self._facts: HostFacts | None = None
-        self.capacity = CapacityFeed()  # the settings limit one host, and it neither grows nor shrinks
+        self.capacity = CapacityFeed()  # only the settings limit a single host
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
         yield self
 
     async def facts(self) -> HostFacts:
-        """What this host offers. The first call probes it, which can take seconds.
+        """Return the facts about this host. The first call probes it, which can take seconds.
 
         Raises:
-            HostNotReady: no machine can be started here.
+            HostNotReady: this host cannot start machines.
         """
         async with self._probing:
             if self._facts is None:
-                with mapped():
+                with map_errors():
                     verdict = await self._driver.probe()
                 if not verdict.usable:
                     raise HostNotReady(verdict.reason, verdict.fix)
@@ -98,55 +98,61 @@ class LocalProvider(AsyncContextManagerMixin):
         """Start a machine with its own entropy, clock and identity, and greet its agent.
 
         Raises:
-            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, HostNotReady, SandboxError: there is no machine.
+            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, HostNotReady, NoHost, StartFailed: there is no machine.
         """
         asked_at = anyio.current_time()
-        await self.facts()  # says why, if this host cannot start any
+        await self.facts()  # raises if this host cannot start machines
         with ExitStack() as stack:
             built = await self._builds.hold(request.template, stack)
-            if not request.is_standard(built.template):
-                raise BadRequest(f"Machines of template {request.template!r} have a fixed size and no network.")
+            self._check(request, built.template)
             identity = new_identity()
-            source = start(self._driver, built, identity)
-            origin = _Origin(built.template, built.version, built.spec(identity.hostname), built.entries())
+            source = start(self._driver, built, identity, request.network)
+            spec = built.spec(identity.hostname, request.network)
+            origin = _Origin(built.template, built.version, spec, built.entries())
             async with self._leased(source, origin, identity, asked_at) as lease:
                 yield lease
 
+    def _check(self, request: MachineRequest, template: Template) -> None:
+        if request.network not in self._driver.capabilities.networks:
+            raise NoHost(f"driver {self._driver.name} has no network mode {request.network}")
+        if request.memory_mb not in (None, template.machine.memory_mb):
+            raise NoHost(f"machines of template {template.name} have {template.machine.memory_mb} MB of memory")
+
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
-        """The state of a machine in a directory of its own. The machine goes on, its clock set right.
+        """Save the state of a machine to a new directory. The machine continues, with its clock set.
 
         Raises:
             CannotFreeze: the driver takes no snapshots.
-            SandboxError: it could not be frozen, and goes on if it can.
+            SandboxError: freezing failed; the machine continues if it can.
         """
         driver = self._driver
         if not (driver.capabilities.snapshot and isinstance(driver, SnapshotDriver)):
             raise CannotFreeze(driver.name)
-        assert isinstance(lease, LocalLease), "a lease of this provider"
+        assert isinstance(lease, LocalLease), "leased by this provider"
         async with self._directory() as directory:
-            with _held(lease.origin):
-                with mapped("frozen"):
-                    await lease.agent.usage()  # answers come in order: now nothing is on its way any more
-                    with anyio.CancelScope(shield=True):  # a machine that is left half-way may stand still for ever
+            with _hold_entries(lease.origin):
+                with map_errors("frozen"):
+                    await lease.agent.usage()  # answers come in order, so the channel is empty now
+                    with anyio.CancelScope(shield=True):  # a cancelled snapshot could leave the machine paused
                         snapshot = await driver.snapshot(lease.machine, directory, keep=True)
-                        await lease.agent.refresh(same_again(lease.identity))
+                        await lease.agent.refresh(renewed(lease.identity))
                 yield LocalFrozen(lease.template, lease.host, snapshot, lease.origin, lease.identity)
 
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
-        """A machine that goes on from a frozen state, in the condition in which `acquire` gives one.
+        """Restore a frozen state; the machine is then as ready as one from `acquire`.
 
         Raises:
             StateLost: the state cannot be read.
-            SandboxError: there is no machine this time.
+            SandboxError: no machine could be started this time.
         """
         asked_at = anyio.current_time()
         assert isinstance(frozen, LocalFrozen), "frozen by this provider"
-        identity = new_identity() if copy else same_again(frozen.identity)
+        identity = new_identity() if copy else renewed(frozen.identity)
         origin = replace(frozen.origin, spec=replace(frozen.origin.spec, id=identity.hostname))
-        source = _thawed(self._driver, frozen.snapshot, origin.spec, identity)
-        with _held(origin):
+        source = _restore(self._driver, frozen.snapshot, origin.spec, identity)
+        with _hold_entries(origin):
             async with self._leased(source, origin, identity, asked_at) as lease:
                 yield lease
 
@@ -162,7 +168,7 @@ class LocalProvider(AsyncContextManagerMixin):
         async with AsyncExitStack() as stack:
             async with self._restores:
                 began_at = anyio.current_time()
-                with mapped():
+                with map_errors():
                     machine, agent = await stack.enter_async_context(source)
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
@@ -179,11 +185,11 @@ class LocalProvider(AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def _directory(self) -> AsyncIterator[Path]:
-        """A new directory that nobody else can look into. Its name says whose it is, for the clean-up after a crash."""
+        """Create a private directory. Its name says which server it belongs to, for recovery after a crash."""
         server = of_pid(os.getpid())
         assert server is not None
         path = self._run_dir / f"{server.pid}-{server.started}-frozen-{secrets.token_hex(4)}"
-        with mapped("frozen"):
+        with map_errors("frozen"):
             path.mkdir(mode=0o700, parents=True)
         try:
             yield path
@@ -193,41 +199,43 @@ class LocalProvider(AsyncContextManagerMixin):
 
 
 @asynccontextmanager
-async def start(driver: Driver, built: BuiltTemplate, identity: Identity) -> AsyncIterator[tuple[Machine, AgentClient]]:
-    """A machine that is warm and unique, and its agent: from the snapshot, or from nothing where there is none.
+async def start(
+    driver: Driver, built: BuiltTemplate, identity: Identity, network: NetworkMode = NetworkMode.NONE
+) -> AsyncIterator[tuple[Machine, AgentClient]]:
+    """Start a machine from its snapshot, or boot and warm it up if it has none, and make it unique.
 
     Raises:
-        SandboxError: it is not unique, or its clock cannot be set right.
+        NotUnique, ClockSkew: the machine must not be used.
     """
     warmup = built.warm_up if built.snapshot is None else None
     async with AsyncExitStack() as stack:
-        machine = await stack.enter_async_context(start_machine(driver, built, identity.hostname))
+        machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
         stream = await machine.connect()
         opening = open_unique(stream, identity, driver.capabilities.isolation, warmup)
         try:
             agent = await stack.enter_async_context(opening)
         except AgentGone as error:
-            raise LaunchFailed(f"machine {machine.id} ended at its start: {await _last_words(machine)}") from error
+            raise LaunchFailed(f"machine {machine.id} ended while starting: {await _exit_reason(machine)}") from error
         yield machine, agent
 
 
-async def _last_words(machine: Machine) -> str:
-    """Why a machine has ended, which its driver knows a moment after its agent is gone."""
-    with anyio.move_on_after(LAST_WORDS_S):
+async def _exit_reason(machine: Machine) -> str:
+    """Return why a machine ended, which its driver learns a moment after the agent is gone."""
+    with anyio.move_on_after(EXIT_REASON_S):
         return str(await machine.wait())
     return "its agent closed the stream"
 
 
-def start_machine(driver: Driver, built: BuiltTemplate, name: str) -> AbstractAsyncContextManager[Machine]:
-    """A machine that nobody has spoken to yet."""
+def start_machine(driver: Driver, built: BuiltTemplate, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]:
+    """Start a machine without greeting its agent."""
     if built.snapshot is None:
-        return driver.launch(built.spec(name))
-    assert isinstance(driver, SnapshotDriver)  # as its capabilities said when the template was built
-    return driver.restore(built.snapshot, built.spec(name))
+        return driver.launch(spec)
+    assert isinstance(driver, SnapshotDriver)  # or the template's build would have no snapshot
+    return driver.restore(built.snapshot, spec)
 
 
 @asynccontextmanager
-async def _thawed(
+async def _restore(
     driver: Driver, snapshot: Snapshot, spec: MachineSpec, identity: Identity
 ) -> AsyncIterator[tuple[Machine, AgentClient]]:
     assert isinstance(driver, SnapshotDriver)  # it froze the machine
@@ -241,10 +249,10 @@ async def _thawed(
 
 
 @contextmanager
-def _held(origin: _Origin) -> Iterator[None]:
+def _hold_entries(origin: _Origin) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(hold(origin.entries))
         except FileNotFoundError as error:
-            raise StateLost(f"what it was started from is not there any more: {error.filename}") from error
+            raise StateLost(f"{error.filename}, which it was started from, is gone") from error
         yield

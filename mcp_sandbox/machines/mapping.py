@@ -1,4 +1,4 @@
-"""Errors of machines and templates, said as those of sandboxes."""
+"""Translate errors of machines and templates into those of sandboxes."""
 
 import errno
 import logging
@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def mapped(done: str = "started") -> Iterator[None]:
-    """Other rooms' errors as this room's."""
+def map_errors(action: str = "started") -> Iterator[None]:
+    """Raise errors of `vmm`, `guest` and `templates` as SandboxErrors. `action` says what failed."""
     try:
         yield
     except DriverUnavailable as error:
@@ -26,11 +26,11 @@ def mapped(done: str = "started") -> Iterator[None]:
     except (VmmError, GuestError, TemplateError, OSError) as error:
         causes = list(_causes(error))
         for tool in (cause for cause in causes if isinstance(cause, ToolFailed)):
-            logger.warning("a sandbox could not be %s: %s", done, tool)  # the caller has no use for a command line
+            logger.warning("a sandbox could not be %s: %s", action, tool)  # callers do not see the command line
         if any(map(_disk_full, causes)):
-            raise DiskFull(done) from error
-        why = error.gist if isinstance(error, ToolFailed) else error
-        raise StartFailed(str(why), done) from error
+            raise DiskFull(action) from error
+        reason = error.gist if isinstance(error, ToolFailed) else str(error)
+        raise StartFailed(reason, action) from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -40,5 +40,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _disk_full(error: BaseException) -> bool:
-    """Whether room on the disk was what was missing; programs we call only have words for it."""
+    """Whether the disk was full; programs we call report it only in their message."""
     return getattr(error, "errno", None) in DISK_FULL or os.strerror(errno.ENOSPC) in str(error)

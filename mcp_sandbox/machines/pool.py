@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from guest.errors import GuestError
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import SandboxError, first_of
+from mcp_sandbox.errors import HostLost, SandboxError, first_of
 from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer, Supply
@@ -163,7 +163,7 @@ class Pool(ProviderLayer):
         while shelf.ready:
             machine = shelf.ready[0]
             if machine.healthy(now, wall, version) and machine.since + self._limits.max_age_s > now:
-                shelf.hand_out(machine)
+                shelf.lease(machine)
                 self._on_request(request.template, hit=True)
                 return machine
             if machine.lease.agent.failure is not None:
@@ -265,12 +265,15 @@ class Pool(ProviderLayer):
                 self._lose(shelf, machine, str(first_of(error)))
                 logger.warning("pooled machine %s ended with an error", machine.lease.machine.id, exc_info=error)
         finally:
-            shelf.forget(machine)
+            shelf.remove(machine)
             self._wake.set()
 
     async def _watch(self, shelf: Shelf, machine: PooledMachine) -> None:
         async def lost_after(wait: Callable[[], Awaitable[object]]) -> None:
-            why = await wait()
+            try:
+                why = await wait()
+            except HostLost as error:
+                why = error
             self._lose(shelf, machine, str(why or machine.lease.agent.failure))
 
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""What a pool knows about the machines of one template. Nothing here waits."""
+"""The pooled machines of one template, and the bookkeeping around them. Nothing here waits."""
 
 import logging
 from collections.abc import Mapping
@@ -12,25 +12,26 @@ from mcp_sandbox.machines.provider import Lease, LeaseTimings
 from mcp_sandbox.machines.unique import MAX_CLOCK_SKEW_S
 from templates.model import Template
 
-AT_ONCE = LeaseTimings(queue_s=0.0, restore_s=0.0)  # what somebody who gets a ready machine has waited for it
+AT_ONCE = LeaseTimings(queue_s=0.0, restore_s=0.0)
 FIRST_RETRY_S = 1.0
-LAST_RETRY_S = 300.0  # a template that is not built yet, say, is found within minutes of its build
-STABLE_S = 60.0  # a machine that ends sooner was not well when it started: the next one might do the same
+LAST_RETRY_S = 300.0
+STABLE_S = 60.0  # a machine that ends sooner was bad from its start, and the next one may be too
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateStats:
-    """One template's part of a pool; what is not a number of machines now is counted from the start of the server."""
+    """One template's part of a pool."""
 
     ready: int
     starting: int
+    # Since the server started:
     hits: int
     misses: int
     started: int
-    stopped: int  # nobody had them
-    failed: int  # did not start, or ended while they waited
+    stopped: int  # without having been leased
+    failed: int  # did not start, or ended in the pool
     last_error: str | None
 
 
@@ -42,7 +43,7 @@ class PoolStats:
 
 
 class PooledMachine:
-    """A machine that waits, and the two events of its end."""
+    """A machine in the pool, or leased from it."""
 
     def __init__(self, number: int, lease: Lease, now: float, wall: float) -> None:
         self.id = number
@@ -50,26 +51,25 @@ class PooledMachine:
         self.since = now
         self.lost = False
         self.discarded = False
-        self.released = anyio.Event()  # nobody wants it any more
-        self.ended = anyio.Event()  # nothing of it is left
+        self.released = anyio.Event()  # it is no longer needed
+        self.ended = anyio.Event()  # it has been torn down
         self._wall_offset = wall - now
 
     def healthy(self, now: float, wall: float, version: str | None) -> bool:
-        """Whether it can be given to somebody who is to get one of `version`. Asked at every hand-out: it reads a few
-        fields and waits for nothing."""
-        # The two clocks of the host part when it was suspended or its date was set; the guest's went its own way then.
+        """Whether it may be leased to a request for `version`. Part of every lease, so it only reads a few fields."""
+        # The host's clocks diverge when it was suspended or its date was set; the guest's clock is wrong then.
         jumped = abs(wall - now - self._wall_offset) > MAX_CLOCK_SKEW_S
         current = self.lease.version == version
         return current and not self.lost and not jumped and self.lease.agent.failure is None
 
 
 class Shelf:
-    """The machines of one template and what became of them. A machine is ready, then handed out or discarded."""
+    """The pooled machines of one template. A machine is ready, and then leased or discarded."""
 
     def __init__(self, template: Template) -> None:
         self.template = template
         self.name = template.name
-        self.version: str | None = None  # of what is built of the template now; None: nothing is
+        self.version: str | None = None  # of the template's current build; None: it has none
         self.ready: list[PooledMachine] = []  # oldest first
         self.starting = 0
         self.demand = Demand()
@@ -81,7 +81,7 @@ class Shelf:
         self._hits = self._started = self._stopped = self._failed = 0
 
     def state(self, now: float, wall: float) -> TemplateState:
-        """What the plan has to know."""
+        """Return what the plan needs to know."""
         ready = tuple(ReadyMachine(m.id, m.since, m.healthy(now, wall, self.version)) for m in self.ready)
         return TemplateState(
             self.name,
@@ -106,30 +106,31 @@ class Shelf:
             last_error=self._last_error,
         )
 
-    # -- a machine's way -----------------------------------------------------------------------------------
+    # -- machines ------------------------------------------------------------------------------------------
 
     def put(self, machine: PooledMachine) -> None:
-        """A machine has started. Failures are not forgotten for that: it might end in the next moment."""
+        """Add a machine that has started. Earlier failures still count: it may end in the next moment."""
         self.starting -= 1
         self._started += 1
         self._retry_at = None
         self.ready.append(machine)
 
-    def hand_out(self, machine: PooledMachine) -> None:
+    def lease(self, machine: PooledMachine) -> None:
+        """Take a machine for a request."""
         self.ready.remove(machine)
         self._hits += 1
         self.recover()
 
     def discard(self, machine: PooledMachine) -> None:
-        """Let a machine end that nobody had."""
+        """Stop a machine that was not leased."""
         self.ready.remove(machine)
         self._stopping += 1
         self._stopped += 1
         machine.discarded = True
         machine.released.set()
 
-    def forget(self, machine: PooledMachine | None) -> None:
-        """A machine's holder ends: it has ended, or (None) never started."""
+    def remove(self, machine: PooledMachine | None) -> None:
+        """Remove a machine that has ended, or (None) that never started."""
         if machine is None:
             self.starting -= 1
             return
@@ -141,7 +142,7 @@ class Shelf:
     # -- failures ------------------------------------------------------------------------------------------
 
     def lose(self, machine: PooledMachine, why: str, now: float) -> None:
-        """A machine ended by itself. If it was in somebody's hands, that one will notice."""
+        """Count a machine that ended by itself in the pool. The caller of a leased one notices by itself."""
         if machine.lost or machine not in self.ready:
             return
         machine.lost = True
@@ -150,18 +151,18 @@ class Shelf:
         self.fail(PooledMachineLost(why), now)
 
     def fail(self, error: Exception, now: float) -> None:
-        """Remember why there is a machine less, and wait longer each time before the next one is started."""
+        """Count a failure, and wait longer each time before the next start."""
         first = first_of(error)
         if str(first) != self._last_error:
             unknown = None if isinstance(first, SandboxError) else error
-            logger.warning("no machine of %s could be kept ready: %s", self.name, first, exc_info=unknown)
+            logger.warning("cannot keep machines of template %s ready: %s", self.name, first, exc_info=unknown)
         self._last_error = str(first)
         self._failed += 1
-        if self._retry_at is None or self._retry_at <= now:  # of several that fail at once, one counts
+        if self._retry_at is None or self._retry_at <= now:  # of several failures at once, one counts
             self._retry_at = now + min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 32))
             self._failures += 1
 
     def recover(self) -> None:
-        """Machines of this template work: somebody has one."""
+        """Forget earlier failures: a machine of this template works."""
         self._failures = 0
         self._retry_at = None

@@ -107,7 +107,11 @@ class LeasedMachine(Protocol):
         ...
 
     async def wait(self) -> Exit:
-        """Return how the machine ended, once it has."""
+        """Return how the machine ended, once it has.
+
+        Raises:
+            HostLost: it ended because its host is gone.
+        """
         ...
 
 
@@ -147,7 +151,10 @@ def find_template(catalogue: Catalogue, name: str) -> Template:
 
 
 class Supply(Protocol):
-    """The templates that one host can start machines from. Builds change it while a server runs."""
+    """The builds that one host starts machines from. They may differ from host to host, and change at any time.
+
+    A pool belongs to one host and its supply. A provider over several hosts chooses between their pools.
+    """
 
     def templates(self) -> Mapping[str, Template]:
         """Return all templates, built or not."""
@@ -175,7 +182,13 @@ class Provider(Protocol):
     def capacity(self) -> CapacityFeed: ...
 
     def acquire(self, request: MachineRequest) -> AbstractAsyncContextManager[Lease]:
-        """Lease a machine that was never used before."""
+        """Lease a machine that was never used before.
+
+        Raises:
+            NoHost: no host can run such a machine, or none can now.
+            HostLost: the host was lost while the machine started.
+            SandboxError: the machine could not be started.
+        """
         ...
 
     def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
@@ -186,7 +199,13 @@ class Provider(Protocol):
         ...
 
     def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
-        """Lease a machine that continues from a saved state: as the same machine, or as a copy made unique again."""
+        """Lease a machine that continues from a saved state: as the same machine, or as a copy made unique again.
+
+        Raises:
+            StateLost: the state is damaged.
+            HostLost: a host was lost. If it is the state's host, the state is lost too.
+            SandboxError: the machine could not be started this time.
+        """
         ...
 
 

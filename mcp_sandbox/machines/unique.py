@@ -1,4 +1,4 @@
-"""A restored machine is the twin of every other one from its snapshot, until it is told who it is."""
+"""Make a restored machine differ from all others of its snapshot: entropy, clock, hostname, machine id."""
 
 import os
 import secrets
@@ -14,20 +14,20 @@ from mcp_sandbox.errors import ClockSkew, NotUnique
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Isolation
 
-AGENT_TIMEOUT_S = 40.0  # who asks gives up sooner and may try again: this is for a wire that is dead
-MAX_CLOCK_SKEW_S = 1.0  # certificates, caches and logs start to go wrong beyond
-CLOCK_TRIES = 3  # after the first one, which is slow: the guest runs its code for the first time
-ENTROPY_BYTES = 64  # twice what the kernel's generator holds
+AGENT_TIMEOUT_S = 40.0  # only a dead connection takes this long
+MAX_CLOCK_SKEW_S = 1.0  # beyond it certificates, caches and logs go wrong
+CLOCK_RETRIES = 3  # the first try is slow, because the guest touches its code for the first time
+ENTROPY_BYTES = 64  # twice the state of the kernel's generator
 
 
 def new_identity(hostname: str | None = None) -> Identity:
-    """What no other machine is called and has."""
+    """Return an identity that no other machine has."""
     name = hostname or f"sandbox-{secrets.token_hex(4)}"
     return Identity(hostname=name, machine_id=secrets.token_hex(16), entropy=os.urandom(ENTROPY_BYTES))
 
 
-def same_again(identity: Identity) -> Identity:
-    """For a machine that was away for a while: new entropy, and nothing else that its code could notice."""
+def renewed(identity: Identity) -> Identity:
+    """Return the identity of a machine that continues: new entropy, and no other change its code could notice."""
     return replace(identity, entropy=os.urandom(ENTROPY_BYTES), reseed=False)
 
 
@@ -35,20 +35,18 @@ def same_again(identity: Identity) -> Identity:
 async def open_unique(
     stream: ByteStream, identity: Identity, isolation: Isolation, warmup: WarmUp | None = None
 ) -> AsyncIterator[AgentClient]:
-    """Greet a clone and give it its own entropy, clock and identity: until then it is the twin of every other clone.
-
-    With `warmup`, a machine that was not warm yet is warmed up so first.
+    """Greet a restored machine and give it its own entropy, clock and identity, after a warm-up if one is given.
 
     Raises:
-        SandboxError: it is not unique, or its clock cannot be set right.
+        NotUnique, ClockSkew: the machine must not be used.
     """
     async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity) as agent:
         if warmup is not None:
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
-            agent.refreshed = await agent.refresh(identity)  # a warm-up rehearses being unique, under another name
-        refreshed = await _on_time(agent, identity)
+            agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity
+        refreshed = await _set_clock(agent, identity)
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
-            # Only a kernel frozen with the snapshot can be a twin; elsewhere the host's own one gives entropy.
+            # Only a guest kernel is part of the snapshot; elsewhere the host's kernel provides entropy and name.
             what = "name" if refreshed.entropy_credited else "entropy"
             raise NotUnique(what)
         if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
@@ -56,11 +54,11 @@ async def open_unique(
         yield agent
 
 
-async def _on_time(agent: AgentClient, identity: Identity) -> Refreshed:
-    """What came of the refresh, once it was quick enough: a clock set by a request that was long on its way is late."""
+async def _set_clock(agent: AgentClient, identity: Identity) -> Refreshed:
+    """Repeat the refresh until it was fast enough: a clock set by a delayed request is late by the delay."""
     refreshed = agent.refreshed
     assert refreshed is not None  # it was opened with an identity
-    for _ in range(CLOCK_TRIES):
+    for _ in range(CLOCK_RETRIES):
         if abs(refreshed.clock_skew_s) <= MAX_CLOCK_SKEW_S / 2:
             break
         refreshed = await agent.refresh(identity)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import anyio
 
 from mcp_sandbox import logs
-from mcp_sandbox.errors import SandboxError, StartFailed, StateLost, first_of
+from mcp_sandbox.errors import HostLost, SandboxError, StartFailed, StateLost, first_of
 from mcp_sandbox.machines.provider import Lease, LeasedMachine
 from mcp_sandbox.sandboxes.lifecycle import OVER, USABLE, End, State
 from mcp_sandbox.sandboxes.sandbox import Attempt, Sandbox
@@ -82,14 +82,23 @@ class KeptSandbox(Sandbox):
                 await self._changed.wait()
 
     async def _watch(self, machine: LeasedMachine) -> None:
-        self.end(End.LOST, f"the machine ended with {await machine.wait()}")
+        try:
+            reason = f"the machine ended with {await machine.wait()}"
+        except HostLost as error:
+            reason = _host_lost(error)
+        self.end(End.LOST, reason)
 
     def _stay_paused(self, attempt: Attempt, error: Exception) -> None:
         """There is no machine for a resume; or the one that was let go has not ended well, which matters to nobody."""
         attempt.failure = self._told(error)
-        if isinstance(attempt.failure, StateLost):
-            self.end(End.LOST, str(attempt.failure))
-            attempt.failure = None
+        match attempt.failure:
+            case StateLost() as lost:
+                self.end(End.LOST, str(lost))
+            case HostLost() as lost if self.frozen is not None and lost.host == self.frozen.host.name:
+                self.end(End.LOST, _host_lost(lost))
+            case _:
+                return
+        attempt.failure = None
 
     def _fail(self, error: Exception) -> None:
         told = self._told(error)
@@ -107,3 +116,7 @@ class KeptSandbox(Sandbox):
         if isinstance(first, SandboxError):
             return first
         return StartFailed(str(first))
+
+
+def _host_lost(error: HostLost) -> str:
+    return f"its host {error.host} was lost: {error.reason}"

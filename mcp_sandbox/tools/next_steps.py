@@ -36,6 +36,8 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "template_not_found": (),
     "template_invalid": ("Use another template, or correct template.toml.",),
     "host_not_ready": ("To fix it: {fix}.", f"{OPERATOR} run `mcp-sandbox doctor`."),
+    "no_host": ("Use another template, or try again later.",),
+    "host_lost": ("Try again.",),
     "host_disk_full": (
         f"Resume or close a paused sandbox (list_sandboxes names them), or {OPERATOR.lower()} free disk space.",
     ),

@@ -131,7 +131,7 @@ class Machines:
     @asynccontextmanager
     async def restored(self) -> AsyncIterator[Machine]:
         """A machine from the snapshot, if there is one; nobody has spoken to it yet."""
-        async with start_machine(self.host.driver, self.built, _new_name()) as machine:
+        async with start_machine(self.host.driver, self.built, self.built.spec(_new_name())) as machine:
             self._note(machine)
             yield machine
 

@@ -1,4 +1,4 @@
-"""A machine's end of the wire that runs no code: enough of an agent for the whole host side to work with it."""
+"""An agent that runs no code but answers well enough for the host side to work with it."""
 
 import time
 from typing import Any
@@ -12,13 +12,13 @@ NOTHING_WRITTEN = {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True,
 
 
 class FakeGuest:
-    """Has one variable, which `count` counts up and prints; `forever` and `stubborn` go on until they are stopped."""
+    """Has one variable, which the code `count` increments and prints. `forever` and `stubborn` run until stopped."""
 
     def __init__(self, memory: dict[str, Any]) -> None:
         self.memory = memory
-        self.run: tuple[int, str] | None = None  # the request that runs, and its code
+        self.run: tuple[int, str] | None = None  # the active request and its code
         self.files: dict[str, bytes] = {}
-        self.uploads: dict[int, bytes] = {}  # half-sent files
+        self.uploads: dict[int, bytes] = {}  # incomplete files
         self._stream: ByteStream
 
     @property

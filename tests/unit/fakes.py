@@ -1,4 +1,4 @@
-"""Machines that exist only in memory, at the level the service sees: leases with an agent."""
+"""Leases of machines that exist only in memory, as the service sees them."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ from vmm.types import Accel, Exit, Isolation, Usage
 
 if TYPE_CHECKING:
     from guest.client import AgentClient
-    from mcp_sandbox.errors import SandboxError
+    from mcp_sandbox.errors import HostLost, SandboxError
 
 TEMPLATE = "python-data-analysis"
 REQUEST = MachineRequest(TEMPLATE)
@@ -53,17 +53,20 @@ class FakeMachine:
 
     def __init__(self) -> None:
         self.ended = anyio.Event()
+        self.host_lost: HostLost | None = None  # why it ended, unless it ran out of memory
 
     async def wait(self) -> Exit:
         await self.ended.wait()
+        if self.host_lost is not None:
+            raise self.host_lost
         return Exit(signal=9, detail="out of memory")
 
 
-Plan = Sequence[Event | anyio.Event]  # an anyio.Event holds the run up until a test sets it, or the run is stopped
+Plan = Sequence[Event | anyio.Event]  # an anyio.Event blocks the run until a test sets it or the run is stopped
 
 
 class FakeRun:
-    """Plays what the agent has planned for the code; some codes go on until they are stopped."""
+    """Plays the agent's plan for the code. The codes `forever` and `stubborn` run until they are stopped."""
 
     def __init__(self, agent: "FakeAgent", request: RunCode) -> None:
         self._agent = agent
@@ -122,7 +125,7 @@ class FakeAgent:
         self.running = anyio.Event()
         self.stops = 0
         self.hangs = False
-        self.asked = 0  # how often it was asked for its usage
+        self.asked = 0  # calls of `usage`
         self.failure: GuestError | None = None
         self._failing = anyio.Event()
 
@@ -165,7 +168,7 @@ class FakeAgent:
         return self.files[path]
 
     def draws(self, code: str, *names: str, data: bytes = PNG) -> None:
-        """Running `code` leaves pictures of these names."""
+        """Let `code` leave images with these names."""
         paths = [f"/tmp/outputs/{name}" for name in names]
         self.files.update(dict.fromkeys(paths, data))
         artifacts = [Artifact(path, len(data), "image/png") for path in paths]
@@ -178,20 +181,22 @@ class FakeFrozen(Frozen):
 
 
 class FakeProvider(anyio.AsyncContextManagerMixin):
-    """Hands out fake machines and remembers them."""
+    """Leases fake machines of one host and remembers them."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostFacts = FACTS) -> None:
+        self.host = host
+        self.version = ""  # of its builds
         self.agents: list[FakeAgent] = []
         self.alive = 0
         self.error: SandboxError | None = None
-        self.hold: anyio.Event | None = None  # set it to make restores wait
+        self.hold: anyio.Event | None = None  # starts wait for it
         self.waiting = anyio.Event()
-        self.released = anyio.Event()  # a machine was given back
+        self.released = anyio.Event()  # set when a lease ends
         self.plans: dict[str, Plan] = {}
-        self.frozen = 0  # states kept aside
+        self.frozen = 0  # states that exist now
         self.freeze_error: SandboxError | None = None
         self.capacity = CapacityFeed()
-        self.copies: list[bool] = []  # of every thawed machine, whether it was a copy
+        self.copies: list[bool] = []  # the `copy` argument of each `thaw`
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
@@ -241,8 +246,9 @@ class FakeProvider(anyio.AsyncContextManagerMixin):
                 machine,
                 cast("AgentClient", agent),
                 Catalogue().load(template),
-                FACTS,
+                self.host,
                 LeaseTimings(queue_s=0.001, restore_s=0.1),
+                self.version,
             )
         finally:
             self.alive -= 1

@@ -1,4 +1,4 @@
-"""Leases from snapshots of this host: who gets one, and in which condition."""
+"""Leases of machines on this host: which request gets one, and in which condition."""
 
 import errno
 import os
@@ -15,10 +15,10 @@ from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed, WarmUp
 from guest.errors import AgentTimeout
 from mcp_sandbox.errors import (
-    BadRequest,
     CannotFreeze,
     DiskFull,
     HostNotReady,
+    NoHost,
     SandboxError,
     StateLost,
     TemplateNotBuilt,
@@ -34,7 +34,7 @@ from templates.catalogue import Catalogue
 from templates.locks import is_held
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeMachine
 from vmm.errors import SnapshotFailed, ToolFailed
-from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, Probe, Snapshot
+from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, NetworkMode, Probe, Snapshot
 
 WARM_UP = WarmUp(code="import numpy")
 
@@ -48,7 +48,7 @@ class Clone(FakeMachine):
 
 
 class StubDriver:
-    """Starts nothing, and counts."""
+    """Starts nothing and counts calls."""
 
     name = "stub"
     capabilities = Capabilities(Isolation.KERNEL, snapshot=True)
@@ -143,11 +143,11 @@ class StubAgent:
         return self.refreshed
 
 
-KERNELS_OF_THEIR_OWN = Capabilities(Isolation.VM, snapshot=True)
+VIRTUAL_MACHINES = Capabilities(Isolation.VM, snapshot=True)
 
 
 class LateAgent(StubAgent):
-    """One whose greeting was long on its way, so that its clock is late; the next request is quick."""
+    """An agent whose first refresh was slow, so that its clock is late. The next refresh is fast."""
 
     async def refresh(self, identity: Identity) -> Refreshed:
         await anyio.lowlevel.checkpoint()
@@ -155,7 +155,7 @@ class LateAgent(StubAgent):
 
 
 class Bench:
-    """A provider over stubs, and the agents it greeted."""
+    """A provider over stubs, and the agents that it greeted."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver = StubDriver()
@@ -164,7 +164,7 @@ class Bench:
         self.agents: list[StubAgent] = []
         self.skew_s = 0.0
         self.kind = StubAgent
-        self.refused: set[str] = set()  # what the machine's kernel does not do at a refresh
+        self.refused: set[str] = set()  # parts of a refresh that the machine's kernel does not allow
         self.greeting: Exception | None = None
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
@@ -186,7 +186,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, monkeypatch)
 
 
-async def test_a_lease_is_unique_before_anyone_has_it(bench: Bench):
+async def test_a_machine_is_unique_before_it_is_leased(bench: Bench):
     for _ in range(3):
         async with bench.provider.acquire(REQUEST) as lease:
             assert bench.driver.alive == 1
@@ -200,14 +200,14 @@ async def test_a_lease_is_unique_before_anyone_has_it(bench: Bench):
     assert [spec.id for spec in bench.driver.specs] == [identity.hostname for identity in identities]
 
 
-async def test_a_clone_whose_greeting_was_slow_gets_its_clock_set_again(bench: Bench):
+async def test_the_clock_is_set_again_after_a_slow_refresh(bench: Bench):
     bench.skew_s, bench.kind = -8.2, LateAgent
     async with bench.provider.acquire(REQUEST):
         assert bench.driver.alive == 1
 
 
 @pytest.mark.parametrize("skew_s", [1.5, -1.5])
-async def test_a_machine_with_a_wrong_clock_is_not_handed_out(bench: Bench, skew_s: float):
+async def test_a_machine_with_a_wrong_clock_is_not_leased(bench: Bench, skew_s: float):
     bench.skew_s = skew_s
     with pytest.raises(SandboxError, match="clock"):
         async with bench.provider.acquire(REQUEST):
@@ -216,8 +216,8 @@ async def test_a_machine_with_a_wrong_clock_is_not_handed_out(bench: Bench, skew
 
 
 @pytest.mark.parametrize(("refused", "word"), [("entropy_credited", "entropy"), ("hostname_set", "name")])
-async def test_a_virtual_machine_that_is_still_a_twin_is_not_handed_out(bench: Bench, refused: str, word: str):
-    bench.driver.capabilities = KERNELS_OF_THEIR_OWN
+async def test_a_virtual_machine_that_is_not_unique_is_not_leased(bench: Bench, refused: str, word: str):
+    bench.driver.capabilities = VIRTUAL_MACHINES
     bench.refused = {refused}
     with pytest.raises(SandboxError, match=f"no {word} of its own"):
         async with bench.provider.acquire(REQUEST):
@@ -225,19 +225,19 @@ async def test_a_virtual_machine_that_is_still_a_twin_is_not_handed_out(bench: B
     assert bench.driver.alive == 0
 
 
-async def test_a_machine_served_by_the_hosts_kernel_has_nothing_to_reseed(bench: Bench):
+async def test_a_machine_without_its_own_kernel_needs_no_entropy(bench: Bench):
     bench.refused = {"entropy_credited", "hostname_set"}
     async with bench.provider.acquire(REQUEST):
         assert bench.driver.alive == 1
 
 
-async def test_a_machine_from_a_snapshot_is_warm_already(bench: Bench):
+async def test_a_machine_from_a_snapshot_is_not_warmed_up_again(bench: Bench):
     async with bench.provider.acquire(REQUEST):
         assert bench.driver.started == ["restored"]
         assert bench.agents[0].warmed == []
 
 
-async def test_a_machine_of_a_driver_without_snapshots_is_launched_and_warmed_before_anyone_has_it(bench: Bench):
+async def test_a_machine_without_a_snapshot_is_launched_and_warmed_up_before_it_is_leased(bench: Bench):
     bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
     assert bench.builder.found is not None
     bench.builder.found = replace(bench.builder.found, snapshot=None)
@@ -255,14 +255,14 @@ async def test_the_host_is_probed_once(bench: Bench):
     assert bench.driver.probes == 1
 
 
-async def test_a_built_template_is_looked_up_once(bench: Bench):
+async def test_a_build_is_looked_up_once(bench: Bench):
     for _ in range(3):
         async with bench.provider.acquire(REQUEST):
             pass
     assert bench.builder.lookups == 1
 
 
-async def test_a_template_is_looked_up_again_after_a_build(bench: Bench, tmp_path: Path):
+async def test_a_build_is_looked_up_again_after_another_build(bench: Bench, tmp_path: Path):
     assert bench.builder.found is not None
     first = bench.builder.found
     async with bench.provider.acquire(REQUEST) as before:
@@ -278,7 +278,7 @@ async def test_a_template_is_looked_up_again_after_a_build(bench: Bench, tmp_pat
     assert bench.builder.lookups == 3, "that there is nothing is remembered, too"
 
 
-async def test_what_a_machine_or_a_frozen_state_stands_on_is_held_as_long_as_it_lasts(bench: Bench):
+async def test_machines_and_frozen_states_hold_the_entries_they_use(bench: Bench):
     entries = bench.builder.stored
     async with AsyncExitStack() as frozen_for:
         async with bench.provider.acquire(REQUEST) as lease:
@@ -291,7 +291,7 @@ async def test_what_a_machine_or_a_frozen_state_stands_on_is_held_as_long_as_it_
     assert not any(map(is_held, entries))
 
 
-async def test_a_start_that_fails_holds_nothing(bench: Bench):
+async def test_a_failed_start_holds_no_entries(bench: Bench):
     bench.driver.error = SnapshotFailed("no")
     with pytest.raises(SandboxError):
         async with bench.provider.acquire(REQUEST):
@@ -299,7 +299,7 @@ async def test_a_start_that_fails_holds_nothing(bench: Bench):
     assert not any(map(is_held, bench.builder.stored))
 
 
-async def test_what_is_removed_between_finding_and_holding_it_is_looked_for_again(bench: Bench, tmp_path: Path):
+async def test_a_build_removed_between_lookup_and_hold_is_looked_up_again(bench: Bench, tmp_path: Path):
     good = bench.builder.found
     assert good is not None
     bench.builder.found = replace(good, snapshot=Snapshot("stub", tmp_path / "gone"))
@@ -315,7 +315,7 @@ async def test_what_is_removed_between_finding_and_holding_it_is_looked_for_agai
         assert bench.builder.lookups == 2
 
 
-async def test_what_is_missing_is_said(bench: Bench):
+async def test_an_unknown_or_unbuilt_template_is_reported(bench: Bench):
     with pytest.raises(UnknownTemplate, match=TEMPLATE):
         await bench.provider.acquire(MachineRequest("nonsense")).__aenter__()
     bench.builder.found = None
@@ -323,20 +323,41 @@ async def test_what_is_missing_is_said(bench: Bench):
         await bench.provider.acquire(REQUEST).__aenter__()
 
 
-async def test_a_request_for_another_size_is_refused_before_a_machine_starts(bench: Bench):
-    with pytest.raises(BadRequest, match="fixed size"):
-        await bench.provider.acquire(MachineRequest(TEMPLATE, memory_mb=77)).__aenter__()
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (MachineRequest(TEMPLATE, memory_mb=77), "machines of template .* have 512 MB"),
+        (MachineRequest(TEMPLATE, network=NetworkMode.NAT), "driver stub has no network mode nat"),
+    ],
+)
+async def test_a_request_that_the_driver_cannot_satisfy_is_refused_before_a_machine_starts(
+    bench: Bench, request_: MachineRequest, reason: str
+):
+    with pytest.raises(NoHost, match=reason):
+        await bench.provider.acquire(request_).__aenter__()
     assert not bench.driver.started
 
 
-async def test_a_host_that_cannot_run_machines_says_why_and_how_to_change_it(bench: Bench):
+async def test_one_snapshot_serves_all_network_modes(bench: Bench):
+    bench.driver.capabilities = replace(
+        StubDriver.capabilities, networks=frozenset({NetworkMode.NONE, NetworkMode.PROXY})
+    )
+    for mode in (NetworkMode.NONE, NetworkMode.PROXY):
+        async with bench.provider.acquire(MachineRequest(TEMPLATE, network=mode)) as lease:
+            assert lease.version == "v1"
+    assert bench.driver.started == ["restored", "restored"]
+    assert [spec.network for spec in bench.driver.specs] == [NetworkMode.NONE, NetworkMode.PROXY]
+    assert bench.builder.lookups == 1
+
+
+async def test_a_host_that_cannot_run_machines_says_why_and_names_the_fix(bench: Bench):
     bench.driver.verdict = Probe(usable=False, reason="no emulator", fix="apt install it")
     with pytest.raises(HostNotReady, match="no emulator") as refusal:
         await bench.provider.acquire(REQUEST).__aenter__()
     assert refusal.value.fix == "apt install it"
 
 
-async def test_other_rooms_errors_become_ours_and_leave_nothing(bench: Bench):
+async def test_errors_of_other_rooms_become_sandbox_errors_and_leave_nothing(bench: Bench):
     bench.driver.error = SnapshotFailed("the state file is cut short")
     with pytest.raises(SandboxError, match="cut short"):
         await bench.provider.acquire(REQUEST).__aenter__()
@@ -350,7 +371,7 @@ async def test_other_rooms_errors_become_ours_and_leave_nothing(bench: Bench):
 # -- frozen machines ---------------------------------------------------------------------------------------
 
 
-async def test_a_frozen_state_lies_in_a_directory_that_says_whose_it_is_and_ends_with_its_context(bench: Bench):
+async def test_the_directory_of_a_frozen_state_names_its_server_and_is_removed_with_the_context(bench: Bench):
     async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease) as frozen:
         (directory,) = bench.run_dir.iterdir()
         assert directory.stat().st_mode & 0o777 == 0o700
@@ -362,14 +383,14 @@ async def test_a_frozen_state_lies_in_a_directory_that_says_whose_it_is_and_ends
     assert list(bench.run_dir.iterdir()) == []
 
 
-async def test_a_machine_that_was_frozen_goes_on_as_itself_with_its_clock_set(bench: Bench):
+async def test_a_frozen_machine_continues_with_the_same_identity_and_its_clock_set(bench: Bench):
     async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease):
         first, again = bench.agents[0].identities
         assert (again.hostname, again.machine_id, again.reseed) == (first.hostname, first.machine_id, False)
         assert again.entropy != first.entropy
 
 
-async def test_a_thawed_machine_is_the_same_again_or_a_copy_that_is_unique(bench: Bench):
+async def test_a_thawed_machine_keeps_its_identity_and_a_copy_gets_its_own(bench: Bench):
     provider = bench.provider
     async with (
         provider.acquire(REQUEST) as lease,
@@ -387,7 +408,7 @@ async def test_a_thawed_machine_is_the_same_again_or_a_copy_that_is_unique(bench
     assert bench.driver.alive == 0
 
 
-async def test_a_machine_is_thawed_with_the_files_it_was_made_from(bench: Bench, tmp_path: Path):
+async def test_a_machine_is_thawed_with_the_files_it_was_started_from(bench: Bench, tmp_path: Path):
     async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease) as frozen:
         assert bench.builder.found is not None
         bench.builder.found = replace(bench.builder.found, root=tmp_path / "built anew")
@@ -395,7 +416,7 @@ async def test_a_machine_is_thawed_with_the_files_it_was_made_from(bench: Bench,
             assert bench.driver.specs[0].root == bench.driver.specs[1].root
 
 
-async def test_a_driver_without_snapshots_freezes_nothing(bench: Bench):
+async def test_a_driver_without_snapshots_cannot_freeze(bench: Bench):
     async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False)
         with pytest.raises(CannotFreeze, match="Driver stub"):
@@ -413,7 +434,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         SnapshotFailed("gVisor left nothing"),
     ],
 )
-async def test_a_full_disk_is_told_as_one_and_not_as_a_command_line(bench: Bench, error: Exception):
+async def test_a_full_disk_is_reported_as_such(bench: Bench, error: Exception):
     if isinstance(error, SnapshotFailed):
         error.__cause__ = FULL
     async with bench.provider.acquire(REQUEST) as lease:
@@ -423,7 +444,7 @@ async def test_a_full_disk_is_told_as_one_and_not_as_a_command_line(bench: Bench
     assert "setpriv" not in str(told.value)
 
 
-async def test_of_a_command_that_failed_the_caller_gets_the_last_line_and_the_log_all(
+async def test_a_failed_command_is_logged_and_the_caller_gets_its_last_line(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
     async with bench.provider.acquire(REQUEST) as lease:
@@ -433,7 +454,7 @@ async def test_of_a_command_that_failed_the_caller_gets_the_last_line_and_the_lo
     assert "setpriv --reuid=7" in caplog.text
 
 
-async def test_what_goes_wrong_with_a_frozen_state_is_told_apart(bench: Bench):
+async def test_a_damaged_state_and_a_failed_start_are_different_errors(bench: Bench):
     async with bench.provider.acquire(REQUEST) as lease:
         async with bench.provider.freeze(lease) as frozen:
             bench.driver.error = SnapshotFailed("the state file is cut short")

@@ -65,7 +65,7 @@ async def restores(subject: Subject, count: int) -> list[Sequence[float]]:
 async def _restore(subject: Subject, name: str) -> Sequence[float]:
     identity = new_identity(name)
     times = [anyio.current_time()]
-    async with start_machine(subject.driver, subject.built, name) as machine:
+    async with start_machine(subject.driver, subject.built, subject.built.spec(name)) as machine:
         times.append(anyio.current_time())
         async with open_unique(await machine.connect(), identity, subject.driver.capabilities.isolation) as agent:
             times.append(anyio.current_time())
