@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +21,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, Progress
 from templates.kernel import OwnKernel
 from templates.locks import hold
+from templates.revisions import Revisions
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
 from vmm.types import Accel, Download, Isolation, Probe
@@ -53,19 +54,27 @@ def _ignore(_progress: Progress) -> None:
     """For those who do not watch a build."""
 
 
-def make_builder(settings: Settings, report: Callable[[Progress], None] = _ignore) -> tuple[Store, Builder]:
-    """The store of built things and who fills it. Nothing is started yet."""
+def make_builder(
+    settings: Settings, report: Callable[[Progress], None] = _ignore, pending: Mapping[str, str] | None = None
+) -> tuple[Store, Builder]:
+    """Return the store and its builder. `pending` are revisions that are not current yet (see `template update`)."""
     store = Store(settings.home)
     own = OwnKernel(settings.guest_kernel, settings.guest_modules) if settings.guest_kernel else None
-    return store, Builder(store, report, own_kernel=own, catalogue=settings.catalogue)
+    revisions = Revisions(store.home, pending)
+    return store, Builder(store, report, own_kernel=own, catalogue=settings.catalogue, revisions=revisions)
 
 
 class Drivers:
     """The drivers of this host, each loaded when it is asked for. Leaving closes them."""
 
-    def __init__(self, settings: Settings, report: Callable[[Progress], None] = _ignore) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        report: Callable[[Progress], None] = _ignore,
+        pending: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = settings
-        self.store, self.builder = make_builder(settings, report)
+        self.store, self.builder = make_builder(settings, report, pending)
         self._loaded: dict[str, Driver] = {}
         self._held = ExitStack()  # what they start machines with, besides what is built of a template
 

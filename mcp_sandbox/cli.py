@@ -201,6 +201,19 @@ def template_build(
     raise typer.Exit(building.build(settings_of(ctx), names or (), every=every, watch=watch))
 
 
+@template_app.command("update")
+def template_update(
+    ctx: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(help="Names of templates; the default one if left out.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Update all templates.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be updated.")] = False,
+) -> None:
+    """Bring newer Debian packages, guest kernels and gVisor releases into built templates."""
+    from mcp_sandbox.commands import template_update as updating
+
+    raise typer.Exit(updating.update(settings_of(ctx), names or (), every=every, dry_run=dry_run))
+
+
 @template_app.command("list")
 def template_list(ctx: typer.Context) -> None:
     """List all templates and what is built of them."""

@@ -34,12 +34,12 @@ from templates.inventory import (
     boot_agent,
     boot_kernel,
     guest_kernel,
-    plan_image,
     root_of,
 )
 from templates.kernel import OwnKernel
 from templates.locks import hold
 from templates.model import Template
+from templates.revisions import Revisions
 from templates.snapshot import warm_up_of
 from templates.steps import MakeTools, Progress, Steps, first_error
 from templates.store import Entry, Store, key_of
@@ -92,12 +92,13 @@ class Builder:
         own_kernel: OwnKernel | None = None,
         make_tools: MakeTools = LoggedTools,
         catalogue: Catalogue | None = None,
+        revisions: Revisions | None = None,
     ) -> None:
         self._store = store
         self._catalogue = catalogue or Catalogue()
         self._own_kernel = own_kernel
         self._steps = Steps(store, report, make_tools)
-        self._inventory = Inventory(store, own_kernel)
+        self.inventory = Inventory(store, own_kernel, revisions)
 
     async def fetch(self, what: Download) -> None:
         """Download what a driver lacks. Load the driver again afterwards."""
@@ -140,11 +141,13 @@ class Builder:
 
     async def build_runsc(self) -> Path:
         """Download gVisor."""
-        return (await self._steps.run("runsc", "runsc", runsc.runsc_inputs(), runsc.make_runsc)).path / runsc.RUNSC
+        return (
+            await self._steps.run("runsc", "runsc", self.inventory.runsc_inputs(), runsc.make_runsc)
+        ).path / runsc.RUNSC
 
     async def find(self, template: Template, driver: Driver) -> BuiltTemplate | None:
         """Return the build that `build` would return without making anything, or None."""
-        root, boot = self._inventory.root(template, driver.capabilities), self._inventory.boot(driver.capabilities)
+        root, boot = self.inventory.root(template, driver.capabilities), self.inventory.boot(driver.capabilities)
         if root is None or boot is None:
             return None
         cold = _cold(template, root, boot)
@@ -157,17 +160,17 @@ class Builder:
 
     def find_kernel(self) -> GuestKernel | None:
         """Return the current kernel and initramfs, if they are built."""
-        found = self._inventory.kernel()
+        found = self.inventory.kernel()
         return guest_kernel(*found) if found else None
 
     def find_runsc(self) -> Path | None:
         """Return the downloaded gVisor, if there is one."""
-        found = self._inventory.runsc()
+        found = self.inventory.runsc()
         return found.path / runsc.RUNSC if found else None
 
     def stamp(self) -> tuple[int, ...]:
-        """Return a value that changes whenever an entry that machines start from is built or removed."""
-        return self._store.stamp(STARTING_KINDS)
+        """Return a value that changes whenever machines may have to start from something else."""
+        return (*self._store.stamp(STARTING_KINDS), self.inventory.revisions.stamp())
 
     def entries_of(self, template: Template) -> list[Entry]:
         """Return a template's entries: images, trees and all its snapshots, outdated ones too.
@@ -175,7 +178,7 @@ class Builder:
         Templates with the same inputs share their entries.
         """
         entries = self._store.entries()
-        current = {entry.path for entry in self._inventory.entries_for(template, entries, self._inventory.shared())}
+        current = {entry.path for entry in self.inventory.entries_for(template, entries, self.inventory.shared())}
         return [
             entry
             for entry in entries
@@ -185,9 +188,9 @@ class Builder:
 
     def exclusive_entries_of(self, template: Template) -> list[Entry]:
         """Return a template's entries without those that other templates use."""
-        entries, shared = self._store.entries(), self._inventory.shared()
+        entries, shared = self._store.entries(), self.inventory.shared()
         others = [known for known in self._catalogue.templates().values() if known.name != template.name]
-        theirs = {entry.path for other in others for entry in self._inventory.entries_for(other, entries, shared)}
+        theirs = {entry.path for other in others for entry in self.inventory.entries_for(other, entries, shared)}
         return [entry for entry in self.entries_of(template) if entry.path not in theirs]
 
     async def unused(self, drivers: Iterable[Driver], *templates: Template) -> list[Entry]:
@@ -204,11 +207,11 @@ class Builder:
         known = list(self._catalogue.entries())
         readable = [entry.template for entry in known if entry.template]
         spared = {entry.name for entry in known if entry.template is None}
-        return self._inventory.unused([*templates, *readable], fingerprints, spared)
+        return self.inventory.unused([*templates, *readable], fingerprints, spared)
 
     def image_notes(self, template: Template) -> list[str]:
         """Return a sentence for each setting of the template's image that is not used as its author may expect."""
-        return explain(template, self._inventory.config(template))
+        return explain(template, self.inventory.config(template))
 
     async def outdated(self, template: Template, driver: Driver) -> list[Entry]:
         """Return the unused entries of the template, and unused shared ones, once it is built for `driver`.
@@ -236,7 +239,7 @@ class Builder:
         return boot_agent(await self._steps.run("agent", "agent", guest_code.agent_inputs(), guest_code.make_agent))
 
     async def _image(self, template: Template) -> Entry:
-        plan = plan_image(template)
+        plan = self.inventory.plan_image(template)
         if found := self._steps.find("image", "image", plan.image):
             return found  # even if its base has been removed
         source = template.source.debian
@@ -253,7 +256,7 @@ class Builder:
     async def _image_of_layers(self, template: Template, plan: ImagePlan) -> Entry:
         fetch = oci.make_oci if template.source.oci else dockerfile.make_dockerfile
         layers = await self._steps.run("layers", plan.kind, plan.base, partial(fetch, template=template))
-        inputs = interpreter.interpreter_inputs()
+        inputs = self.inventory.interpreter_inputs()
         own = await self._steps.run("interpreter", "interpreter", inputs, interpreter.make_interpreter)
         make = partial(
             image.make_layered_image,
@@ -265,7 +268,7 @@ class Builder:
 
     async def _kernel(self) -> tuple[Entry, Entry]:
         make = partial(kernel.make_kernel, own=self._own_kernel)
-        found = await self._steps.run("kernel", "kernel", kernel.kernel_inputs(self._own_kernel), make)
+        found = await self._steps.run("kernel", "kernel", self.inventory.kernel_inputs(), make)
         inputs = kernel.initramfs_inputs(found.id)
         pack = partial(kernel.make_initramfs, kernel=found.path)
         return found, await self._steps.run("initramfs", "initramfs", inputs, pack)

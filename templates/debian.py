@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from templates import apt_sources
 from templates.model import DebianSource
+from templates.private_apt import release_pattern
 from templates.tools import StepFailed, Tools
 
 BASE_TAR = "base.tar"
@@ -71,7 +72,7 @@ async def make_layer(tools: Tools, staging: Path, source: DebianSource, base_tar
 
 async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequence[str], *options: str) -> None:
     sources = staging / "debian.sources"
-    text = _sources(suite, packages)
+    text = sources_of(suite, packages)
     if text is not None:
         sources.write_text(text)
     await tools.run(
@@ -81,7 +82,7 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
             f"--include={','.join(packages)}",
             '--aptopt=Acquire::Languages "none"',
             # A package written golang-go/trixie comes from there; its dependencies only if the suite lacks them.
-            f'--aptopt=APT::Default-Release "/^{suite}(|-updates|-security)$/"',
+            f'--aptopt=APT::Default-Release "{release_pattern(suite)}"',
             *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS),
             f"--customize-hook={_FORGET_SOURCES}",
             suite,
@@ -99,7 +100,7 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
     whole.unlink()
 
 
-def _sources(suite: str, packages: Sequence[str]) -> str | None:
+def sources_of(suite: str, packages: Sequence[str]) -> str | None:
     """Return the apt sources of the suite and of the other suites that packages name."""
     others = {name.partition("/")[2] for name in packages} - {"", suite}
     texts = [apt_sources.sources_for(wanted) for wanted in (suite, *sorted(others))]

@@ -20,8 +20,8 @@ from vmm.agent import PYTHON
 FOLDER = "root"
 RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
 _SUITE, _VERSION = "bookworm", "python3.11"
-_PACKAGES = (f"{_VERSION}-minimal", f"lib{_VERSION}-minimal", f"lib{_VERSION}-stdlib")
 _LIBRARIES = ("libc6", "libexpat1", "libffi8", "zlib1g")
+PACKAGES = (f"{_VERSION}-minimal", f"lib{_VERSION}-minimal", f"lib{_VERSION}-stdlib", *_LIBRARIES)
 _EDITOR = ("patchelf", "libstdc++6", "libgcc-s1")  # runs with the downloaded libraries, so the host needs nothing
 PLACE = str(Path(PYTHON).parent)
 _LOADER = "lib/*/ld-linux-*.so.*"
@@ -31,19 +31,23 @@ _UNUSED = ("ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "
 
 def interpreter_inputs() -> dict[str, Any]:
     """Return the inputs of the interpreter."""
-    packages = (*_PACKAGES, *_LIBRARIES)
-    return {"recipe": RECIPE, "suite": _SUITE, "packages": packages, "machine": platform.machine(), "place": PLACE}
+    return {"recipe": RECIPE, "suite": _SUITE, "packages": PACKAGES, "machine": platform.machine(), "place": PLACE}
+
+
+def interpreter_sources() -> str:
+    """Return the apt sources of the interpreter."""
+    sources = apt_sources.sources_for(_SUITE)
+    if sources is None:
+        raise StepFailed("the agent's Python can only be downloaded on Debian with Debian's package sources")
+    return sources
 
 
 async def make_interpreter(tools: Tools, staging: Path) -> dict[str, Any]:
     """Write the contents of a machine's /usr/lib/mcp-sandbox to `staging`/root."""
-    sources = apt_sources.sources_for(_SUITE)
-    if sources is None:
-        raise StepFailed("the agent's Python can only be downloaded on Debian with Debian's package sources")
     work = staging / "work"
-    packages = PrivateApt(tools, work, sources)
+    packages = PrivateApt(tools, work, interpreter_sources())
     await packages.update()
-    names = await packages.unpack(*_PACKAGES, *_LIBRARIES, *_EDITOR)
+    names = await packages.unpack(*PACKAGES, *_EDITOR)
     root = staging / FOLDER
     await anyio.to_thread.run_sync(_gather, packages, root)
     run = [str(root / "lib" / packages.find(_LOADER).name), "--library-path", str(root / "lib")]

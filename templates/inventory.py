@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from templates.debian import base_inputs, layer_inputs
 from templates.dockerfile import dockerfile_inputs
@@ -14,9 +14,10 @@ from templates.interpreter import interpreter_inputs
 from templates.kernel import INITRAMFS, VMLINUZ, OwnKernel, initramfs_inputs, kernel_inputs
 from templates.model import Template
 from templates.oci import oci_inputs
+from templates.revisions import Revisions
 from templates.runsc import runsc_inputs
 from templates.snapshot import snapshot_inputs, warm_up_of
-from templates.store import Entry, Store, key_of
+from templates.store import Entry, Inputs, Store, key_of
 from vmm.types import Capabilities, GuestCode, GuestKernel
 
 SHARED_KINDS = ("base", "interpreter", "kernel", "initramfs", "agent", "runsc")  # used by all templates
@@ -64,30 +65,43 @@ def boot_agent(agent: Entry) -> Boot:
 class ImagePlan:
     """The inputs of every entry that an image is made from, known before anything is built."""
 
-    base: Mapping[str, Any]
-    layer: Mapping[str, Any] | None
-    image: Mapping[str, Any]
+    base: Inputs
+    layer: Inputs | None
+    image: Inputs
     kind: str = "base"  # of base and layer
-
-
-def plan_image(template: Template) -> ImagePlan:
-    """Return the inputs of a template's image."""
-    source = template.source.debian
-    if source is None:
-        layers = oci_inputs(template) if template.source.oci else dockerfile_inputs(template)
-        image = layered_image_inputs(key_of(layers), key_of(interpreter_inputs()))
-        return ImagePlan(layers, None, image, kind="layers")
-    base = base_inputs(source.suite)
-    layer = layer_inputs(key_of(base), source)
-    return ImagePlan(base, layer, image_inputs(template, key_of(layer or base)))
 
 
 class Inventory:
     """The current entries of a store."""
 
-    def __init__(self, store: Store, own_kernel: OwnKernel | None) -> None:
+    def __init__(self, store: Store, own_kernel: OwnKernel | None, revisions: Revisions | None = None) -> None:
         self._store = store
         self._own_kernel = own_kernel
+        self.revisions = revisions or Revisions(store.home)
+
+    def plan_image(self, template: Template) -> ImagePlan:
+        """Return the inputs of a template's image."""
+        source = template.source.debian
+        if source is None:
+            layers = self.revisions.apply(oci_inputs(template) if template.source.oci else dockerfile_inputs(template))
+            image = layered_image_inputs(key_of(layers), key_of(self.interpreter_inputs()))
+            return ImagePlan(layers, None, image, kind="layers")
+        base = self.revisions.apply(base_inputs(source.suite))
+        added = layer_inputs(key_of(base), source)
+        layer = self.revisions.apply(added) if added else None
+        return ImagePlan(base, layer, image_inputs(template, key_of(layer or base)))
+
+    def kernel_inputs(self) -> Inputs:
+        """Return the inputs of the guest kernel."""
+        return self.revisions.apply(kernel_inputs(self._own_kernel))
+
+    def interpreter_inputs(self) -> Inputs:
+        """Return the inputs of the agent's Python."""
+        return self.revisions.apply(interpreter_inputs())
+
+    def runsc_inputs(self) -> Inputs:
+        """Return the inputs of the downloaded gVisor."""
+        return self.revisions.apply(runsc_inputs())
 
     def root(self, template: Template, capabilities: Capabilities) -> Root | None:
         """Return a template's root file system in the form that the driver needs."""
@@ -111,7 +125,7 @@ class Inventory:
 
     def runsc(self) -> Entry | None:
         """Return the downloaded gVisor."""
-        return self._store.find("runsc", runsc_inputs())
+        return self._store.find("runsc", self.runsc_inputs())
 
     def config(self, template: Template) -> ImageConfig:
         """Return the process settings of a template's image; empty if it is not built."""
@@ -121,7 +135,7 @@ class Inventory:
     def shared(self) -> list[Entry]:
         """Return the current entries that all templates share. Call it once: it hashes files."""
         kernel = self._kernel()
-        interpreter = self._store.find("interpreter", interpreter_inputs())
+        interpreter = self._store.find("interpreter", self.interpreter_inputs())
         shared = (kernel, self._initramfs(kernel), self._agent(), self.runsc(), interpreter)
         return [entry for entry in shared if entry]
 
@@ -165,19 +179,19 @@ class Inventory:
         return [*sources, *filter(fits, snapshots)]
 
     def _sources(self, template: Template) -> list[Entry]:
-        plan = plan_image(template)
+        plan = self.plan_image(template)
         layers = [self._store.find(plan.kind, inputs) for inputs in (plan.base, plan.layer) if inputs]
         image = self._store.find("image", plan.image)
         return [entry for entry in (*layers, image, self._tree(image)) if entry]
 
     def _image(self, template: Template) -> Entry | None:
-        return self._store.find("image", plan_image(template).image)
+        return self._store.find("image", self.plan_image(template).image)
 
     def _tree(self, image: Entry | None) -> Entry | None:
         return self._store.find("tree", tree_inputs(image.id)) if image else None
 
     def _kernel(self) -> Entry | None:
-        return self._store.find("kernel", kernel_inputs(self._own_kernel))
+        return self._store.find("kernel", self.kernel_inputs())
 
     def _initramfs(self, kernel: Entry | None) -> Entry | None:
         return self._store.find("initramfs", initramfs_inputs(kernel.id)) if kernel else None

@@ -112,21 +112,31 @@ def _scripts() -> dict[str, bytes]:
     return {name: (_SCRIPTS / name).read_bytes() for name in ("init", "pid1")}
 
 
-async def _fetch_debian_kernel(tools: Tools, staging: Path) -> dict[str, Any]:
-    package = _PACKAGES.get(platform.machine())
+def kernel_sources() -> str:
+    """Return the apt sources of the guest kernel."""
     sources = apt_sources.sources_for(suite) if (suite := apt_sources.host_codename()) else None
-    if package is None or sources is None:
+    if platform.machine() not in _PACKAGES or sources is None:
         raise StepFailed(
             "the guest kernel can only be downloaded on x86-64 Debian with Debian's package sources; "
             f"set {SETTING} to the path of your own vmlinuz"
         )
-    work = staging / "work"
-    packages = PrivateApt(tools, work, sources)
-    await packages.update()
+    return sources
+
+
+async def kernel_packages(packages: PrivateApt) -> tuple[str, ...]:
+    """Return the packages to download: the newest kernel and a static busybox."""
+    package = _PACKAGES[platform.machine()]
     newest = re.search(r"Depends: (linux-image-\S+)", await packages.depends(package))
     if newest is None:
         raise StepFailed(f"{package} depends on no kernel package")
-    names = await packages.unpack(newest.group(1), "busybox-static")
+    return newest.group(1), "busybox-static"
+
+
+async def _fetch_debian_kernel(tools: Tools, staging: Path) -> dict[str, Any]:
+    work = staging / "work"
+    packages = PrivateApt(tools, work, kernel_sources())
+    await packages.update()
+    names = await packages.unpack(*await kernel_packages(packages))
     shutil.move(packages.find("boot/vmlinuz-*"), staging / VMLINUZ)
     shutil.move(packages.find("bin/busybox", "usr/bin/busybox"), staging / "busybox")
     _save_modules(staging, packages.find("lib/modules/*", "usr/lib/modules/*"))

@@ -46,17 +46,32 @@ async def make_oci(tools: Tools, staging: Path, template: Template) -> dict[str,
 
 async def _fetch(tools: Tools, staging: Path, template: Template, name: str) -> dict[str, Any]:
     """Resolve a name to its current digest, then fetch the image with that digest."""
-    plain = "tls-verify=false" if _LOOPBACK.match(name) else "tls-verify=true"
-    tagged, _, digest = name.partition("@")
+    digest = await resolve_digest(tools, staging, name)
+    untagged = re.sub(r":[^:/]*$", "", name.partition("@")[0])  # skopeo accepts either a tag or a digest
+    details = await unpack_image(tools, staging, template, f"docker://{untagged}@{digest}", f"--src-{_tls(name)}")
+    return {**details, "digest": digest}
+
+
+def has_moving_tag(template: Template) -> bool:
+    """Whether the image is in a registry and named by a tag, which can point to another digest later."""
+    name = _name(template)
+    return not _FILE.fullmatch(name) and "@" not in name
+
+
+async def resolve_digest(tools: Tools, staging: Path, name: str) -> str:
+    """Return the digest of an image in a registry: the one in its name, or the current one of its tag."""
+    digest = name.partition("@")[2]
     if not digest:
-        inspect = ("inspect", f"--{plain}", "--no-tags", "--format={{.Digest}}", f"docker://{name}")
+        inspect = ("inspect", f"--{_tls(name)}", "--no-tags", "--format={{.Digest}}", f"docker://{name}")
         output = await run_container_tool(tools, staging, "skopeo", *inspect)
         digest = next((line for line in reversed(output) if _DIGEST.fullmatch(line)), "")
     if not _DIGEST.fullmatch(digest):
         raise StepFailed(f"{name} has no digest of the form sha256:…")
-    untagged = re.sub(r":[^:/]*$", "", tagged)  # skopeo accepts either a tag or a digest
-    details = await unpack_image(tools, staging, template, f"docker://{untagged}@{digest}", f"--src-{plain}")
-    return {**details, "digest": digest}
+    return digest
+
+
+def _tls(name: str) -> str:
+    return "tls-verify=false" if _LOOPBACK.match(name) else "tls-verify=true"
 
 
 async def unpack_image(tools: Tools, staging: Path, template: Template, source: str, *options: str) -> dict[str, Any]:

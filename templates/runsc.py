@@ -15,32 +15,37 @@ from vmm.drivers.gvisor.probe import OLDEST
 
 RUNSC = "runsc"
 RECIPE = 1  # part of the cache key: raise it when a change here requires a new download
-_PACKAGE = "runsc"
+PACKAGE = "runsc"
 _TOO_OLD = {"bullseye", "bookworm"}  # suites whose package is too old
 _FIRST_GOOD = "trixie"
 
 
 def runsc_inputs() -> dict[str, Any]:
     """Return the inputs of the downloaded program."""
-    return {"recipe": RECIPE, "package": _PACKAGE, "suite": _suite(), "machine": platform.machine()}
+    return {"recipe": RECIPE, "package": PACKAGE, "suite": _suite(), "machine": platform.machine()}
 
 
 async def make_runsc(tools: Tools, staging: Path) -> dict[str, Any]:
     """Write runsc to `staging`, from a Debian package whose signature apt has verified."""
+    work = staging / "work"
+    packages = PrivateApt(tools, work, runsc_sources())
+    await packages.update()
+    (name,) = await packages.unpack(PACKAGE)
+    shutil.move(packages.find("usr/bin/runsc"), staging / RUNSC)
+    (staging / RUNSC).chmod(0o755)  # regardless of the umask: machines run as other users
+    shutil.rmtree(work)
+    return {"package": name}
+
+
+def runsc_sources() -> str:
+    """Return the apt sources of gVisor."""
     sources = apt_sources.sources_for(suite) if (suite := _suite()) else None
     if sources is None:
         raise StepFailed(
             "gVisor can only be downloaded on Debian with Debian's package sources; "
             f"install runsc of {OLDEST // 10_000} or newer on the PATH"
         )
-    work = staging / "work"
-    packages = PrivateApt(tools, work, sources)
-    await packages.update()
-    (name,) = await packages.unpack(_PACKAGE)
-    shutil.move(packages.find("usr/bin/runsc"), staging / RUNSC)
-    (staging / RUNSC).chmod(0o755)  # regardless of the umask: machines run as other users
-    shutil.rmtree(work)
-    return {"package": name}
+    return sources
 
 
 def _suite() -> str | None:

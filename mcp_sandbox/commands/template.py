@@ -95,7 +95,7 @@ def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
         async with Drivers(settings) as drivers:
             unused = drivers.store.entries()
             if not every:
-                unused = await drivers.builder.unused(await _usable(drivers))
+                unused = await drivers.builder.unused(await usable_drivers(drivers))
         if dry_run:
             states = {entry.path: "in use" if is_held(entry.path) else "would be removed" for entry in unused}
             _print_entries(unused, states)
@@ -107,7 +107,7 @@ def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
     return guarded(lambda: run_command(main))
 
 
-async def _usable(drivers: Drivers) -> list[Driver]:
+async def usable_drivers(drivers: Drivers) -> list[Driver]:
     """Return the usable drivers."""
     found = []
     for name in DRIVERS:

@@ -18,52 +18,8 @@ from templates.build import Progress
 err = Console(stderr=True, highlight=False)
 
 
-def build(settings: Settings, names: Sequence[str], *, every: bool, watch: bool) -> int:
-    """Build the named templates, all, or the default one, and show progress."""
-    catalogue = settings.catalogue
-
-    async def main() -> int:
-        wanted = catalogue.names() if every else list(dict.fromkeys(names)) or [settings.template]
-        if not every:
-            for name in wanted:
-                catalogue.load(name)  # report a wrong name before probing the host
-        changes = Watch(catalogue, None if every else wanted)
-        with err.status("probing this host") as status:
-            show = _Show(status)
-            async with open_host(settings, show.report, fetch=True) as host:
-                if not host.choice.verdict.usable:
-                    raise HostNotReady(host.choice.verdict.reason, host.choice.verdict.fix)
-                err.print(f"[green]✓[/] driver {host.driver.name} ({host.driver.capabilities.isolation} isolation)")
-                built = [await _build(host, name, show) for name in wanted]
-                while watch:
-                    status.update("waiting for changes; stop with Ctrl-C")
-                    for name in await changes.next():
-                        await _build(host, name, show)
-        return 0 if all(built) else EXIT_ERROR
-
-    return guarded(lambda: run_command(main))
-
-
-async def _build(host: Host, name: str, show: "_Show") -> bool:
-    """Build one template and report errors, so that the others are still built."""
-    show.begin()
-    try:
-        template = host.settings.catalogue.load(name)
-        await host.builder.build(template, host.driver)
-        for entry in await host.builder.outdated(template, host.driver):
-            await host.store.remove(entry.kind, entry.key)
-    except EXPECTED as error:
-        tell(error)
-        err.print(f"[red]✗[/] Template [bold]{name}[/] was not built.")
-        return False
-    for note in host.builder.image_notes(template):
-        err.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
-    err.print(f"Template [bold]{name}[/] is ready.")
-    return True
-
-
 @dataclass(slots=True)
-class _Show:
+class BuildView:
     """Shows the steps of a build, each once for each template."""
 
     status: Status
@@ -84,3 +40,47 @@ class _Show:
             self.shown.add(progress.step)
             how = "made before" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
             err.print(f"[green]✓[/] {progress.step} ({how})")
+
+
+def build(settings: Settings, names: Sequence[str], *, every: bool, watch: bool) -> int:
+    """Build the named templates, all, or the default one, and show progress."""
+    catalogue = settings.catalogue
+
+    async def main() -> int:
+        wanted = catalogue.names() if every else list(dict.fromkeys(names)) or [settings.template]
+        if not every:
+            for name in wanted:
+                catalogue.load(name)  # report a wrong name before probing the host
+        changes = Watch(catalogue, None if every else wanted)
+        with err.status("probing this host") as status:
+            view = BuildView(status)
+            async with open_host(settings, view.report, fetch=True) as host:
+                if not host.choice.verdict.usable:
+                    raise HostNotReady(host.choice.verdict.reason, host.choice.verdict.fix)
+                err.print(f"[green]✓[/] driver {host.driver.name} ({host.driver.capabilities.isolation} isolation)")
+                built = [await _build(host, name, view) for name in wanted]
+                while watch:
+                    status.update("waiting for changes; stop with Ctrl-C")
+                    for name in await changes.next():
+                        await _build(host, name, view)
+        return 0 if all(built) else EXIT_ERROR
+
+    return guarded(lambda: run_command(main))
+
+
+async def _build(host: Host, name: str, view: BuildView) -> bool:
+    """Build one template and report errors, so that the others are still built."""
+    view.begin()
+    try:
+        template = host.settings.catalogue.load(name)
+        await host.builder.build(template, host.driver)
+        for entry in await host.builder.outdated(template, host.driver):
+            await host.store.remove(entry.kind, entry.key)
+    except EXPECTED as error:
+        tell(error)
+        err.print(f"[red]✗[/] Template [bold]{name}[/] was not built.")
+        return False
+    for note in host.builder.image_notes(template):
+        err.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
+    err.print(f"Template [bold]{name}[/] is ready.")
+    return True

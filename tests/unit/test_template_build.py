@@ -13,11 +13,11 @@ import pytest
 
 from guest.client.messages import WarmUp
 from guest.errors import AgentTimeout
-from templates import apt_sources, image, inventory
+from templates import apt_sources, image
 from templates.build import Builder, BuiltTemplate, Progress
 from templates.catalogue import Catalogue
 from templates.errors import BuildFailed
-from templates.inventory import ImagePlan
+from templates.inventory import ImagePlan, Inventory
 from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
@@ -71,6 +71,8 @@ class Workshop:
         self.argv: list[Sequence[str]] = []
         self.broken: str | None = None
         self.hanging: str | None = None
+        self.simulated: list[str] = []  # what a simulated upgrade prints
+        self.newest = ["linux_6.1_amd64"]  # packages in the archive
         self.started = anyio.Event()
 
     def tools(self, log_path: Path, on_line: Callable[[str], None]) -> "PretendedTools":
@@ -112,6 +114,8 @@ class PretendedTools:
         match tool:
             case "mmdebstrap":
                 _pack_base(Path(next(word for word in argv if word.endswith("/base.tar"))))
+            case "tar" if argv[-1].endswith("dpkg/status"):
+                return []
             case "tar":
                 _grow_tree(Path(argv[-1].partition("=")[2]))
             case "mkfs.erofs":
@@ -120,16 +124,25 @@ class PretendedTools:
                 _grow_tree(unpacked := Path(argv[1].partition("=")[2]))
                 (unpacked / "tmp").mkdir()
                 (unpacked / "tmp").chmod(0o1777)
-            case "apt-cache":
-                return ["linux-image-cloud-amd64", "  Depends: linux-image-6.1-cloud-amd64"]
-            case "apt-get" if "download" in argv:
-                assert cwd is not None
-                (cwd / "linux.deb").write_text("")
+            case "apt-cache" | "apt-get":
+                return self._pretend_apt(argv, cwd)
             case "dpkg":
                 tree = Path(argv[-1])
                 for name in ("boot/vmlinuz-6.1", "bin/busybox", "lib/modules/6.1/kernel/overlay.ko", "usr/bin/runsc"):
                     (tree / name).parent.mkdir(parents=True)
                     (tree / name).write_text(name)
+        return []
+
+    def _pretend_apt(self, argv: Sequence[str], cwd: Path | None) -> list[str]:
+        if "depends" in argv:
+            return ["linux-image-cloud-amd64", "  Depends: linux-image-6.1-cloud-amd64"]
+        if "--simulate" in argv:
+            return self._workshop.simulated
+        if "--print-uris" in argv:
+            return [f"'http://mirror.example/{name}' {name}.deb 1 SHA256:0" for name in self._workshop.newest]
+        if "download" in argv:
+            assert cwd is not None
+            (cwd / "linux_6.1_amd64.deb").write_text("")
         return []
 
 
@@ -480,14 +493,14 @@ async def test_a_template_whose_files_cannot_be_looked_at_keeps_what_was_built_o
     await shop.build("mine", FakeGvisor(), MINE.replace("numpy==2.4.6", "numpy==2.4.7"))
     shop.write("mine", MINE.replace("numpy==2.4.6", "numpy==2.4.8"))
     assert await shop.unused(FakeGvisor()) == [("image", "mine"), ("snapshot", "mine")]
-    plan = inventory.plan_image
+    plan = Inventory.plan_image
 
-    def refuse(template: Template) -> ImagePlan:
+    def refuse(self: Inventory, template: Template) -> ImagePlan:
         if template.name == "mine":
             raise PermissionError("secret")
-        return plan(template)
+        return plan(self, template)
 
-    monkeypatch.setattr(inventory, "plan_image", refuse)
+    monkeypatch.setattr(Inventory, "plan_image", refuse)
     assert await shop.unused(FakeGvisor()) == []
 
 
@@ -646,7 +659,7 @@ async def test_gvisor_is_fetched_from_a_suite_that_has_a_new_one_and_kept_aside(
     assert workshop.ran == ["apt-get", "apt-get", "dpkg"]
     assert [word for word in workshop.argv[-2] if not word.startswith("-")][-2:] == ["download", "runsc"]
     (entry,) = Store(tmp_path).entries()
-    assert (entry.inputs["suite"], entry.details) == ("trixie", {"package": "linux"})
+    assert (entry.inputs["suite"], entry.details) == ("trixie", {"package": "linux_6.1_amd64"})
     assert sorted(found.name for found in path.parent.iterdir()) == ["meta.json", "runsc"]
 
 
