@@ -1,9 +1,9 @@
-"""How an operator talks to a running server: one JSON line there and one back, over a socket only its user can open.
+"""The control socket of a server: one JSON line in, one JSON line out. Only the server's user can open it.
 
 <home>/run/<pid>-<start time>-control
 
 {"do": "list"}                           {"ok": true, "result": [{"id": "sb-…", …}, …]}
-{"do": "close", "sandbox_id": "sb-…"}    {"ok": true, "result": true}, false if it had ended before
+{"do": "close", "sandbox_id": "sb-…"}    {"ok": true, "result": true}; false if it had already ended
 {"do": "stats"}                          {"ok": true, "result": {…}}
 {"do": "metrics"}                        {"ok": true, "result": "# HELP …"}
 anything else                            {"ok": false, "error": "…"}
@@ -29,12 +29,12 @@ from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.processes import ProcessId, is_alive
 
 MAX_REQUEST_BYTES = 4096
-MAX_ANSWER_BYTES = 16 << 20  # the metrics of a thousand machines are far below
+MAX_ANSWER_BYTES = 16 << 20  # far more than the metrics of a thousand machines
 MAX_CLIENTS = 16
-REQUEST_S = 5.0  # a client that connects and says nothing must not hold a place
-WORK_S = 20.0  # closing a sandbox can take seconds, on a busy host more; what hangs must not hold a place either
-ANSWER_S = WORK_S + 2 * REQUEST_S  # how long a client waits: longer than any server takes
-ACCEPT_AGAIN_S = 1.0  # out of file descriptors, say: others have to give some back first
+IO_TIMEOUT_S = 5.0  # a silent client must not occupy a slot
+WORK_TIMEOUT_S = 20.0  # closing a sandbox can take seconds, more on a busy host
+ANSWER_TIMEOUT_S = WORK_TIMEOUT_S + 2 * IO_TIMEOUT_S  # longer than any server takes
+ACCEPT_RETRY_S = 1.0  # out of file descriptors, for example
 SOCKET = re.compile(r"(\d+)-(\d+)-control")
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Panel(Protocol):
     def sandboxes(self) -> list[Mapping[str, object]]: ...
 
     async def close(self, sandbox_id: str) -> bool:
-        """End a sandbox of any owner; False if it had ended before. Raises SandboxNotFound."""
+        """Close a sandbox of any owner; False if it was already ending. Raises SandboxNotFound."""
         ...
 
     def stats(self) -> Mapping[str, object]: ...
@@ -57,7 +57,7 @@ class Panel(Protocol):
 
 
 class Request(BaseModel):
-    """What an operator asks for."""
+    """A request of an operator."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,20 +81,20 @@ class ServerGone(ControlError):
     code = "server_gone"
 
 
-# -- the server's side -------------------------------------------------------------------------------------
+# -- server ------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def serve_control(run_dir: Path, server: ProcessId, panel: Panel) -> AsyncIterator[None]:
-    """Answer operators for as long as the block lasts. A server that cannot listen says so and goes on."""
+    """Answer operators as long as the block lasts. A server that cannot listen logs it and continues."""
     name = f"{server.pid}-{server.started}-control"
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         run_dir.chmod(0o700)  # before there is a socket in it
-        with _reachable(run_dir) as directory:
+        with _short_path(run_dir) as directory:
             listener = await anyio.create_unix_listener(f"{directory}/{name}", mode=0o600, backlog=MAX_CLIENTS)
     except OSError as error:
-        logger.warning("`mcp-sandbox sandbox` cannot reach this server: %s", error)
+        logger.warning("cannot open the control socket, so `mcp-sandbox sandbox` cannot reach this server: %s", error)
         yield
         return
     try:
@@ -107,23 +107,23 @@ async def serve_control(run_dir: Path, server: ProcessId, panel: Panel) -> Async
 
 
 async def _serve(listener: SocketListener, panel: Panel) -> None:
-    """Attend to everybody who comes. Who cannot be let in now waits at the door, and nothing else does."""
-    clients, told = anyio.CapacityLimiter(MAX_CLIENTS), False
+    """Serve every client in a task of its own."""
+    clients, logged = anyio.CapacityLimiter(MAX_CLIENTS), False
     async with anyio.create_task_group() as tasks:
         while True:
             try:
                 stream = await listener.accept()
             except anyio.BrokenResourceError as error:
-                if not told:
-                    logger.warning("nobody can be let in at the control socket: %s", error.__cause__)
-                told = True
-                await anyio.sleep(ACCEPT_AGAIN_S)
+                if not logged:
+                    logger.warning("cannot accept connections at the control socket: %s", error.__cause__)
+                logged = True
+                await anyio.sleep(ACCEPT_RETRY_S)
             else:
-                told = False
-                tasks.start_soon(_attend, panel, clients, stream)
+                logged = False
+                tasks.start_soon(_serve_client, panel, clients, stream)
 
 
-async def _attend(panel: Panel, clients: anyio.CapacityLimiter, stream: SocketStream) -> None:
+async def _serve_client(panel: Panel, clients: anyio.CapacityLimiter, stream: SocketStream) -> None:
     async with stream:
         try:
             clients.acquire_on_behalf_of_nowait(stream)
@@ -132,7 +132,7 @@ async def _attend(panel: Panel, clients: anyio.CapacityLimiter, stream: SocketSt
         try:
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError):
                 answer = json.dumps(await _answer(panel, stream)).encode() + b"\n"
-                with anyio.fail_after(REQUEST_S):
+                with anyio.fail_after(IO_TIMEOUT_S):
                     await stream.send(answer)
         finally:
             clients.release_on_behalf_of(stream)
@@ -140,27 +140,27 @@ async def _attend(panel: Panel, clients: anyio.CapacityLimiter, stream: SocketSt
 
 async def _answer(panel: Panel, stream: SocketStream) -> dict[str, object]:
     try:
-        with anyio.fail_after(REQUEST_S):
+        with anyio.fail_after(IO_TIMEOUT_S):
             line = await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_REQUEST_BYTES)
         request = Request.model_validate_json(line)
-        return {"ok": True, "result": await _in_time(_do(panel, request))}
+        return {"ok": True, "result": await _bounded(_do(panel, request))}
     except SandboxError as error:
         return {"ok": False, "error": str(error)}
     except (ValidationError, anyio.DelimiterNotFound, anyio.IncompleteRead):
-        return {"ok": False, "error": 'this is not a request: send one line such as {"do": "list"}'}
+        return {"ok": False, "error": 'Not a request: send one line such as {"do": "list"}.'}
     except (TimeoutError, anyio.BrokenResourceError):
         raise
-    except Exception as error:  # an operator's request must not end the server
+    except Exception as error:  # a bug here must not end the server
         logger.warning("a control request failed", exc_info=error)
-        return {"ok": False, "error": f"the server failed at it: {error}"}
+        return {"ok": False, "error": f"The server failed: {error}."}
 
 
-async def _in_time(work: Awaitable[T]) -> T:
+async def _bounded(work: Awaitable[T]) -> T:
     try:
-        with anyio.fail_after(WORK_S):
+        with anyio.fail_after(WORK_TIMEOUT_S):
             return await work
     except TimeoutError:
-        raise ControlError(f"The server is still at it after {WORK_S:g} s, and goes on.") from None
+        raise ControlError(f"The server has not finished after {WORK_TIMEOUT_S:g} s; it continues.") from None
 
 
 async def _do(panel: Panel, request: Request) -> object:
@@ -175,25 +175,25 @@ async def _do(panel: Panel, request: Request) -> object:
             return await panel.metrics()
 
 
-# -- the operator's side -----------------------------------------------------------------------------------
+# -- client ------------------------------------------------------------------------------------------------
 
 
 def live_servers(run_dir: Path) -> list[ProcessId]:
-    """The servers of this home that listen, oldest first."""
+    """Return the servers of this home that have a control socket, oldest first."""
     names = [SOCKET.fullmatch(path.name) for path in run_dir.glob("*-control")]
     found = [ProcessId(int(name[1]), int(name[2])) for name in names if name]
     return sorted(filter(is_alive, found), key=lambda process: process.started)
 
 
-def ask(run_dir: Path, server: ProcessId, request: Request, *, timeout_s: float = ANSWER_S) -> Any:  # noqa: ANN401 - JSON
-    """Have a server do something. Blocks.
+def ask(run_dir: Path, server: ProcessId, request: Request, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:  # noqa: ANN401 - JSON
+    """Send a request to a server and return the result. Blocks.
 
     Raises:
-        ServerGone: it does not answer.
-        ControlError: it says that it cannot.
+        ServerGone: the server does not answer.
+        ControlError: the server refuses.
     """
     try:
-        with _reachable(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
+        with _short_path(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
             wire.settimeout(timeout_s)
             wire.connect(f"{directory}/{server.pid}-{server.started}-control")
             wire.sendall(request.model_dump_json().encode() + b"\n")
@@ -207,8 +207,8 @@ def ask(run_dir: Path, server: ProcessId, request: Request, *, timeout_s: float 
 
 
 @contextmanager
-def _reachable(run_dir: Path) -> Iterator[str]:
-    """A short path of the directory: the kernel takes no more than 107 bytes for the path of a socket."""
+def _short_path(run_dir: Path) -> Iterator[str]:
+    """Yield a short path to the directory, because the path of a socket may have at most 107 bytes."""
     directory = os.open(run_dir, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}"

@@ -1,4 +1,4 @@
-"""What an operator needs around the service: the registry, the clean-up after crashes, metrics, the control socket."""
+"""Everything an operator needs around the service: registry, recovery, metrics and the control socket."""
 
 import logging
 import time
@@ -29,22 +29,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Operation(Watcher):
-    """Everything about one server that is not a sandbox's own."""
+    """The registry and the metrics of one server, kept up to date by the service and its providers."""
 
     settings: Settings
     registry: Registry
     metrics: Metrics
 
     def restoring(self, source: Provider) -> Provider:
-        """What starts machines, with each of them on record and timed. A pool goes around this."""
+        """Wrap the provider that starts machines: record and time each of them. A pool goes around this."""
         return Registered(Measured(source, self.metrics, "restore"), self.registry)
 
     def acquiring(self, source: Provider) -> Provider:
-        """What the service asks for machines, with failures counted: the pool, or what starts machines."""
+        """Wrap the provider that the service uses, pooled or not: count its failures."""
         return Measured(source, self.metrics, "acquire")
 
     def got_machine(self, box: Sandbox, machine: LeasedMachine, waited_s: float) -> None:
-        """Put on record whose machine it is, and how long it took to come."""
+        """Record which sandbox has the machine and how long it waited for it."""
         self.metrics.took("acquire", box.template, waited_s)
         self.registry.claimed(machine.id, box.id, box.owner)
 
@@ -57,31 +57,31 @@ class Operation(Watcher):
         self.metrics.refused(limit)
 
     def controlled(self, service: SandboxService, pools: Pools = tuple) -> AbstractAsyncContextManager[None]:
-        """Let operators talk to this server for as long as the block lasts."""
+        """Serve the control socket as long as the block lasts."""
         panel = ServicePanel(service, self.registry, self.metrics, pools)
         return serve_control(self.settings.run_dir, self.registry.server.process, panel)
 
 
 @asynccontextmanager
 async def open_operation(settings: Settings, store: Store) -> AsyncIterator[Operation]:
-    """Go on record, and clean up in the background what killed servers have left."""
+    """Add this server to the registry, and clean up after killed servers in the background."""
     hierarchy = await anyio.to_thread.run_sync(detect)
     async with open_registry(settings.home, hierarchy.folders) as registry, anyio.create_task_group() as tasks:
-        tasks.start_soon(_clean_up, registry, settings, store)
+        tasks.start_soon(_recover, registry, settings, store)
         yield Operation(settings, registry, Metrics(registry.own))
         tasks.cancel_scope.cancel()
 
 
-async def _clean_up(registry: Registry, settings: Settings, store: Store) -> None:
+async def _recover(registry: Registry, settings: Settings, store: Store) -> None:
     try:
         await recover(registry, settings.run_dir, store)
-    except Exception as error:  # what others have left must not end this server
-        logger.warning("the clean-up after killed servers failed; the next start tries again", exc_info=error)
+    except Exception as error:  # it must not end this server
+        logger.warning("cleaning up after killed servers failed; the next server tries again", exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)
 class ServicePanel:
-    """A service as operators see it: all owners' sandboxes."""
+    """What operators see of a service: the sandboxes of all owners."""
 
     service: SandboxService
     registry: Registry
@@ -89,18 +89,18 @@ class ServicePanel:
     pools: Pools
 
     def sandboxes(self) -> list[Mapping[str, object]]:
-        """What `mcp-sandbox sandbox list` shows."""
+        """Return what `mcp-sandbox sandbox list` shows."""
         return [_described(box) for box in self.service.alive()]
 
     async def close(self, sandbox_id: str) -> bool:
-        """End a sandbox, whoever owns it; False if it was ending already. Raises SandboxNotFound."""
+        """Close a sandbox of any owner; False if it was already ending. Raises SandboxNotFound."""
         box = next((box for box in self.service.alive() if box.id == sandbox_id), None)
         if box is None:
             raise SandboxNotFound(sandbox_id)
         return await box.close("an operator closed it")
 
     def stats(self) -> Mapping[str, object]:
-        """What `doctor` shows of a running server."""
+        """Return what `doctor` shows about a running server."""
         own = self.registry.own()
         return {
             "pid": self.registry.server.process.pid,

@@ -28,15 +28,15 @@ from templates.store import Store
 from vmm import limits
 from vmm.hierarchy import FOLDER
 
-END_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
-OWNED = re.compile(r"(\d+)-(\d+)-.+")  # how groups and files say whose they are: process number, start time
+KILL_TIMEOUT_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
+OWNED = re.compile(r"(\d+)-(\d+)-.+")  # names of cgroups and files begin with pid and start time of their server
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Cleaned:
-    """What was removed, each item in words for people."""
+    """What recovery removed, one line per item."""
 
     servers: list[str] = field(default_factory=list)
     processes: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Cleaned:
     files: list[str] = field(default_factory=list)
 
     def note(self, kind: list[str], item: str) -> None:
-        """Remember and log one item."""
+        """Add and log one item."""
         kind.append(item)
         logger.info("removed %s", item)
 
@@ -54,10 +54,10 @@ class Cleaned:
 
 
 async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
-    """Remove what dead servers of this home have left. Only one process at a time does; others have nothing to do."""
+    """Remove what dead servers of this home have left, unless another process is doing it."""
     cleaned = Cleaned()
-    with _alone(store.home) as alone:
-        if not alone:
+    with _lock(store.home) as locked:
+        if not locked:
             return cleaned
         here = registry.server
         known = await registry.read_all()
@@ -65,30 +65,30 @@ async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
             if status_of(server, here) is ServerStatus.GONE:
                 await _recover_server(registry, server, machines, cleaned)
         kept = {server.process for server in known if status_of(server, here) is not ServerStatus.GONE}
-        if registry.complete and here in known:  # else nobody knows of servers whose process numbers mean nothing here
+        if registry.complete and here in known:  # otherwise there may be unknown servers in other PID namespaces
             await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
         await anyio.to_thread.run_sync(_sweep, store, here.folders, cleaned)
     if str(cleaned) != "nothing":
-        logger.warning("cleaned up after servers that were killed: %s", cleaned)
+        logger.warning("cleaned up after killed servers: %s", cleaned)
     return cleaned
 
 
 async def _recover_server(registry: Registry, server: Server, machines: list[Machine], cleaned: Cleaned) -> None:
     left: list[object] = []
     if server.boot == registry.server.boot and server.home == registry.server.home:
-        # Children first: the first process of a namespace takes all others in it along.
+        # Children first: when the first process of a PID namespace dies, all others in it do.
         tree = [process for machine in machines for process in reversed(machine.processes)]
-        left += await _end(tree, cleaned)
+        left += await _kill(tree, cleaned)
         left += await _remove_groups(server, cleaned)
-    if left:  # its row stays, so that the next start tries again
-        logger.warning("cannot remove all that server %d has left: %s", server.process.pid, left)
+    if left:  # keep its row: the next server tries again
+        logger.warning("cannot clean up after server %d: %s", server.process.pid, left)
         return
     await registry.remove(server)
     cleaned.note(cleaned.servers, f"the record of server {server.process.pid} and {len(machines)} machines")
 
 
-async def _end(processes: Iterable[ProcessId], cleaned: Cleaned) -> list[object]:
-    """Kill those that are still there; the ones that did not end."""
+async def _kill(processes: Iterable[ProcessId], cleaned: Cleaned) -> list[object]:
+    """Kill the processes that are alive, and return those that did not end."""
     left: list[object] = []
     for process in processes:
         try:
@@ -96,10 +96,10 @@ async def _end(processes: Iterable[ProcessId], cleaned: Cleaned) -> list[object]
         except OSError:
             continue
         try:
-            if not is_alive(process):  # looked at after the handle was opened: the number is pinned to it now
+            if not is_alive(process):  # checked after opening the handle, which pins the pid
                 continue
             signal.pidfd_send_signal(handle, signal.SIGKILL)
-            with anyio.move_on_after(END_S):
+            with anyio.move_on_after(KILL_TIMEOUT_S):
                 await anyio.wait_readable(handle)
                 cleaned.note(cleaned.processes, f"process {process.pid}")
                 continue
@@ -112,13 +112,13 @@ async def _end(processes: Iterable[ProcessId], cleaned: Cleaned) -> list[object]
 
 
 async def _remove_groups(server: Server, cleaned: Cleaned) -> list[object]:
-    """End what is in the groups of a server's machines and remove them; those that stayed."""
+    """Kill what is in the cgroups of a server's machines and remove them; return what is left."""
     left: list[object] = []
     for folder in server.folders:
         if folder.name != FOLDER:
             continue
         for group in folder.glob(f"{server.process.pid}-{server.process.started}-*"):
-            left += await _end(_members(group), cleaned)
+            left += await _kill(_members(group), cleaned)
             await limits.remove_group(group)
             if group.exists():
                 left.append(group)
@@ -136,7 +136,7 @@ def _members(group: Path) -> list[ProcessId]:
 
 
 def _remove_files(run_dir: Path, kept: set[ProcessId], cleaned: Cleaned) -> None:
-    """Remove sockets and scratch of dead servers."""
+    """Remove the sockets and scratch files of dead servers."""
     for path in run_dir.glob("*-*-*"):
         name = OWNED.fullmatch(path.name)
         owner = ProcessId(int(name[1]), int(name[2])) if name else None
@@ -151,7 +151,7 @@ def _remove_files(run_dir: Path, kept: set[ProcessId], cleaned: Cleaned) -> None
 
 
 def _sweep(store: Store, folders: tuple[Path, ...], cleaned: Cleaned) -> None:
-    """Remove what no registry tells of: cgroups of servers whose home is gone, and half-built entries."""
+    """Remove what no registry lists: cgroups of servers whose home is gone, and incomplete builds."""
     for group in limits.sweep(folders):
         cleaned.note(cleaned.groups, f"cgroup {group}")
     before = set(store.home.glob("staging/*"))
@@ -161,14 +161,14 @@ def _sweep(store: Store, folders: tuple[Path, ...], cleaned: Cleaned) -> None:
 
 
 @contextmanager
-def _alone(home: Path) -> Iterator[bool]:
-    """Whether nobody else cleans this home at the moment."""
+def _lock(home: Path) -> Iterator[bool]:
+    """Try to lock the recovery of a home, and yield whether it worked."""
     path = home / "locks" / "recovery"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     except OSError as error:
-        logger.warning("nothing is cleaned up in %s: %s", home, error)
+        logger.warning("cannot clean up in %s: %s", home, error)
         yield False
         return
     with file:

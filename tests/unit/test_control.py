@@ -88,7 +88,7 @@ async def raw(run_dir: Path, line: bytes) -> dict[str, Any]:
     [path] = run_dir.iterdir()
 
     def talk() -> bytes:
-        with control._reachable(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
+        with control._short_path(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
             wire.settimeout(10)
             wire.connect(f"{directory}/{path.name}")
             wire.sendall(line)
@@ -152,11 +152,11 @@ async def test_a_malformed_request_is_refused(run_dir: Path, line: bytes):
 
 
 async def test_silent_clients_do_not_block_others(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(control, "REQUEST_S", 0.2)
+    monkeypatch.setattr(control, "IO_TIMEOUT_S", 0.2)
     [path] = run_dir.iterdir()
     silent = [socket.socket(socket.AF_UNIX) for _ in range(MAX_CLIENTS)]
     try:
-        with control._reachable(run_dir) as directory:
+        with control._short_path(run_dir) as directory:
             for wire in silent:
                 wire.connect(f"{directory}/{path.name}")
         with anyio.fail_after(10):
@@ -174,13 +174,13 @@ async def test_silent_clients_do_not_block_others(run_dir: Path, monkeypatch: py
 async def test_a_server_out_of_file_descriptors_recovers(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(control, "ACCEPT_AGAIN_S", 0.01)
+    monkeypatch.setattr(control, "ACCEPT_RETRY_S", 0.01)
     [path] = run_dir.iterdir()
-    with control._reachable(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
+    with control._short_path(run_dir) as directory, socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(10)
         with no_more_descriptors(), anyio.fail_after(10):
             wire.connect(f"{directory}/{path.name}")
-            while "nobody can be let in" not in caplog.text:
+            while "cannot accept connections" not in caplog.text:
                 await anyio.sleep(0.01)
         wire.sendall(b'{"do": "metrics"}\n')
         answer = await anyio.to_thread.run_sync(wire.makefile("rb").readline)
@@ -194,11 +194,11 @@ async def test_requests_that_hang_get_an_answer_and_free_their_slots(tmp_path: P
             await anyio.sleep_forever()
             return True
 
-    monkeypatch.setattr(control, "WORK_S", 0.2)
+    monkeypatch.setattr(control, "WORK_TIMEOUT_S", 0.2)
     async with serve_control(tmp_path, myself(), HangingPanel()):
 
         async def hang() -> None:
-            with pytest.raises(ControlError, match="still at it"):
+            with pytest.raises(ControlError, match="has not finished"):
                 await asked(tmp_path, do="close", sandbox_id="sb-1")
 
         async with anyio.create_task_group() as tasks:

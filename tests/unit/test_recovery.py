@@ -184,7 +184,7 @@ async def test_a_failing_recovery_is_logged_and_the_server_goes_on(tmp_path: Pat
     (tmp_path / "locks" / "image-abc").mkdir(parents=True)  # where a file is expected
     with anyio.fail_after(20):
         async with open_operation(Settings(home=tmp_path), Store(tmp_path)) as operation:
-            while "clean-up after killed servers failed" not in caplog.text:
+            while "cleaning up after killed servers failed" not in caplog.text:
                 await anyio.sleep(0.01)
             await operation.registry.starting("m-1", "template")
             assert [machine.id for machine in operation.registry.own()] == ["m-1"]
