@@ -1,1 +1,1 @@
-"""One run of code, and the calls around it."""
+"""Values of runs: requests, bookkeeping, output and results. `sandboxes` executes them."""

@@ -10,9 +10,9 @@ import anyio.lowlevel
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest, PausedLimit
 from mcp_sandbox.machines.provider import Frozen, Lease, Provider
-from mcp_sandbox.runs.calls import between_runs, check_free
 from mcp_sandbox.sandboxes.admission import Admission, Ticket
 from mcp_sandbox.sandboxes.lifecycle import OVER, End, Lifespan
+from mcp_sandbox.sandboxes.run_calls import between_runs, check_free
 from mcp_sandbox.sandboxes.sandbox import Sandbox
 
 MAX_COPIES = 8  # of one fork

@@ -16,18 +16,18 @@ from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileTooLarge, RunLimit, RunNotStarted, SandboxNotFound
 from mcp_sandbox.machines.provider import Lease, MachineRequest, Provider, find_template
-from mcp_sandbox.runs.calls import Report, lost_view, read_on, run_in_turn, stop
-from mcp_sandbox.runs.execute import CheckedRun, check
 from mcp_sandbox.runs.options import check_options
 from mcp_sandbox.runs.results import RunRequest, RunResult
 from mcp_sandbox.runs.running import RunBook, RunView
 from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
-from mcp_sandbox.sandboxes.files import file_operation, read_all, resolve
+from mcp_sandbox.sandboxes.execution import CheckedRun, check
+from mcp_sandbox.sandboxes.file_access import file_operation, read_all, resolve
 from mcp_sandbox.sandboxes.forks import Forks, all_or_none, all_ready
 from mcp_sandbox.sandboxes.graves import Graves
 from mcp_sandbox.sandboxes.info import SandboxInfo, info_of
 from mcp_sandbox.sandboxes.keeper import KeptSandbox
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, Lifespan, lifespan
+from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
 
 

@@ -20,7 +20,7 @@ from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating.metrics import enable_tracing
-from mcp_sandbox.sandboxes.files import mime_of
+from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
 from mcp_sandbox.serving.schemas import lean

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError, with_next_step
-from mcp_sandbox.runs.calls import Report
+from mcp_sandbox.sandboxes.run_calls import Report
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 

@@ -14,7 +14,7 @@ from guest.client.messages import Listing
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest, FileError, SandboxError, SandboxNotFound, with_next_step
-from mcp_sandbox.sandboxes.files import mime_of, resolve
+from mcp_sandbox.sandboxes.file_access import mime_of, resolve
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
 from mcp_sandbox.tools.next_steps import NEXT_STEPS

@@ -4,7 +4,7 @@ from mcp_types import ContentBlock
 
 from guest.client.messages import FileChunk
 from mcp_sandbox.runs.results import Picture
-from mcp_sandbox.sandboxes.files import SNIFF_BYTES, image_mime, mime_of
+from mcp_sandbox.sandboxes.file_access import SNIFF_BYTES, image_mime, mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.results import call_of, image_block, link_block, text_block, uri_of
 

@@ -13,7 +13,7 @@ from guest.client.reports import CompiledReport, HandlerReport
 from mcp_sandbox.errors import with_next_step
 from mcp_sandbox.runs.results import Captured, Picture, RunResult, readable
 from mcp_sandbox.runs.running import RunView
-from mcp_sandbox.sandboxes.files import mime_of
+from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.tools.compiled_results import compiled_parts, compiled_words
 from mcp_sandbox.tools.handler_results import measured_part, result_part
 from mcp_sandbox.tools.next_steps import NEXT_STEPS

@@ -15,10 +15,10 @@ MAY_IMPORT = {
     "websearch": {"templates", "vmm", "guest"},
     "mcp_sandbox": {"websearch", "templates", "vmm", "guest"},
 }
-# The folders of mcp_sandbox, lowest first. A sandbox has runs, a run happens in a sandbox: those two know each other.
+# The folders of mcp_sandbox, lowest first.
 FOLDERS = {
     "machines": set[str](),
-    "runs": {"machines", "sandboxes"},
+    "runs": set[str](),
     "sandboxes": {"machines", "runs"},
     "operating": {"machines", "sandboxes"},
     "tools": {"machines", "runs", "sandboxes"},

@@ -487,7 +487,7 @@ async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: 
 
 @pytest.fixture
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sandboxes.files", "runs.execute"):
+    for module in ("sandboxes.file_access", "sandboxes.execution"):
         monkeypatch.setattr(f"mcp_sandbox.{module}.FILE_TIMEOUT_S", 0.02)
 
 

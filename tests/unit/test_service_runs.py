@@ -379,7 +379,7 @@ async def test_a_watcher_that_fails_harms_nobody(provider: FakeProvider, caplog:
 async def test_progress_tells_the_newest_line(
     service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mcp_sandbox.runs.calls.PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.PROGRESS_EVERY_S", 0)
     talk = Talk(provider, "one", "two", "three")
     told: list[str] = []
 

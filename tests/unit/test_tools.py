@@ -544,7 +544,7 @@ async def test_a_run_that_takes_longer_than_a_client_waits_is_not_lost(provider:
 async def test_the_client_is_told_the_newest_line_while_it_waits(
     client: Client, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mcp_sandbox.runs.calls.PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.PROGRESS_EVERY_S", 0)
     gates = [anyio.Event(), anyio.Event()]
     epochs = [Output("stdout", f"epoch {n}\n") for n in (1, 2)]
     provider.plans["train"] = [epochs[0], gates[0], epochs[1], gates[1], finished()]
@@ -561,8 +561,8 @@ async def test_the_client_is_told_the_newest_line_while_it_waits(
 async def test_progress_always_increases_however_old_the_run_is(
     client: Client, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("mcp_sandbox.runs.calls.PROGRESS_EVERY_S", 0)
-    monkeypatch.setattr("mcp_sandbox.runs.calls.SILENCE_S", 0)
+    monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.SILENCE_S", 0)
     monkeypatch.setattr(LiveRun, "elapsed_s", property(lambda run: 100 + anyio.current_time() - run.began_at))
     gate = anyio.Event()
     provider.plans["train"] = [gate, finished()]

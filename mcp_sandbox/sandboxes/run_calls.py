@@ -9,9 +9,9 @@ import anyio
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxBusy, SandboxChanging
-from mcp_sandbox.runs.execute import CheckedRun, begin
 from mcp_sandbox.runs.results import RunResult
 from mcp_sandbox.runs.running import LiveRun, RunView
+from mcp_sandbox.sandboxes.execution import CheckedRun, begin
 from mcp_sandbox.sandboxes.lifecycle import Ending
 from mcp_sandbox.sandboxes.sandbox import Sandbox
 

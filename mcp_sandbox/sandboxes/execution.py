@@ -17,7 +17,7 @@ from mcp_sandbox.runs.invocations import check_invocation, with_limits
 from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.results import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
 from mcp_sandbox.runs.running import LiveRun
-from mcp_sandbox.sandboxes.files import FILE_TIMEOUT_S, file_operation, image_mime, read_all
+from mcp_sandbox.sandboxes.file_access import FILE_TIMEOUT_S, file_operation, image_mime, read_all
 from mcp_sandbox.sandboxes.sandbox import Sandbox
 
 INTERRUPT_GRACE_S = 2.0  # what an interrupted run gets to end by itself before its kernel is killed
