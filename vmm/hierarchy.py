@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vmm import scopes
 from vmm.process import bystander
+from vmm.process_table import of_pid
 
 FOLDER = "mcp-sandbox"
 CONTROLLERS = ("memory", "cpu", "pids")
@@ -176,18 +177,14 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 def server() -> str:
     """Return what the names of this process's cgroups begin with: its pid, its start time, and its pid namespace."""
-    return f"{os.getpid()}-{start_time(os.getpid())}-{pid_namespace()}"
+    process = of_pid(os.getpid())
+    assert process is not None
+    return f"{process.pid}-{process.started}-{pid_namespace()}"
 
 
 def pid_namespace() -> int:
     """Return the number of the namespace in which this process's pids mean anything."""
     return Path("/proc/self/ns/pid").stat().st_ino
-
-
-def start_time(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks; None if there is none."""
-    stat = read(Path(f"/proc/{pid}/stat"))
-    return stat.rpartition(")")[2].split()[19] if stat else None
 
 
 def read(file: Path) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import anyio
 
-from vmm.hierarchy import Hierarchy, detect, make_v1, make_v2, pid_namespace, read, server, start_time
+from vmm.hierarchy import Hierarchy, detect, make_v1, make_v2, pid_namespace, read, server
+from vmm.process_table import ProcessId, is_alive
 from vmm.scopes import find_scope, scope_argv
 from vmm.types import Limits
 
@@ -203,7 +204,7 @@ def sweep(folders: Iterable[Path]) -> list[str]:
     for folder in folders:
         for group in folder.glob("*-*-*"):
             owner = name.fullmatch(group.name)
-            if owner and start_time(int(owner[1])) != owner[2]:
+            if owner and not is_alive(ProcessId(int(owner[1]), int(owner[2]))):
                 with suppress(OSError):  # another process removed it, it is another user's, or it is not empty
                     group.rmdir()
                     removed.add(group.name)

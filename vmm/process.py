@@ -19,8 +19,8 @@ from anyio.abc import ByteStream, Process
 from anyio.streams.stapled import StapledByteStream
 
 from vmm.errors import ToolFailed, ToolMissing
+from vmm.process_table import children_of
 from vmm.types import Exit
-from vmm.usage import children_of
 
 REAP_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
 ORPHAN_S = 1.0  # a process whose only child was killed takes it in and ends

@@ -23,8 +23,8 @@ from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.processes import ProcessId, children_of, is_alive, own_child
 from mcp_sandbox.serving.lifetime import run_command
+from vmm.process_table import ProcessId, children_of, is_alive, of_pid, own_child
 
 TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
 CHART = Path("demo-output") / "chart.png"
@@ -103,7 +103,7 @@ async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timed]]:
             raise DemoFailed("The server answers, but is not in the process table.")
         guide = Guide(client, started)
         sandbox_id = await guide.create()
-        machines = children_of(server)
+        machines = _children(server)
         if not machines:
             raise DemoFailed("There is a sandbox, but the server has started no process for it.")
         processes = ", ".join(str(machine.pid) for machine in sorted(machines, key=lambda machine: machine.pid))
@@ -115,7 +115,11 @@ async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timed]]:
         await guide.save_chart(sandbox_id, CHART)
         await guide.run(None, "once, in a fresh sandbox", FRESH)
         await guide.close(sandbox_id)
-        return machines | children_of(server), guide.timings
+        return machines | _children(server), guide.timings
+
+
+def _children(server: ProcessId) -> set[ProcessId]:
+    return {process for pid in children_of(server.pid) if (process := of_pid(pid))}
 
 
 class Guide:

@@ -17,7 +17,7 @@ from mcp_sandbox.operating import database
 from mcp_sandbox.operating.control import ControlError, Request, ServerGone, ask, live_servers
 from mcp_sandbox.operating.metrics import merge
 from mcp_sandbox.operating.registry import ServerStatus, status_of, this_server
-from mcp_sandbox.processes import ProcessId
+from vmm.process_table import ProcessId
 
 LOOK_S = 5.0  # a server answers at once; one that hangs must not keep the others from being shown
 

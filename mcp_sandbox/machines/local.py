@@ -22,12 +22,12 @@ from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.machines.unique import new_identity, open_unique, renewed
-from mcp_sandbox.processes import of_pid
 from templates.build import BuiltTemplate
 from templates.locks import hold
 from templates.model import Template
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import LaunchFailed, SnapshotFailed
+from vmm.process_table import of_pid
 from vmm.types import MachineSpec, NetworkMode, Snapshot
 
 EXIT_REASON_S = 2.0  # a process that closed its output is about to end

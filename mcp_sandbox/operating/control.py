@@ -26,7 +26,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.processes import ProcessId, is_alive
+from vmm.process_table import ProcessId, is_alive
 
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 16 << 20  # far more than the metrics of a thousand machines

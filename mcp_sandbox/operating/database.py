@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from mcp_sandbox.processes import ProcessId
+from vmm.process_table import ProcessId
 
 FILE = "registry.db"
 VERSION = 1

@@ -3,8 +3,8 @@
 import importlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Literal
 
 import anyio
@@ -18,7 +18,6 @@ from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provide
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.sandboxes.lifecycle import State
 from vmm.errors import VmmError
-from vmm.usage import usage
 
 # From a pool hit to a cold start under emulation on a busy host.
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 20, 30)
@@ -59,7 +58,9 @@ class Metrics:
         self._waiting = Gauge(
             "mcp_sandbox_waiting", "Machines that wait for room within the limits.", registry=self._registry
         )
-        self._registry.register(_Machines(machines))
+        self._running: dict[object, Lease] = {}
+        self._memory: Counter[str] = Counter()  # bytes by template, as of the last `measure`
+        self._registry.register(_Machines(machines, self._memory))
 
     def _counter(self, name: str, what: str, *labels: str) -> Count:
         return Count(f"mcp_sandbox_{name}", what, labels, registry=self._registry)
@@ -92,25 +93,43 @@ class Metrics:
                 self._sandboxes.labels(state).set(counts[state])
         self._waiting.set(waiting)
 
+    @contextmanager
+    def running(self, lease: Lease) -> Iterator[None]:
+        """Include a machine in the measurements as long as the block lasts."""
+        key = object()  # a resumed machine has the id of the one that was paused, which may not have ended yet
+        self._running[key] = lease
+        try:
+            yield
+        finally:
+            del self._running[key]
+
+    async def measure(self) -> None:
+        """Ask every running machine how much memory it uses."""
+        memory: Counter[str] = Counter()
+        for lease in list(self._running.values()):
+            with suppress(VmmError, OSError):  # it has just ended
+                memory[lease.template.name] += (await lease.machine.usage()).memory_bytes
+        self._memory.clear()
+        self._memory.update(memory)
+
     def text(self) -> str:
-        """Return all metrics in Prometheus' text format. Blocks: it measures the memory of every machine."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry).decode()
 
 
 class _Machines(Collector):
-    """Counts and measures the machines whenever the metrics are read."""
+    """Counts the machines whenever the metrics are read, and shows the memory that was measured before."""
 
-    def __init__(self, machines: Callable[[], Iterable[Machine]]) -> None:
+    def __init__(self, machines: Callable[[], Iterable[Machine]], memory: Mapping[str, int]) -> None:
         self._machines = machines
+        self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
         counts: dict[tuple[str, str], int] = {}
-        memory: dict[str, int] = {}
         for machine in self._machines():
             for state in MachineState:  # report zero rather than nothing
                 counts.setdefault((machine.template, state), 0)
             counts[machine.template, machine.state] += 1
-            memory[machine.template] = memory.get(machine.template, 0) + _memory_of(machine)
         numbers = GaugeMetricFamily("mcp_sandbox_machines", "Machines by state.", labels=["template", "state"])
         for labels, count in counts.items():
             numbers.add_metric(labels, count)
@@ -120,18 +139,9 @@ class _Machines(Collector):
             "Memory of all machines: proportional set size, which counts shared pages once.",
             labels=["template"],
         )
-        for template, size in memory.items():
+        for template, size in self._memory.items():
             sizes.add_metric([template], size)
         yield sizes
-
-
-def _memory_of(machine: Machine) -> int:
-    if not machine.processes:
-        return 0
-    try:
-        return usage(machine.processes[0].pid).memory_bytes
-    except (VmmError, OSError):  # it has just ended
-        return 0
 
 
 class Measured(ProviderLayer):
@@ -160,8 +170,9 @@ class Measured(ProviderLayer):
             except Exception as error:
                 self._metrics.failed(self._stage, error)
                 raise
-            if self._stage == "restore":  # the sandbox times its own acquire, which includes the wait in the queue
-                # A restore that waited for its turn is not a slow restore.
+            if self._stage == "restore":
+                stack.enter_context(self._metrics.running(lease))
+                # Without the wait for its turn: that is no slow restore. The sandbox times its own acquire.
                 took_s = anyio.current_time() - asked_at - lease.timings.queue_s
                 self._metrics.took(self._stage, template, max(0.0, took_s))
             yield lease

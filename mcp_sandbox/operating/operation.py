@@ -111,9 +111,10 @@ class ServicePanel:
         }
 
     async def metrics(self) -> str:
-        """All numbers; measuring takes a while, so not in the event loop."""
+        """Measure all machines and return the metrics as text."""
+        await self.numbers.measure()
         self.numbers.seen([box.state for box in self.service.alive()], self.service.admission.waiting)
-        return await anyio.to_thread.run_sync(self.numbers.text)
+        return self.numbers.text()
 
 
 def _described(box: Sandbox) -> Mapping[str, object]:

@@ -23,10 +23,10 @@ import anyio.to_thread
 
 from mcp_sandbox.operating.database import Machine, Server
 from mcp_sandbox.operating.registry import Registry, ServerStatus, status_of
-from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from templates.store import Store
 from vmm import limits
 from vmm.hierarchy import FOLDER
+from vmm.process_table import ProcessId, is_alive, of_pid
 
 KILL_TIMEOUT_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
 OWNED = re.compile(r"(\d+)-(\d+)-.+")  # names of cgroups and files begin with pid and start time of their server

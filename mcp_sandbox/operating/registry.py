@@ -26,7 +26,7 @@ import anyio.to_thread
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState, Server
-from mcp_sandbox.processes import is_alive, of_pid, tree_of
+from vmm.process_table import is_alive, of_pid, tree_of
 
 ADD_TIMEOUT_S = 0.5  # longest wait for a machine's first row; without it, recovery finds the machine by its cgroup
 WARN_EVERY_S = 60.0  # with a full disk or a lock, almost every write fails

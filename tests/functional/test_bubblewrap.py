@@ -10,8 +10,8 @@ import pytest
 from tests.functional.bubblewrap_harness import Bubblewrap, Inhabitant, make_archive
 from tests.functional.machines import groups_of
 from vmm.errors import LaunchFailed, MachineLost
+from vmm.process_table import with_descendants
 from vmm.types import GuestCode
-from vmm.usage import with_descendants
 
 pytestmark = pytest.mark.vm
 

@@ -19,9 +19,9 @@ from mcp_types import CallToolResult, TextContent
 
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.operating import database
-from mcp_sandbox.processes import ProcessId, is_alive, own_child, tree_of
 from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S, mounts
 from vmm.hierarchy import detect
+from vmm.process_table import ProcessId, is_alive, own_child, tree_of
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 

@@ -25,8 +25,8 @@ from mcp_types import (
 )
 
 from mcp_sandbox.machines.provider import HostFacts
-from mcp_sandbox.processes import own_child
 from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S
+from vmm.process_table import own_child
 
 pytestmark = pytest.mark.vm
 

@@ -10,7 +10,7 @@ import pytest
 from tests.functional.bubblewrap_harness import SIZE, Bubblewrap, Inhabitant
 from tests.functional.machines import groups_of
 from vmm.drivers.bubblewrap import command
-from vmm.usage import with_descendants
+from vmm.process_table import with_descendants
 
 pytestmark = pytest.mark.vm
 

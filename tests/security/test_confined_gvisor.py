@@ -13,7 +13,7 @@ import pytest
 
 from tests.functional.machines import Clone, Machines, groups_of, only
 from vmm.drivers.gvisor import command
-from vmm.usage import children_of, with_descendants
+from vmm.process_table import children_of, with_descendants
 
 pytestmark = [pytest.mark.vm, only("gvisor")]
 

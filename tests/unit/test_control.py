@@ -30,9 +30,9 @@ from mcp_sandbox.operating.control import (
 from mcp_sandbox.operating.metrics import Metrics
 from mcp_sandbox.operating.operation import ServicePanel
 from mcp_sandbox.operating.registry import open_registry
-from mcp_sandbox.processes import ProcessId, of_pid
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import TEMPLATE, FakeProvider
+from vmm.process_table import ProcessId, of_pid
 
 
 def myself() -> ProcessId:

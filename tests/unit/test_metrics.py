@@ -1,6 +1,5 @@
 """Metrics for Prometheus, and optional spans."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,9 @@ from mcp_sandbox.machines.provider import MachineRequest
 from mcp_sandbox.operating import metrics as metrics_module
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.operating.metrics import BUCKETS_S, Measured, Metrics, enable_tracing, merge
-from mcp_sandbox.processes import ProcessId, of_pid
-from tests.unit.fakes import REQUEST, TEMPLATE, FakeProvider
+from tests.unit.fakes import REQUEST, TEMPLATE, FakeMachine, FakeProvider
+from vmm.errors import MachineLost
+from vmm.types import Usage
 
 
 def value(text: str, name: str, **labels: str) -> float | None:
@@ -30,8 +30,8 @@ def value(text: str, name: str, **labels: str) -> float | None:
     return found[0] if found else None
 
 
-def machine(state: MachineState, *processes: ProcessId) -> Machine:
-    return Machine("m-1", TEMPLATE, state, 0.0, processes=processes)
+def machine(state: MachineState) -> Machine:
+    return Machine("m-1", TEMPLATE, state, 0.0)
 
 
 async def test_the_time_to_start_a_machine_is_measured():
@@ -75,25 +75,40 @@ def test_pool_hits_misses_and_run_outcomes_are_counted():
     assert value(text, "mcp_sandbox_runs_total", template=TEMPLATE, outcome="ok") == 1
 
 
-def test_machines_are_counted_and_measured_when_metrics_are_read():
-    own = of_pid(os.getpid())
-    assert own is not None
-    machines = [machine(MachineState.RUNNING, own), machine(MachineState.STARTING)]
+def test_machines_are_counted_when_metrics_are_read():
+    machines = [machine(MachineState.RUNNING), machine(MachineState.STARTING)]
     metrics = Metrics(lambda: machines)
     text = metrics.text()
     assert value(text, "mcp_sandbox_machines", state="running") == 1
     assert value(text, "mcp_sandbox_machines", state="starting") == 1
     assert value(text, "mcp_sandbox_machines", state="ending") == 0
-    memory = value(text, "mcp_sandbox_memory_bytes", template=TEMPLATE)
-    assert memory is not None
-    assert memory > 1_000_000  # this process
     machines.clear()
     assert value(metrics.text(), "mcp_sandbox_machines") is None
 
 
-def test_a_machine_that_just_ended_counts_no_memory():
-    metrics = Metrics(lambda: [machine(MachineState.ENDING, ProcessId(2**22 + 1, 1))])
-    assert value(metrics.text(), "mcp_sandbox_memory_bytes") == 0
+async def test_every_running_machine_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch):
+    async def usage(_machine: object) -> Usage:
+        return Usage(memory_bytes=5_000_000, private_bytes=0, cpu_s=0.0)
+
+    monkeypatch.setattr(FakeMachine, "usage", usage)
+    metrics = Metrics(list)
+    source = Measured(Measured(FakeProvider(), metrics, "restore"), metrics, "acquire")
+    async with source.acquire(REQUEST), source.acquire(REQUEST):
+        await metrics.measure()
+        assert value(metrics.text(), "mcp_sandbox_memory_bytes", template=TEMPLATE) == 10_000_000
+    await metrics.measure()
+    assert value(metrics.text(), "mcp_sandbox_memory_bytes") is None
+
+
+async def test_a_machine_that_just_ended_counts_no_memory(monkeypatch: pytest.MonkeyPatch):
+    async def ended(_machine: object) -> Usage:
+        raise MachineLost("the machine's process has ended")
+
+    monkeypatch.setattr(FakeMachine, "usage", ended)
+    metrics = Metrics(list)
+    async with Measured(FakeProvider(), metrics, "restore").acquire(REQUEST):
+        await metrics.measure()
+        assert value(metrics.text(), "mcp_sandbox_memory_bytes") is None
 
 
 def test_metrics_of_several_servers_are_merged_with_a_server_label():

@@ -19,9 +19,9 @@ from mcp_sandbox.operating.database import Machine, MachineState, Server
 from mcp_sandbox.operating.operation import open_operation
 from mcp_sandbox.operating.recovery import Cleaned, recover
 from mcp_sandbox.operating.registry import Registry, open_registry
-from mcp_sandbox.processes import ProcessId, is_alive, of_pid
 from templates.store import Store
 from vmm.hierarchy import detect
+from vmm.process_table import ProcessId, is_alive, of_pid
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.operating.registry import Registered, Registry, ServerStatus, open_registry, status_of, this_server
-from mcp_sandbox.processes import ProcessId, of_pid
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeProvider
+from vmm.process_table import ProcessId, of_pid
 
 
 @pytest.fixture

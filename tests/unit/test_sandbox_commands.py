@@ -17,9 +17,9 @@ from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.operating.metrics import Metrics
 from mcp_sandbox.operating.operation import Operation
 from mcp_sandbox.operating.registry import open_registry
-from mcp_sandbox.processes import ProcessId
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import TEMPLATE, FakeProvider
+from vmm.process_table import ProcessId
 
 
 @dataclass(frozen=True, slots=True)

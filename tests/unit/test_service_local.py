@@ -28,12 +28,12 @@ from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.provider import MachineRequest
 from mcp_sandbox.operating.recovery import OWNED
-from mcp_sandbox.processes import of_pid
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
 from templates.locks import is_held
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeMachine
 from vmm.errors import SnapshotFailed, ToolFailed
+from vmm.process_table import of_pid
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, NetworkMode, Probe, Snapshot
 
 WARM_UP = WarmUp(code="import numpy")

@@ -17,7 +17,7 @@ from mcp_sandbox.commands.bench.subject import FIRST_CODE, MeasurementFailed
 from mcp_sandbox.commands.common import SERVER, environment
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating.control import Request, ask
-from mcp_sandbox.processes import ProcessId, own_child
+from vmm.process_table import ProcessId, own_child
 
 NO_OP = "list_sandboxes"  # a tool that touches no machine
 LOOK_S = 0.02  # between two looks at a server that is busy

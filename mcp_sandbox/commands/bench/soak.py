@@ -1,18 +1,18 @@
 """Many sandboxes one after the other: what a server has must not grow with them."""
 
 import os
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import anyio.to_thread
+import psutil
 
 from mcp_sandbox.commands.bench.results import Findings, Promise
 from mcp_sandbox.commands.bench.server import BenchServer, open_server
 from mcp_sandbox.commands.bench.subject import Subject
 from mcp_sandbox.config import Settings
-from mcp_sandbox.processes import PROC, tree_of
 from vmm.hierarchy import detect
+from vmm.process_table import tree_of
 
 WARM_UP = 20  # cycles after which a server has loaded and cached all that it will
 CYCLES = {"gvisor": 1000}
@@ -71,19 +71,13 @@ async def _holdings(server: BenchServer, settings: Settings) -> Holdings:
 
 def _look(server: BenchServer, home: Path) -> Holdings:
     process = server.process
-    status = (PROC / str(process.pid) / "status").read_text()
+    seen = psutil.Process(process.pid)
     groups = [folder.glob(f"{process.pid}-{process.started}-*") for folder in detect().folders]
     return Holdings(
         processes=len(tree_of(process.pid)),
-        threads=_field(status, "Threads"),
-        descriptors=len(list((PROC / str(process.pid) / "fd").iterdir())),
+        threads=seen.num_threads(),
+        descriptors=seen.num_fds(),
         control_groups=sum(len(list(found)) for found in groups),
         files=sum(len(names) for _, _, names in os.walk(home)),
-        server_kb=_field(status, "VmRSS"),
+        server_kb=seen.memory_info().rss // 1024,
     )
-
-
-def _field(status: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-    assert found is not None, "the kernel always says it"
-    return int(found[1])

@@ -16,8 +16,8 @@ from vmm.drivers.bubblewrap import pause as pausing
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
 from vmm.machine import TalkingMachine
 from vmm.process import RunningProcess, find_tool, spawn
+from vmm.process_table import children_of
 from vmm.types import GuestCode, Limits, MachineSpec, Probe
-from vmm.usage import children_of
 
 MIB = 1024 * 1024
 START_S = 20.0  # it takes 50 ms; a busy host may need far longer

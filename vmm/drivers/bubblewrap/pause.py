@@ -3,12 +3,11 @@
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import anyio
 
 from vmm.errors import MachineLost
-from vmm.usage import with_descendants
+from vmm.process_table import thread_states, with_descendants
 
 PAUSE_S = 5.0  # it takes milliseconds, unless processes of the machine keep waking each other
 LOOK_AGAIN_S = 0.001
@@ -25,7 +24,7 @@ async def stop(pid: int) -> list[int]:
     with anyio.move_on_after(PAUSE_S):
         while True:
             everyone = with_descendants(pid)[1:]
-            running = [one for one in everyone if _runs(one)]
+            running = [one for one in everyone if thread_states(one) & RUNNING]
             if not running:
                 return stopped
             for one in running:
@@ -42,13 +41,3 @@ def resume(stopped: list[int]) -> None:
     for pid in stopped:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-
-
-def _runs(pid: int) -> bool:
-    """Whether any thread of a process runs, or would if it were woken."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
-            if state in RUNNING:
-                return True
-    return False
