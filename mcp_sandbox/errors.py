@@ -49,9 +49,8 @@ SandboxError
     └── FileRefused           the sandbox refused for another reason
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from string import Formatter
 from typing import Any, ClassVar
 
 
@@ -76,18 +75,6 @@ def error_types(base: type[SandboxError] = SandboxError) -> Iterator[type[Sandbo
     for kind in base.__subclasses__():
         yield kind
         yield from error_types(kind)
-
-
-def with_next_step(error: SandboxError, next_steps: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the error's sentence and a face's next step. Advice that needs a field the error lacks is left out."""
-    values = error.fields
-    known = {name for name, value in values.items() if value is not None}
-    steps = [step for step in next_steps[error.code] if _placeholders(step) <= known]
-    return " ".join([str(error), *(step.format(**values) for step in steps)])
-
-
-def _placeholders(text: str) -> set[str]:
-    return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
 # -- sandboxes and runs ------------------------------------------------------------------------------------

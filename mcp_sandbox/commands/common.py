@@ -5,9 +5,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from mcp_types import CallToolResult
+
 from mcp_sandbox.commands.next_steps import NEXT_STEPS
 from mcp_sandbox.config import Settings, variable_of
-from mcp_sandbox.errors import SandboxError, with_next_step
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.views import RUN_META, RunView, with_next_step
 from templates.errors import BuildFailed, TemplateError
 from vmm.errors import DriverUnavailable, VmmError
 
@@ -35,6 +38,12 @@ def tell(error: Exception) -> None:
         return
     fix = error.fix if isinstance(error, DriverUnavailable) else None
     sys.stderr.write(f"mcp-sandbox: {error}{f'; {fix}' if fix else ''}\n")
+
+
+def run_of(result: CallToolResult) -> RunView:
+    """Return the view of a finished run from the result of a tool."""
+    view = (result.meta or {})[RUN_META]
+    return RunView.model_validate({**view, "images": ()}, strict=False)
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """`mcp-sandbox demo`: a tour of the product, through the real server and a real MCP client on stdio."""
 
 import base64
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -18,12 +17,13 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 
 from mcp_sandbox.commands import template_build
-from mcp_sandbox.commands.common import SERVER, environment, guarded
+from mcp_sandbox.commands.common import SERVER, environment, guarded, run_of
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.serving.lifetime import run_command
+from mcp_sandbox.views import ArtifactList, SandboxList, SandboxView
 from vmm.process_table import ProcessId, children_of, is_alive, of_pid, own_child
 
 TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
@@ -48,8 +48,13 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
+@dataclass(eq=False)
 class DemoFailed(SandboxError):
-    """The tour cannot go on; the message says why."""
+    """The demo could not be completed."""
+
+    code = "demo_failed"
+    sentence = "{reason}"
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +138,14 @@ class Guide:
         """A new sandbox's id."""
         _headline("create_sandbox")
         result = await self._call("create sandbox", "create_sandbox", {})
-        view = result.structured_content or {}
-        self._note(f"restore {view['restore_ms']:.0f} ms")
-        accel = f", {view['accel']}" if view["accel"] else ""
+        view = SandboxView.model_validate(result.structured_content)
+        self._note(f"restore {view.restore_ms:.0f} ms")
+        accel = f", {view.accel}" if view.accel else ""
         out.print(
-            f"  {view['sandbox_id']}: {view['template']}, isolation {view['isolation']} "
-            f"({view['driver']}{accel}), {view['memory_mb']} MB, network {view['network']}"
+            f"  {view.sandbox_id}: {view.template}, isolation {view.isolation} "
+            f"({view.driver}{accel}), {view.memory_mb} MB, network {view.network}"
         )
-        return str(view["sandbox_id"])
+        return view.sandbox_id
 
     async def run(self, sandbox_id: str | None, step: str, code: str) -> None:
         """Run code, in a fresh sandbox if none is named, and show it with its result."""
@@ -148,20 +153,19 @@ class Guide:
         out.print(Padding(Syntax(code, "python", theme="ansi_dark", background_color="default"), (0, 2)))
         where = {"sandbox_id": sandbox_id} if sandbox_id else {}
         result = await self._call(step, "run_code", {**where, "code": code})
-        text = _text(result)
-        body, _, status = text.rpartition("\n")
-        if not status.startswith("[ok "):
-            raise DemoFailed(f"The code did not run well:\n{text}")
-        phases = re.findall(r"(queue|restore|run) (\d+) ms", status)
-        self._note(", ".join(f"{phase} {ms} ms" for phase, ms in phases if ms != "0"))
-        out.print(Padding(escape(body.strip()), (0, 2)))
+        view, text = run_of(result), _text(result)
+        if view.status != "ok":
+            raise DemoFailed(f"The code failed:\n{text}")
+        timings = {"queue": view.timings.queue_ms, "restore": view.timings.restore_ms, "run": view.timings.run_ms}
+        self._note(", ".join(f"{phase} {ms:.0f} ms" for phase, ms in timings.items() if ms >= 1))
+        out.print(Padding(escape(text.rpartition("\n")[0].strip()), (0, 2)))
 
     async def save_chart(self, sandbox_id: str, path: Path) -> None:
         """Read the picture the last run left and save it on this host."""
         _headline("list_artifacts, read_artifact")
         listed = await self._call("list artifacts", "list_artifacts", {"sandbox_id": sandbox_id})
-        artifacts = (listed.structured_content or {}).get("artifacts", [])
-        picture = next((entry["path"] for entry in artifacts if entry["mime_type"] == "image/png"), None)
+        artifacts = ArtifactList.model_validate(listed.structured_content).artifacts
+        picture = next((artifact.path for artifact in artifacts if artifact.mime_type == "image/png"), None)
         if picture is None:
             raise DemoFailed("The chart did not become an artifact.")
         arguments = {"sandbox_id": sandbox_id, "path": picture}
@@ -179,8 +183,7 @@ class Guide:
         _headline("close_sandbox")
         await self._call("close sandbox", "close_sandbox", {"sandbox_id": sandbox_id})
         listed = await self._call("list sandboxes", "list_sandboxes", {})
-        alive = (listed.structured_content or {}).get("sandboxes")
-        if alive != []:
+        if alive := SandboxList.model_validate(listed.structured_content).sandboxes:
             raise DemoFailed(f"The server still has sandboxes: {alive}")
         out.print("  the server has no sandboxes any more")
 

@@ -52,4 +52,5 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "control_failed": (),
     "server_gone": (AGAIN,),
     "measurement_failed": (AGAIN,),
+    "demo_failed": (AGAIN,),
 }

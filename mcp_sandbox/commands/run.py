@@ -12,10 +12,11 @@ from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileError
-from mcp_sandbox.runs.results import Captured, RunRequest, RunResult, readable
+from mcp_sandbox.runs.results import RunRequest, readable
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import run_command
 from mcp_sandbox.tools.compiled_results import compiled_parts
+from mcp_sandbox.views import RunView, StreamView
 
 OWNER = "command line"
 TEMPLATES = dict.fromkeys((".cpp", ".cc", ".cxx"), "cpp-algorithm") | {".go": "go-algorithm"}
@@ -45,7 +46,7 @@ def run_once(settings: Settings, source: Source, timeout_s: float | None, save: 
 async def _run(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
     options = None if source.stdin is None else {"stdin": source.stdin}
     async with open_host(settings) as host, open_service(host, pooled=False) as service:
-        box = (await service.create(OWNER, source.template)).id
+        box = (await service.create(OWNER, source.template)).sandbox_id
         result = await service.run(RunRequest(OWNER, source.code, box, None, timeout_s, options=options))
         _print(result)
         if save is not None:
@@ -53,7 +54,7 @@ async def _run(settings: Settings, source: Source, timeout_s: float | None, save
     return _exit_status(result)
 
 
-def _print(result: RunResult) -> None:
+def _print(result: RunView) -> None:
     _write(sys.stdout, _whole(result.stdout))
     for display in result.displays:
         if value := readable(display):
@@ -74,12 +75,12 @@ def _write(stream: TextIO, text: str) -> None:
     stream.write(_CONTROLS.sub("", text) if stream.isatty() else text)
 
 
-def _whole(captured: Captured) -> str:
+def _whole(captured: StreamView) -> str:
     gap = f"\n[… {captured.omitted_bytes:,} bytes left out …]\n" if captured.omitted_bytes else ""
     return f"{captured.head}{gap}{captured.tail}"
 
 
-async def _save(service: SandboxService, box: str, result: RunResult, directory: Path) -> None:
+async def _save(service: SandboxService, box: str, result: RunView, directory: Path) -> None:
     for artifact in result.artifacts:
         name = _safe_name(artifact.path)
         if name is None:
@@ -107,7 +108,7 @@ def _safe_name(path: str) -> PurePosixPath | None:
     return name if good else None
 
 
-def _exit_status(result: RunResult) -> int:
+def _exit_status(result: RunView) -> int:
     if result.timed_out_after_s is not None:
         return EXIT_TIMEOUT
     if result.status == "exited" and result.exit_code is not None:

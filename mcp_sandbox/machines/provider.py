@@ -125,6 +125,7 @@ class Lease:
     host: HostFacts
     timings: LeaseTimings
     version: str = ""  # of the template's build: see Supply
+    network: NetworkMode = NetworkMode.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,12 @@
 """A run's output while it runs and after: one text of both streams that can be read in pieces."""
 
-from dataclasses import dataclass
-
 import anyio
 
 from guest.client.messages import Stream
+from mcp_sandbox.views import OutputPage
 
 LINE_CHARS = 200  # of the newest line; a progress display shows no more
 LINE_SEARCH_BYTES = 4096  # how far back the newest line is looked for
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A piece of a log."""
-
-    text: str
-    start: int
-    end: int
-    size: int  # of the whole log so far
 
 
 class OutputLog:
@@ -52,12 +41,13 @@ class OutputLog:
         note = f"\n[… {self._lost:,} bytes of output that came after this were not kept …]\n" if self._lost else ""
         self._append(note.encode())
 
-    def page(self, offset: int, limit: int) -> Page:
+    def page(self, offset: int, limit: int) -> OutputPage:
         """Up to `limit` bytes from `offset` on, without breaking a character."""
         size = len(self._data)
         start = self._character_at(min(offset, size))
         end = self._character_at(min(start + limit, size))
-        return Page(self._data[start:end].decode(errors="replace"), start, end, size)
+        text = self._data[start:end].decode(errors="replace")
+        return OutputPage(text=text, start=start, end=end, size=size)
 
     def newest_line(self) -> str:
         """The last line that is not empty, cut short."""

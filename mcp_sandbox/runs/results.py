@@ -6,18 +6,15 @@ from typing import Any
 
 from guest.client.messages import (
     Artifact,
-    CodeError,
     Display,
     Event,
     Finished,
-    Language,
     Output,
     RunKind,
-    State,
-    Status,
 )
 from guest.client.reports import CompiledReport, HandlerReport, Report
 from mcp_sandbox.runs.output import OutputLog
+from mcp_sandbox.views import StreamView
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
 MAX_ARTIFACTS = 1000
@@ -35,73 +32,6 @@ class RunRequest:
     timeout_s: float | None = None
     kind: RunKind = "code"
     options: Mapping[str, Any] | None = None  # JSON for the kind of run, or for the template's language
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What is kept of an output stream: all of it, or its two ends."""
-
-    head: str = ""
-    tail: str = ""
-    omitted_bytes: int = 0  # between the two
-    spill: str | None = None  # where in the sandbox the stream is, when some of it is left out
-    spill_bytes: int | None = None  # how much of it is there if it did not fit; None: all of it
-    log_offset: int | None = None  # where in the run's log the part that is left out begins; None: not there either
-
-    def __bool__(self) -> bool:
-        return bool(self.head or self.tail or self.omitted_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """An image, ready to be shown."""
-
-    name: str
-    mime: str
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RunTimings:
-    """Where the time went, in milliseconds."""
-
-    queue_ms: float
-    restore_ms: float
-    run_ms: float
-    total_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """All there is to say about one run."""
-
-    sandbox_id: str | None  # None: the sandbox ended with the run
-    run_id: str
-    lost_before: bool  # variables from earlier runs were lost before this one began
-    status: Status
-    timed_out_after_s: float | None
-    stopped: bool  # somebody wanted it to end
-    state: State
-    exit_code: int | None
-    signal: str | None
-    error: CodeError | None
-    stdout: Captured
-    stderr: Captured
-    displays: tuple[Display, ...]
-    displays_dropped: int  # values that were too many or too large to be sent
-    artifacts: tuple[Artifact, ...]
-    pictures: tuple[Picture, ...]  # the artifacts that are small enough to be shown at once
-    timings: RunTimings
-    report: Report | None = None  # what the run has measured, where it does
-    service_loss: str | None = None  # how the template's service ended, if it has
-    language: Language = "python"  # of the sandbox
-    kind: RunKind = "code"
-    expires_in_s: float | None = None  # until the sandbox ends if it is not used
-
-    @property
-    def left_out(self) -> bool:
-        """Whether output is missing here that only the run's log has."""
-        return any(stream.spill is None and stream.log_offset is not None for stream in (self.stdout, self.stderr))
 
 
 class HeadTail:
@@ -137,15 +67,22 @@ class HeadTail:
         """The bytes that came so far, and those that were left out."""
         return len(self._head) + self._omitted + len(self._tail)
 
-    def captured(self, spill: str | None = None, spill_bytes: int | None = None) -> Captured:
+    def captured(self, spill: str | None = None, spill_bytes: int | None = None) -> StreamView:
         """What is kept, when the machine has the stream, or its first `spill_bytes`, in the file `spill`."""
         self._trim(self._tail_bytes)
         if not self._omitted:
-            return Captured((self._head + self._tail).decode(errors="replace"))
+            return StreamView(head=(self._head + self._tail).decode(errors="replace"))
         # A cut may fall inside a character; its pieces are dropped.
         head, tail = self._head.decode(errors="ignore"), self._tail.decode(errors="ignore")
         log_offset = self._log_offset if self._omitted > self._gaps else None
-        return Captured(head, tail, self._omitted, spill, spill_bytes, log_offset)
+        return StreamView(
+            head=head,
+            tail=tail,
+            omitted_bytes=self._omitted,
+            spill=spill,
+            spill_bytes=spill_bytes,
+            log_offset=log_offset,
+        )
 
     def _trim(self, tail_bytes: int) -> None:
         excess = max(0, len(self._tail) - tail_bytes)

@@ -2,12 +2,16 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio
 
 from mcp_sandbox.errors import RunNotFound, RunResultDropped, SandboxError
-from mcp_sandbox.runs.output import OutputLog, Page
-from mcp_sandbox.runs.results import Fold, RunResult
+from mcp_sandbox.runs.output import OutputLog
+from mcp_sandbox.runs.results import Fold
+
+if TYPE_CHECKING:
+    from mcp_sandbox.views import RunView
 
 PREFIX = "run-"  # of a run's id; its number counts the runs of its sandbox
 
@@ -24,7 +28,7 @@ class LiveRun:
         self.background = False  # no call waits for its end
         self.stopping = False
         self.sent = False  # the machine has the code, and may have run some of it
-        self.result: RunResult | None = None
+        self.result: RunView | None = None
         self.failure: SandboxError | None = None
         self.done = anyio.Event()
         self.scope = anyio.CancelScope(deadline=self.began_at + timeout_s)  # the one deadline, and the way to stop
@@ -65,7 +69,7 @@ class LiveRun:
         """Roughly what it costs to remember."""
         if self.result is None:
             return len(self.log)
-        pictures = sum(len(picture.data) for picture in self.result.pictures)
+        pictures = sum(len(picture.data) for picture in self.result.images)
         shown = sum(len(form) for display in self.result.displays for form in display.data.values())
         return len(self.log) + pictures + shown
 
@@ -77,20 +81,6 @@ class LostRun:
     id: str
     log: OutputLog
     elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """Where a run stands, and a piece of its output."""
-
-    sandbox_id: str
-    run_id: str
-    page: Page
-    elapsed_s: float
-    left_s: float  # until its deadline
-    live_full: bool  # a stream is longer than what is sent while the run is on
-    result: RunResult | None  # None: it is still running, or lost
-    loss: SandboxError | None = None  # there will be no result: why
 
 
 class RunBook:

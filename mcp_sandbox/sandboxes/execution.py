@@ -15,10 +15,11 @@ from mcp_sandbox.errors import BadRequest, FileError, InputTooLarge, RunRefused,
 from mcp_sandbox.machines.provider import Lease
 from mcp_sandbox.runs.invocations import check_invocation, with_limits
 from mcp_sandbox.runs.output import OutputLog
-from mcp_sandbox.runs.results import Captured, Fold, HeadTail, Picture, RunRequest, RunResult, RunTimings
+from mcp_sandbox.runs.results import Fold, HeadTail, RunRequest
 from mcp_sandbox.runs.running import LiveRun
 from mcp_sandbox.sandboxes.file_access import FILE_TIMEOUT_S, file_operation, image_mime, read_all
 from mcp_sandbox.sandboxes.sandbox import Sandbox
+from mcp_sandbox.views import ArtifactView, ImageView, RunTimings, RunView, StreamView, file_uri
 
 INTERRUPT_GRACE_S = 2.0  # what an interrupted run gets to end by itself before its kernel is killed
 LOG_SLACK_BYTES = 64 * 1024  # for notes in the log, and characters that were not UTF-8 and take three bytes now
@@ -81,7 +82,7 @@ async def _carry_out(box: Sandbox, live: LiveRun, request: CheckedRun, settings:
         live.failure = error
 
 
-async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Settings) -> RunResult:
+async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Settings) -> RunView:
     fold = live.fold
     lost_before = box.take_loss()
     async with box.use() as lease:
@@ -101,10 +102,10 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
                 live.sent = True
                 cut_short = await _drive(live, run)
         ran_at = anyio.current_time()
-        pictures = await _pictures(lease, fold.artifacts.values(), settings)
+        images = await _images(lease, fold.artifacts.values(), settings)
         stdout, stderr = await _streams(lease, fold)
     finished = _finished(fold)
-    return RunResult(
+    return RunView(
         sandbox_id=None if box.one_off else box.id,
         run_id=live.id,
         lost_before=lost_before,
@@ -119,8 +120,8 @@ async def _run(box: Sandbox, live: LiveRun, request: CheckedRun, settings: Setti
         stderr=stderr,
         displays=tuple(fold.displays),
         displays_dropped=fold.displays_dropped + finished.output.displays_dropped,
-        artifacts=tuple(fold.artifacts.values()),
-        pictures=pictures,
+        artifacts=tuple(_artifact(artifact, None if box.one_off else box.id) for artifact in fold.artifacts.values()),
+        images=images,
         timings=_timings(live, request, lease, ran_at),
         report=fold.report,
         service_loss=finished.service_loss,
@@ -174,13 +175,22 @@ async def _stop(run: Run, fold: Fold) -> None:
     raise AgentTimeout(f"a run that was stopped did not end within {STOP_BOUND_S:g} s")
 
 
-async def _pictures(lease: Lease, artifacts: Iterable[Artifact], settings: Settings) -> tuple[Picture, ...]:
+def _artifact(artifact: Artifact, sandbox_id: str | None) -> ArtifactView:
+    return ArtifactView(
+        path=artifact.path,
+        size=artifact.size,
+        mime_type=artifact.mime_type,
+        uri=None if sandbox_id is None else file_uri(sandbox_id, artifact.path),
+    )
+
+
+async def _images(lease: Lease, artifacts: Iterable[Artifact], settings: Settings) -> tuple[ImageView, ...]:
     """The run's new images, as many as may be shown at once and come in time."""
     room = settings.output.image_bytes
-    pictures: list[Picture] = []
+    images: list[ImageView] = []
     with anyio.move_on_after(FILE_TIMEOUT_S):
         for artifact in artifacts:
-            if len(pictures) >= settings.output.images:
+            if len(images) >= settings.output.images:
                 break
             if not artifact.mime_type.startswith("image/") or artifact.size > room:
                 continue
@@ -189,12 +199,12 @@ async def _pictures(lease: Lease, artifacts: Iterable[Artifact], settings: Setti
             except FileError:  # it changed or went away since; the list of artifacts still names it
                 continue
             if mime := image_mime(data):
-                pictures.append(Picture(artifact.path, mime, data))
+                images.append(ImageView(path=artifact.path, mime_type=mime, data=data))
                 room -= len(data)
-    return tuple(pictures)
+    return tuple(images)
 
 
-async def _streams(lease: Lease, fold: Fold) -> tuple[Captured, Captured]:
+async def _streams(lease: Lease, fold: Fold) -> tuple[StreamView, StreamView]:
     """What is kept of stdout and stderr, and how much of each its file in the sandbox holds."""
     output = _finished(fold).output
     if output.spill_complete:

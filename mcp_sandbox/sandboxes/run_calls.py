@@ -9,11 +9,11 @@ import anyio
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxBusy, SandboxChanging
-from mcp_sandbox.runs.results import RunResult
-from mcp_sandbox.runs.running import LiveRun, RunView
+from mcp_sandbox.runs.running import LiveRun
 from mcp_sandbox.sandboxes.execution import CheckedRun, begin
 from mcp_sandbox.sandboxes.lifecycle import Ending
 from mcp_sandbox.sandboxes.sandbox import Sandbox
+from mcp_sandbox.views import ErrorView, RunProgress, RunView
 
 PROGRESS_EVERY_S = 1.0  # at most; a model reads the newest line, not all of them
 SILENCE_S = 10.0  # after which a run without output is reported, too: some clients only want to see a sign of life
@@ -23,7 +23,7 @@ Report = Callable[[float, str], Awaitable[None]]  # seconds since the run began,
 
 async def run_in_turn(
     box: Sandbox, request: CheckedRun, settings: Settings, until: float, report: Report | None
-) -> RunResult | RunView:
+) -> RunView | RunProgress:
     """Run the code in `box` when its turn comes, and wait for the result, but not beyond `until`.
 
     A run that is still on then goes on in the background. A call that is cancelled has its code interrupted.
@@ -55,7 +55,7 @@ async def _wait(live: LiveRun, until: float, report: Report | None) -> None:
 
 async def read_on(
     box: Sandbox, run_id: str, settings: Settings, offset: int, wait_s: float, report: Report | None
-) -> RunView:
+) -> RunProgress:
     """A page of a run's output, waiting up to `wait_s` until the page is full or the run over.
 
     Raises:
@@ -68,7 +68,7 @@ async def read_on(
     return view(box, live, settings, offset)
 
 
-async def stop(box: Sandbox, run_id: str) -> RunResult:
+async def stop(box: Sandbox, run_id: str) -> RunView:
     """Interrupt a run, or kill it, and return what came of it.
 
     Raises:
@@ -80,21 +80,21 @@ async def stop(box: Sandbox, run_id: str) -> RunResult:
     return outcome(box, live)
 
 
-def outcome(box: Sandbox, live: LiveRun) -> RunResult:
+def outcome(box: Sandbox, live: LiveRun) -> RunView:
     """The result of a run that is over."""
     if live.result is None:
         raise live.failure or box.error()
     box.loss_told(live)
-    return live.result if box.one_off else replace(live.result, expires_in_s=box.expires_in_s())
+    return live.result if box.one_off else live.result.model_copy(update={"expires_in_s": box.expires_in_s()})
 
 
-def view(box: Sandbox, live: LiveRun, settings: Settings, offset: int) -> RunView:
+def view(box: Sandbox, live: LiveRun, settings: Settings, offset: int) -> RunProgress:
     """Where a run stands, and its output from `offset` on."""
     if live.result is None and box.ending is not None:
         return lost_view(box.ending, live.id, settings, offset)
     result = outcome(box, live) if live.done.is_set() else None
     longest = max(live.fold.stdout.total, live.fold.stderr.total)
-    return RunView(
+    return RunProgress(
         sandbox_id=box.id,
         run_id=live.id,
         page=live.log.page(offset, settings.output.page_bytes),
@@ -105,7 +105,7 @@ def view(box: Sandbox, live: LiveRun, settings: Settings, offset: int) -> RunVie
     )
 
 
-def lost_view(ending: Ending, run_id: str, settings: Settings, offset: int) -> RunView:
+def lost_view(ending: Ending, run_id: str, settings: Settings, offset: int) -> RunProgress:
     """What a run had written when its machine was lost.
 
     Raises:
@@ -114,15 +114,14 @@ def lost_view(ending: Ending, run_id: str, settings: Settings, offset: int) -> R
     run = ending.lost_run
     if run is None or run.id != run_id:
         raise ending.error()
-    return RunView(
+    return RunProgress(
         sandbox_id=ending.sandbox_id,
         run_id=run.id,
         page=run.log.page(offset, settings.output.page_bytes),
         elapsed_s=run.elapsed_s,
         left_s=0.0,
         live_full=False,
-        result=None,
-        loss=replace(ending, lost_run=None).error(),  # whoever reads this need not be told how to
+        error=ErrorView.of(replace(ending, lost_run=None).error()),  # without advice to read what is read here
     )
 
 

@@ -237,7 +237,7 @@ class Sandbox:
                 self._move(State.READY)
             if run.result is not None and run.result.state == "lost":
                 self._untold_loss = run
-            if run.background or (run.result is not None and run.result.left_out):
+            if run.background or (run.result is not None and run.result.log_needed):
                 self.runs.keep(run)
             run.finish()
             with self._watched():

@@ -11,24 +11,35 @@ from typing import Self
 import anyio
 import anyio.lowlevel
 
-from guest.client.messages import FileChunk, FileInfo, Listing
+from guest.client.messages import FileChunk
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileTooLarge, RunLimit, RunNotStarted, SandboxNotFound
 from mcp_sandbox.machines.provider import Lease, MachineRequest, Provider, find_template
 from mcp_sandbox.runs.options import check_options
-from mcp_sandbox.runs.results import RunRequest, RunResult
-from mcp_sandbox.runs.running import RunBook, RunView
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.running import RunBook
 from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
 from mcp_sandbox.sandboxes.execution import CheckedRun, check
-from mcp_sandbox.sandboxes.file_access import file_operation, read_all, resolve
+from mcp_sandbox.sandboxes.file_access import file_operation, mime_of, read_all, resolve
 from mcp_sandbox.sandboxes.forks import Forks, all_or_none, all_ready
 from mcp_sandbox.sandboxes.graves import Graves
-from mcp_sandbox.sandboxes.info import SandboxInfo, info_of
 from mcp_sandbox.sandboxes.keeper import KeptSandbox
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, Lifespan, lifespan
 from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_on, run_in_turn, stop
 from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
+from mcp_sandbox.sandboxes.view import view_of
+from mcp_sandbox.views import (
+    ArtifactList,
+    ArtifactView,
+    FileList,
+    FileView,
+    RunProgress,
+    RunView,
+    SandboxView,
+    WrittenFile,
+    file_uri,
+)
 
 
 class SandboxService:
@@ -70,18 +81,18 @@ class SandboxService:
 
     async def create(
         self, owner: str, template: str | None = None, *, ttl_s: float | None = None, idle_s: float | None = None
-    ) -> SandboxInfo:
+    ) -> SandboxView:
         """A new sandbox, ready to use.
 
         Raises:
             BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, UnusableTemplate, HostNotReady, SandboxError:
                 there is none.
         """
-        return info_of(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
+        return view_of(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
 
-    def sandboxes(self, owner: str) -> list[SandboxInfo]:
+    def sandboxes(self, owner: str) -> list[SandboxView]:
         """The owner's sandboxes, oldest first."""
-        return [info_of(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
+        return [view_of(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
 
     def alive(self) -> list[Sandbox]:
         """All sandboxes, whoever owns them, oldest first: for operators, not for callers."""
@@ -153,16 +164,16 @@ class SandboxService:
 
     # -- forks and pauses ----------------------------------------------------------------------------------
 
-    async def fork(self, owner: str, sandbox_id: str, count: int) -> list[SandboxInfo]:
+    async def fork(self, owner: str, sandbox_id: str, count: int) -> list[SandboxView]:
         """Copies of a sandbox as it is now, each with a life of its own; the sandbox itself goes on. All or none.
 
         Raises:
             BadRequest, SandboxNotFound, SandboxBusy, SandboxPaused, CannotFreeze, LimitReached, SandboxError:
                 nothing was copied.
         """
-        return [info_of(copy) for copy in await self._forks.fork(self._find(owner, sandbox_id), count, self._open)]
+        return [view_of(copy) for copy in await self._forks.fork(self._find(owner, sandbox_id), count, self._open)]
 
-    async def pause(self, owner: str, sandbox_id: str) -> SandboxInfo:
+    async def pause(self, owner: str, sandbox_id: str) -> SandboxView:
         """Freeze a sandbox and give its machine's memory back to the host. Only its time to live goes on.
 
         Raises:
@@ -170,9 +181,9 @@ class SandboxService:
         """
         box = self._find(owner, sandbox_id)
         await self._forks.pause(box)
-        return info_of(box)
+        return view_of(box)
 
-    async def resume(self, owner: str, sandbox_id: str) -> SandboxInfo:
+    async def resume(self, owner: str, sandbox_id: str) -> SandboxView:
         """Let a paused sandbox go on, when there is a place for its machine.
 
         Raises:
@@ -180,11 +191,11 @@ class SandboxService:
         """
         box = self._find(owner, sandbox_id)
         await self._forks.resume(box, self._placed)
-        return info_of(box)
+        return view_of(box)
 
     # -- runs ----------------------------------------------------------------------------------------------
 
-    async def run(self, request: RunRequest) -> RunResult:
+    async def run(self, request: RunRequest) -> RunView:
         """Run code in the sandbox the request names, or in a fresh one that is destroyed afterwards.
 
         Code that fails is a result. An exception says that there is none.
@@ -194,12 +205,12 @@ class SandboxService:
         """
         checked = check(request, self.settings, self.settings.runs.timeout_s)
         result = await self._run(request, checked, math.inf, None)
-        assert isinstance(result, RunResult), "whoever waits for ever gets a result"
+        assert isinstance(result, RunView), "whoever waits for ever gets a result"
         return result
 
     async def run_for_client(
         self, request: RunRequest, *, background: bool = False, report: Report | None = None
-    ) -> RunResult | RunView:
+    ) -> RunView | RunProgress:
         """Like `run`, for somebody whose patience ends: then, or at once, the run is left in the background.
 
         The fresh sandbox of a run that is left in the background stays.
@@ -211,7 +222,7 @@ class SandboxService:
 
     async def read_output(
         self, owner: str, sandbox_id: str, run_id: str, *, offset: int, wait_s: float, report: Report | None = None
-    ) -> RunView:
+    ) -> RunProgress:
         """What a run has written from `offset` on, and its result if it is over, or why there is none.
 
         Raises:
@@ -225,7 +236,7 @@ class SandboxService:
         box.touch()
         return await read_on(box, run_id, self.settings, offset, wait_s, report)
 
-    async def stop_run(self, owner: str, sandbox_id: str, run_id: str) -> RunResult:
+    async def stop_run(self, owner: str, sandbox_id: str, run_id: str) -> RunView:
         """End a run, and return what came of it.
 
         Raises:
@@ -237,7 +248,7 @@ class SandboxService:
 
     async def _run(
         self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
-    ) -> RunResult | RunView:
+    ) -> RunView | RunProgress:
         self._check_runs(request.owner)  # before a machine is taken
         if request.sandbox_id is not None:
             box = self._find(request.owner, request.sandbox_id)
@@ -252,7 +263,7 @@ class SandboxService:
 
     async def _run_once(
         self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
-    ) -> RunResult | RunView:
+    ) -> RunView | RunProgress:
         box = await self._start(request.owner, request.template, lifespan(self.settings, None, None), one_off=True)
         try:
             return await self._run_in(box, checked, until, report)
@@ -262,7 +273,7 @@ class SandboxService:
 
     async def _run_in(
         self, box: Sandbox, checked: CheckedRun, until: float, report: Report | None
-    ) -> RunResult | RunView:
+    ) -> RunView | RunProgress:
         self._check_runs(box.owner)
         return await run_in_turn(box, checked, self.settings, until, report)
 
@@ -288,7 +299,7 @@ class SandboxService:
         async with self._find(owner, sandbox_id).use() as lease:
             return await read_all(lease.agent, resolve(path), limit)
 
-    async def write(self, owner: str, sandbox_id: str, path: str, data: bytes) -> FileInfo:
+    async def write(self, owner: str, sandbox_id: str, path: str, data: bytes) -> WrittenFile:
         """Create or replace a file, atomically."""
         where = resolve(path)
         limit = self.settings.files.max_write_bytes
@@ -296,15 +307,27 @@ class SandboxService:
             raise FileTooLarge(where, len(data), limit)
         async with self._find(owner, sandbox_id).use() as lease:
             with file_operation(where):
-                return await lease.agent.write(where, data)
+                info = await lease.agent.write(where, data)
+        return WrittenFile(path=info.path, size=info.size)
 
-    async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool) -> Listing:
+    async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool) -> FileList:
         """What is in a directory."""
         where = resolve(path)
         async with self._find(owner, sandbox_id).use() as lease:
             with file_operation(where):
-                return await lease.agent.list(where, recursive=recursive, max_entries=self.settings.files.max_entries)
+                limit = self.settings.files.max_entries
+                listing = await lease.agent.list(where, recursive=recursive, max_entries=limit)
+        entries = [FileView(path=entry.path, kind=entry.kind, size=entry.size) for entry in listing.entries]
+        return FileList(path=where, entries=entries, truncated=listing.truncated)
 
-    async def artifacts(self, owner: str, sandbox_id: str) -> Listing:
-        """The files that runs have left for the owner."""
-        return await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
+    async def artifacts(self, owner: str, sandbox_id: str) -> ArtifactList:
+        """Return the files in the outputs directory."""
+        listing = await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
+        artifacts = [
+            ArtifactView(
+                path=entry.path, size=entry.size, mime_type=mime_of(entry.path), uri=file_uri(sandbox_id, entry.path)
+            )
+            for entry in listing.entries
+            if entry.kind == "file"
+        ]
+        return ArtifactList(artifacts=artifacts, truncated=listing.truncated)

@@ -23,8 +23,7 @@ from mcp_sandbox.tools.common import (
     service_of,
     tool_errors,
 )
-from mcp_sandbox.tools.results import run_blocks, view_blocks
-from mcp_sandbox.tools.running import InBackground, OneOffTemplate, result_of, timeout_field
+from mcp_sandbox.tools.running import InBackground, OneOffTemplate, answer, result_of, timeout_field
 
 WAIT_S = 10.0  # read_output's own idea of waiting: few calls, and none that seems to hang
 
@@ -148,7 +147,7 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
             view = await service_of(ctx).read_output(
                 owner_of(ctx), sandbox_id, run_id, offset=offset, wait_s=wait_s, report=reporter(ctx)
             )
-        return CallToolResult(content=view_blocks(view))
+        return answer(view)
 
 
 def _register_stop_run(mcp: MCPServer[SandboxService]) -> None:
@@ -164,4 +163,4 @@ def _register_stop_run(mcp: MCPServer[SandboxService]) -> None:
     async def stop_run(ctx: ToolContext, sandbox_id: SandboxId, run_id: RunId) -> CallToolResult:
         with tool_errors():
             result = await service_of(ctx).stop_run(owner_of(ctx), sandbox_id, run_id)
-        return CallToolResult(content=run_blocks(result))
+        return answer(result)

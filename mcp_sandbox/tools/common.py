@@ -10,10 +10,11 @@ from mcp_types import ToolAnnotations
 from pydantic import Field
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import SandboxError, with_next_step
+from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.sandboxes.run_calls import Report
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
+from mcp_sandbox.views import with_next_step
 
 LOCAL_OWNER = "local"  # on stdio there is one client, and all sandboxes of the process are its own
 

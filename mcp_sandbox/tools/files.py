@@ -7,19 +7,18 @@ from typing import Annotated, Literal
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp_types import CallToolResult
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from guest.client.messages import Listing
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import BadRequest, FileError, SandboxError, SandboxNotFound, with_next_step
-from mcp_sandbox.sandboxes.file_access import mime_of, resolve
+from mcp_sandbox.errors import BadRequest, FileError, SandboxError, SandboxNotFound
+from mcp_sandbox.sandboxes.file_access import resolve
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.tools.reading import decoded, read_blocks
-from mcp_sandbox.tools.results import uri_of
+from mcp_sandbox.views import ArtifactList, FileList, WrittenFile, with_next_step
 
 WorkspacePath = Annotated[
     str,
@@ -34,45 +33,6 @@ ArtifactPath = Annotated[
     Field(min_length=1, max_length=4095, description=f"Path of an artifact; a relative one starts at {OUTPUTS}."),
 ]
 Offset = Annotated[int, Field(ge=0, description="Byte of the file to start at.")]
-
-
-class FileView(BaseModel):
-    """One entry of a sandbox's file system."""
-
-    path: str
-    kind: str = Field(description="file, dir, link or other")
-    size: int
-
-
-class FileList(BaseModel):
-    """What is in a directory."""
-
-    path: str
-    entries: list[FileView]
-    truncated: bool = Field(description="true: there are more entries than are shown")
-
-
-class ArtifactView(BaseModel):
-    """One file that runs have left for the caller."""
-
-    path: str
-    size: int
-    mime_type: str
-    uri: str = Field(description="Address for resources/read.")
-
-
-class ArtifactList(BaseModel):
-    """All artifacts of a sandbox."""
-
-    artifacts: list[ArtifactView]
-    truncated: bool = Field(description="true: there are more artifacts than are shown")
-
-
-class WrittenView(BaseModel):
-    """A file that was written."""
-
-    path: str
-    size: int
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
@@ -101,11 +61,10 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
             Literal["text", "base64"],
             Field(description="text: content is written as UTF-8; base64: it is decoded first."),
         ] = "text",
-    ) -> WrittenView:
+    ) -> WrittenFile:
         with tool_errors():
             data = _bytes_of(content, encoding)
-            info = await service_of(ctx).write(owner_of(ctx), sandbox_id, path, data)
-        return WrittenView(path=info.path, size=info.size)
+            return await service_of(ctx).write(owner_of(ctx), sandbox_id, path, data)
 
     @mcp.tool(
         title="Read file",
@@ -138,10 +97,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         recursive: Annotated[bool, Field(description="Also what is in its subdirectories.")] = False,
     ) -> FileList:
         with tool_errors():
-            where = resolve(path)
-            listing = await service_of(ctx).list_files(owner_of(ctx), sandbox_id, where, recursive=recursive)
-        views = [FileView(path=entry.path, kind=entry.kind, size=entry.size) for entry in listing.entries]
-        return FileList(path=where, entries=views, truncated=listing.truncated)
+            return await service_of(ctx).list_files(owner_of(ctx), sandbox_id, path, recursive=recursive)
 
 
 def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
@@ -152,8 +108,7 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
     )
     async def list_artifacts(ctx: ToolContext, sandbox_id: SandboxId) -> ArtifactList:
         with tool_errors():
-            listing = await service_of(ctx).artifacts(owner_of(ctx), sandbox_id)
-        return ArtifactList(artifacts=_artifact_views(sandbox_id, listing), truncated=listing.truncated)
+            return await service_of(ctx).artifacts(owner_of(ctx), sandbox_id)
 
     @mcp.tool(
         title="Read artifact",
@@ -210,16 +165,3 @@ def _bytes_of(content: str, encoding: Literal["text", "base64"]) -> bytes:
         raise BadRequest(f"content is not valid base64 ({error}). Send plain text with encoding=text.") from error
     except UnicodeEncodeError as error:
         raise BadRequest("content has an unpaired surrogate and cannot be UTF-8. Send it as base64.") from error
-
-
-def _artifact_views(sandbox_id: str, listing: Listing) -> list[ArtifactView]:
-    return [
-        ArtifactView(
-            path=entry.path,
-            size=entry.size,
-            mime_type=mime_of(entry.path),
-            uri=uri_of(sandbox_id, entry.path),
-        )
-        for entry in listing.entries
-        if entry.kind == "file"
-    ]

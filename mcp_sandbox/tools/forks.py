@@ -3,19 +3,13 @@
 from typing import Annotated
 
 from mcp.server.mcpserver import MCPServer
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.forks import MAX_COPIES
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
-from mcp_sandbox.tools.sandboxes import SandboxView, view
-
-
-class Copies(BaseModel):
-    """What came of a fork."""
-
-    copies: list[SandboxView]
+from mcp_sandbox.views import ForkedSandboxes, SandboxView
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
@@ -37,10 +31,9 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ctx: ToolContext,
         sandbox_id: SandboxId,
         count: Annotated[int, Field(ge=1, le=MAX_COPIES, description="How many copies.")] = 1,
-    ) -> Copies:
+    ) -> ForkedSandboxes:
         with tool_errors():
-            copies = await service_of(ctx).fork(owner_of(ctx), sandbox_id, count)
-        return Copies(copies=[view(copy) for copy in copies])
+            return ForkedSandboxes(copies=await service_of(ctx).fork(owner_of(ctx), sandbox_id, count))
 
     @mcp.tool(
         title="Pause sandbox",
@@ -53,7 +46,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     )
     async def pause_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> SandboxView:
         with tool_errors():
-            return view(await service_of(ctx).pause(owner_of(ctx), sandbox_id))
+            return await service_of(ctx).pause(owner_of(ctx), sandbox_id)
 
     @mcp.tool(
         title="Resume sandbox",
@@ -65,4 +58,4 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     )
     async def resume_sandbox(ctx: ToolContext, sandbox_id: SandboxId) -> SandboxView:
         with tool_errors():
-            return view(await service_of(ctx).resume(owner_of(ctx), sandbox_id))
+            return await service_of(ctx).resume(owner_of(ctx), sandbox_id)

@@ -8,18 +8,15 @@ from pydantic import Field, JsonValue
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.invocations import invocation
-from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     SandboxId,
     ToolContext,
     hints,
     owner_of,
-    reporter,
-    service_of,
-    tool_errors,
 )
-from mcp_sandbox.tools.results import run_blocks, view_blocks
+from mcp_sandbox.tools.running import result_of
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
@@ -66,7 +63,4 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     ) -> CallToolResult:
         options = invocation(handler, event, context)
         request = RunRequest(owner_of(ctx), code, sandbox_id, None, timeout_s, "invoke", options)
-        report = reporter(ctx)
-        with tool_errors():
-            outcome = await service_of(ctx).run_for_client(request, report=report)
-        return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))
+        return await result_of(ctx, request, background=False)

@@ -62,4 +62,5 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "control_failed": (),
     "server_gone": (),
     "measurement_failed": (),
+    "demo_failed": (),
 }

@@ -3,10 +3,10 @@
 from mcp_types import ContentBlock
 
 from guest.client.messages import FileChunk
-from mcp_sandbox.runs.results import Picture
 from mcp_sandbox.sandboxes.file_access import SNIFF_BYTES, image_mime, mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.results import call_of, image_block, link_block, text_block, uri_of
+from mcp_sandbox.tools.results import call_of, image_block, link_block, text_block
+from mcp_sandbox.views import ImageView, file_uri
 
 UTF8_REST_BYTES = 3  # of a character of up to four, what a cut can leave
 
@@ -20,17 +20,17 @@ async def read_blocks(
         room = service.settings.output.image_bytes
         if chunk.size <= room:
             data = await service.read_all(owner, sandbox_id, path, max_bytes=room)  # the guest may lie about the size
-            return [image_block(Picture(path, mime, data))]
+            return [image_block(ImageView(path=path, mime_type=mime, data=data))]
         note = f"{path} is a picture of {chunk.size:,} bytes, too large to show. Shrink it in the sandbox, or read "
         return [
-            text_block(f"{note}{uri_of(sandbox_id, path)} with resources/read."),
+            text_block(f"{note}{file_uri(sandbox_id, path)} with resources/read."),
             link_block(sandbox_id, path, chunk.size),
         ]
     part = chunk.data[: max(limit, UTF8_REST_BYTES + 1)]
     start = _first_character(part) if offset else 0
     text = decoded(part[start:], at_end=offset + len(part) >= chunk.size)
     if text is None:
-        note = f"{path} is binary ({mime_of(path)}, {chunk.size:,} bytes). Read {uri_of(sandbox_id, path)} with "
+        note = f"{path} is binary ({mime_of(path)}, {chunk.size:,} bytes). Read {file_uri(sandbox_id, path)} with "
         return [
             text_block(f"{note}resources/read, or have code in the sandbox look into it."),
             link_block(sandbox_id, path, chunk.size),

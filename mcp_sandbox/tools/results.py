@@ -4,19 +4,17 @@ import base64
 import json
 from collections.abc import Sequence
 from itertools import accumulate
-from urllib.parse import quote
 
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
 from guest.client.messages import Display
 from guest.client.reports import CompiledReport, HandlerReport
-from mcp_sandbox.errors import with_next_step
-from mcp_sandbox.runs.results import Captured, Picture, RunResult, readable
-from mcp_sandbox.runs.running import RunView
+from mcp_sandbox.runs.results import readable
 from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.tools.compiled_results import compiled_parts, compiled_words
 from mcp_sandbox.tools.handler_results import measured_part, result_part
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
+from mcp_sandbox.views import ImageView, RunProgress, RunView, StreamView, file_uri, with_next_step
 
 MAX_VALUE_CHARS = 8000  # of one shown value or traceback; whatever is longer is better read from a file
 MAX_VALUES_CHARS = 10_000  # of all shown values of a run, about 2,500 tokens
@@ -30,14 +28,9 @@ def text_block(text: str) -> TextContent:
     return TextContent(type="text", text=text)
 
 
-def image_block(picture: Picture) -> ImageContent:
-    """A picture for the model."""
-    return ImageContent(type="image", data=base64.b64encode(picture.data).decode(), mime_type=picture.mime)
-
-
-def uri_of(sandbox_id: str, path: str) -> str:
-    """The address under which `resources/read` serves a file of a sandbox."""
-    return f"sandbox://{sandbox_id}/{quote(path.lstrip('/'))}"
+def image_block(image: ImageView) -> ImageContent:
+    """An image for the model."""
+    return ImageContent(type="image", data=base64.b64encode(image.data).decode(), mime_type=image.mime_type)
 
 
 def call_of(tool: str, sandbox_id: str, path: str) -> str:
@@ -55,19 +48,19 @@ def link_block(sandbox_id: str, path: str, size: int) -> ResourceLink:
     return ResourceLink(
         type="resource_link",
         name=path.rpartition("/")[2],
-        uri=uri_of(sandbox_id, path),
+        uri=file_uri(sandbox_id, path),
         mime_type=mime_of(path),
         size=size,
     )
 
 
-def run_blocks(result: RunResult) -> list[ContentBlock]:
+def run_blocks(result: RunView) -> list[ContentBlock]:
     """The result of a run: one readable text, then the pictures."""
     streams = [_stream("stdout", result.stdout, result), _stream("stderr", result.stderr, result)]
     return _blocks(result, *streams)
 
 
-def view_blocks(view: RunView) -> list[ContentBlock]:
+def progress_blocks(view: RunProgress) -> list[ContentBlock]:
     """A piece of a run's output and where the run stands; with the last piece, what else came of it."""
     output = view.page.text.rstrip()
     if view.result is None or view.page.end < view.page.size:
@@ -80,17 +73,17 @@ def view_blocks(view: RunView) -> list[ContentBlock]:
     return _blocks(view.result, output, *spills)
 
 
-def _blocks(result: RunResult, *output: str) -> list[ContentBlock]:
+def _blocks(result: RunView, *output: str) -> list[ContentBlock]:
     before, after = _handler(result)
     parts = [before, *output, *_report(result), *_values(result), _error(result), _artifacts(result), _service(result)]
     text = "\n\n".join(part for part in (*parts, after, _status(result)) if part)
-    return [text_block(text), *(image_block(picture) for picture in result.pictures)]
+    return [text_block(text), *map(image_block, result.images)]
 
 
-def _standing(view: RunView) -> str:
+def _standing(view: RunProgress) -> str:
     page = view.page
-    if view.loss is not None:
-        words = [f"{view.run_id} was lost after {view.elapsed_s:.0f} s: {with_next_step(view.loss, NEXT_STEPS)}"]
+    if view.error is not None:
+        words = [f"{view.run_id} was lost after {view.elapsed_s:.0f} s: {with_next_step(view.error, NEXT_STEPS)}"]
     elif view.result is None:
         words = [f"{view.run_id} is still running, {view.elapsed_s:.0f} s so far, stopped in {view.left_s:.0f} s"]
     else:
@@ -99,9 +92,9 @@ def _standing(view: RunView) -> str:
     words.append(f"output bytes {page.start:,} to {page.end:,} of {page.size:,}")
     if view.live_full:
         words.append("it writes more than is sent while it runs: the end comes with its result")
-    if view.loss is None or page.end < page.size:
+    if view.error is None or page.end < page.size:
         words.append(f"to read on: {_read_output(view.sandbox_id, view.run_id, page.end)}")
-    if view.result is None and view.loss is None:
+    if view.result is None and view.error is None:
         words.append(f"to end it: stop_run(sandbox_id={quoted(view.sandbox_id)}, run_id={quoted(view.run_id)})")
     return f"[{' · '.join(words)}]"
 
@@ -110,7 +103,7 @@ def _read_output(sandbox_id: str, run_id: str, offset: int) -> str:
     return f"read_output(sandbox_id={quoted(sandbox_id)}, run_id={quoted(run_id)}, offset={offset})"
 
 
-def _stream(name: str, captured: Captured, result: RunResult) -> str:
+def _stream(name: str, captured: StreamView, result: RunView) -> str:
     if not captured:
         return ""
     if not captured.omitted_bytes:
@@ -119,7 +112,7 @@ def _stream(name: str, captured: Captured, result: RunResult) -> str:
     return f"{name}:\n{captured.head}\n[… {captured.omitted_bytes:,} bytes left out; {how} …]\n{captured.tail.rstrip()}"
 
 
-def _rest(captured: Captured, result: RunResult) -> str:
+def _rest(captured: StreamView, result: RunView) -> str:
     """How to read what is left out of a stream."""
     if result.sandbox_id is None:
         return "lost with the one-off sandbox; run in a sandbox from create_sandbox to keep the whole output"
@@ -133,7 +126,7 @@ def _rest(captured: Captured, result: RunResult) -> str:
     return f"{cut}to read on: {call_of('read_file', result.sandbox_id, captured.spill)}, offset={offset})"
 
 
-def _handler(result: RunResult) -> tuple[str, str]:
+def _handler(result: RunView) -> tuple[str, str]:
     """What a handler gave back, to be read first, and what its call took."""
     report = result.report
     if not isinstance(report, HandlerReport):
@@ -145,11 +138,11 @@ def _handler(result: RunResult) -> tuple[str, str]:
     return result_part(report, how), measured_part(report)
 
 
-def _report(result: RunResult) -> list[str]:
+def _report(result: RunView) -> list[str]:
     return compiled_parts(result.report) if isinstance(result.report, CompiledReport) else []
 
 
-def _values(result: RunResult) -> list[str]:
+def _values(result: RunView) -> list[str]:
     values = [text for text in map(_value, result.displays) if text]
     shown = _fitting(values, MAX_VALUES_CHARS)
     left_out = len(values) - len(shown) + result.displays_dropped
@@ -171,17 +164,17 @@ def _value(display: Display) -> str:
     return f"result:\n{_shortened(best)}"
 
 
-def _error(result: RunResult) -> str:
+def _error(result: RunView) -> str:
     if result.error is None:
         return ""
     trace = result.error.traceback.strip() or f"{result.error.name}: {result.error.message}"
     return f"error:\n{_shortened(trace)}"
 
 
-def _artifacts(result: RunResult) -> str:
+def _artifacts(result: RunView) -> str:
     if not result.artifacts:
         return ""
-    shown = {picture.name for picture in result.pictures}
+    shown = {image.path for image in result.images}
     lines = [
         f"- {quoted(artifact.path)} ({artifact.mime_type}, {artifact.size:,} bytes"
         f"{', shown below' * (artifact.path in shown)})"
@@ -197,14 +190,14 @@ def _artifacts(result: RunResult) -> str:
     return "\n".join(["artifacts:", *lines, how])
 
 
-def _service(result: RunResult) -> str:
+def _service(result: RunView) -> str:
     if result.service_loss is None:
         return ""
     how = result.service_loss[:MAX_LOSS_CHARS]
     return f"service:\nThe template's service has ended ({how}). For one that runs, call create_sandbox."
 
 
-def _status(result: RunResult) -> str:
+def _status(result: RunView) -> str:
     timings = result.timings
     words = [_outcome(result)]
     if isinstance(result.report, CompiledReport):
@@ -221,7 +214,7 @@ def _status(result: RunResult) -> str:
     return f"[{' · '.join(words)}]"
 
 
-def _losses(result: RunResult) -> list[str]:
+def _losses(result: RunView) -> list[str]:
     if result.state == "lost" and result.sandbox_id is not None:
         return ["the process was restarted: variables and imports are lost, files are kept"]
     if result.lost_before:
@@ -229,7 +222,7 @@ def _losses(result: RunResult) -> list[str]:
     return []
 
 
-def _outcome(result: RunResult) -> str:
+def _outcome(result: RunView) -> str:
     kept = "; variables are kept" if _keeps_variables(result) else ""
     if result.timed_out_after_s is not None:
         return f"stopped: time limit of {result.timed_out_after_s:g} s reached{kept}"
@@ -245,12 +238,12 @@ def _outcome(result: RunResult) -> str:
             return status
 
 
-def _has_variables(result: RunResult) -> bool:
+def _has_variables(result: RunView) -> bool:
     """Whether more than files lasts from run to run."""
     return result.language == "python"
 
 
-def _keeps_variables(result: RunResult) -> bool:
+def _keeps_variables(result: RunView) -> bool:
     """Whether that has to be said of a run that was stopped. Of a command it would be taken for the shell's."""
     kept = result.state == "kept" and result.sandbox_id is not None
     return kept and result.kind != "command" and _has_variables(result)

@@ -6,9 +6,10 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.results import RunRequest, RunResult
+from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.tools.common import ToolContext, reporter, service_of, tool_errors
-from mcp_sandbox.tools.results import run_blocks, view_blocks
+from mcp_sandbox.tools.results import progress_blocks, run_blocks
+from mcp_sandbox.views import RUN_META, RunProgress, RunView
 
 OneOffTemplate = Annotated[
     str | None,
@@ -34,8 +35,18 @@ def timeout_field(settings: Settings) -> Any:  # noqa: ANN401 - what pydantic ca
     )
 
 
+def answer(outcome: RunView | RunProgress) -> CallToolResult:
+    """Return the text and images of a run for the model, and the whole view for programs.
+
+    The view is in `_meta`, not in `structuredContent`: several clients show the model nothing but the latter.
+    """
+    blocks = run_blocks(outcome) if isinstance(outcome, RunView) else progress_blocks(outcome)
+    view = outcome.model_dump(mode="json", exclude={"images": True, "result": {"images"}})
+    return CallToolResult(content=blocks, _meta={RUN_META: view})
+
+
 async def result_of(ctx: ToolContext, request: RunRequest, *, background: bool) -> CallToolResult:
     """Have a run carried out, and answer with its result, or with where it stands."""
     with tool_errors():
         outcome = await service_of(ctx).run_for_client(request, background=background, report=reporter(ctx))
-    return CallToolResult(content=run_blocks(outcome) if isinstance(outcome, RunResult) else view_blocks(outcome))
+    return answer(outcome)

@@ -73,7 +73,7 @@ class Sandboxes:
         self.run_dir = run_dir
 
     async def create(self) -> str:
-        return (await self.service.create(ME)).id
+        return (await self.service.create(ME)).sandbox_id
 
     async def run(self, box: str, code: str) -> str:
         result = await self.service.run(RunRequest(ME, code, box))
@@ -81,7 +81,7 @@ class Sandboxes:
         return result.stdout.head.strip()
 
     async def fork(self, box: str, count: int = 1) -> list[str]:
-        return [copy.id for copy in await self.service.fork(ME, box, count)]
+        return [copy.sandbox_id for copy in await self.service.fork(ME, box, count)]
 
     def machine(self, box: str) -> LeasedMachine | None:
         lease = next(found.lease for found in self.service.alive() if found.id == box)

@@ -24,7 +24,8 @@ from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider, start, start_machine
 from mcp_sandbox.machines.provider import HostFacts, Lease, LeasedMachine, MachineRequest
 from mcp_sandbox.machines.unique import new_identity
-from mcp_sandbox.runs.results import Captured, Fold, HeadTail
+from mcp_sandbox.runs.results import Fold, HeadTail
+from mcp_sandbox.views import StreamView
 from templates.build import BuiltTemplate
 from vmm.driver import DRIVERS, Machine
 
@@ -55,8 +56,8 @@ class Ran:
     """What came of one run."""
 
     end: Finished
-    stdout: Captured
-    stderr: Captured
+    stdout: StreamView
+    stderr: StreamView
     displays: tuple[Display, ...]
     artifacts: tuple[Artifact, ...]
 

@@ -64,7 +64,7 @@ class Box:
 async def box(request: pytest.FixtureRequest, host: Host, anyio_backend: str) -> AsyncIterator[Box]:
     await host.builder.build(host.settings.catalogue.load(request.param), host.driver)
     async with open_service(host, pooled=False) as service:
-        yield Box(service, (await service.create(OWNER, request.param)).id)
+        yield Box(service, (await service.create(OWNER, request.param)).sandbox_id)
 
 
 @pytest.fixture

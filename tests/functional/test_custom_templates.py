@@ -56,7 +56,7 @@ class Server:
         self.service = service
 
     async def create(self) -> str:
-        return (await self.service.create(ME, NAME)).id
+        return (await self.service.create(ME, NAME)).sandbox_id
 
     async def mark(self, box: str) -> str:
         result = await self.service.run(RunRequest(ME, MARK, box))
@@ -133,10 +133,10 @@ async def test_new_sandboxes_have_a_change_at_once_and_old_ones_go_on_with_all_t
     await service.resume(ME, old)
     (copy,) = await service.fork(ME, old, 1)
     assert "in use, stays" in await run(settings, "prune")
-    assert [await server.mark(box) for box in (old, copy.id, new)] == ["one", "one", "two"]
+    assert [await server.mark(box) for box in (old, copy.sandbox_id, new)] == ["one", "one", "two"]
     assert first in server.snapshots()
 
-    for box in (old, copy.id):
+    for box in (old, copy.sandbox_id):
         await service.close(ME, box)
     await server.nobody_holds(first)  # those that waited in the pool have been replaced
     assert "removed" in await run(settings, "prune")
@@ -152,7 +152,7 @@ async def test_a_mistake_in_a_template_is_told_to_whoever_asks_for_it_and_to_nob
     with pytest.raises(UnusableTemplate, match=r"template\.toml:1: this is not valid TOML"):
         await server.create()
     assert await server.mark(box) == "one"
-    assert server.service.sandboxes(ME)[0].id == box
+    assert server.service.sandboxes(ME)[0].sandbox_id == box
     template.write("one")
     assert await server.mark(await server.create()) == "one"
 

@@ -10,8 +10,8 @@ import pytest
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.runs.results import RunRequest
-from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.views import RunProgress
 from templates.catalogue import Catalogue
 from tests.functional.guest_harness import agent_client
 from tests.unit.fakes import FACTS, FakeMachine, FakeProvider
@@ -40,9 +40,9 @@ async def service() -> AsyncIterator[SandboxService]:
             yield service
 
 
-async def started(service: SandboxService, box: str, code: str) -> RunView:
+async def started(service: SandboxService, box: str, code: str) -> RunProgress:
     view = await service.run_for_client(RunRequest(ME, code, box), background=True)
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     while not view.page.text:
         await anyio.lowlevel.checkpoint()
         view = await service.read_output(ME, box, view.run_id, offset=0, wait_s=0)
@@ -54,7 +54,7 @@ async def printed(service: SandboxService, box: str, code: str) -> str:
 
 
 async def test_output_comes_while_code_runs_and_a_stop_keeps_its_variables(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await started(service, box, TICKS)
     read, offset = "", 0
     while "tick 20\n" not in read:
@@ -70,10 +70,10 @@ async def test_output_comes_while_code_runs_and_a_stop_keeps_its_variables(servi
 
 
 async def test_a_command_in_the_background_is_read_and_stopped_as_code_is(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     line = "export X=1; n=0; while true; do n=$((n + 1)); echo tick $n; sleep 0.01; done"
     view = await service.run_for_client(RunRequest(ME, line, box, kind="command"), background=True)
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     while "tick 3\n" not in view.page.text:
         view = await service.read_output(ME, box, view.run_id, offset=0, wait_s=0.05)
         assert view.result is None
@@ -84,7 +84,7 @@ async def test_a_command_in_the_background_is_read_and_stopped_as_code_is(servic
 
 
 async def test_a_cancelled_call_interrupts_real_code_and_its_variables_are_there(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.run, RunRequest(ME, TICKS, box))
         while service.sandboxes(ME)[0].run_id is None or not len(service._alive[box].runs.current.log):  # type: ignore[union-attr]
@@ -95,7 +95,7 @@ async def test_a_cancelled_call_interrupts_real_code_and_its_variables_are_there
 
 
 async def test_code_that_cannot_be_interrupted_is_killed_and_the_next_run_says_so(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     await service.run(RunRequest(ME, "x = 1", box))
     view = await started(service, box, STUBBORN)
     async with anyio.create_task_group() as tasks:
@@ -107,7 +107,7 @@ async def test_code_that_cannot_be_interrupted_is_killed_and_the_next_run_says_s
 
 
 async def test_output_beyond_what_is_sent_live_is_missing_in_the_log_and_whole_in_a_file(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     result = await service.run(RunRequest(ME, "for n in range(200_000): print('line', n)", box))
     assert result.stdout.spill is not None
     whole = await service.read_all(ME, box, result.stdout.spill)
@@ -116,7 +116,7 @@ async def test_output_beyond_what_is_sent_live_is_missing_in_the_log_and_whole_i
     view = await service.run_for_client(
         RunRequest(ME, "for n in range(200_000): print('line', n)", box), background=True
     )
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     read, offset = "", 0
     while view.result is None or view.page.end < view.page.size:
         view = await service.read_output(ME, box, view.run_id, offset=offset, wait_s=10)

@@ -96,7 +96,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def sandbox(bench: Bench) -> AsyncIterator[str]:
-    box = (await bench.service.create(ME)).id
+    box = (await bench.service.create(ME)).sandbox_id
     yield box
     await bench.service.close(ME, box)
     await bench.nothing_left()
@@ -108,7 +108,7 @@ async def test_a_creation_cancelled_anywhere_leaves_nothing(bench: Bench):
     async def create() -> None:
         box = await bench.service.create(ME)
         await anyio.lowlevel.checkpoint_if_cancelled()  # then nobody gets the answer
-        boxes.append(box.id)
+        boxes.append(box.sandbox_id)
 
     async def check() -> None:
         for box in boxes:
@@ -120,7 +120,7 @@ async def test_a_creation_cancelled_anywhere_leaves_nothing(bench: Bench):
 
 
 async def test_a_creation_cancelled_while_it_waits_for_a_place_leaves_its_line(bench: Bench):
-    taken = [(await bench.service.create("somebody")).id for _ in range(3)]
+    taken = [(await bench.service.create("somebody")).sandbox_id for _ in range(3)]
     for turns in range(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bench.service.create, ME)
@@ -195,7 +195,7 @@ async def test_a_transfer_cancelled_anywhere_leaves_no_half_file_and_a_good_sand
 
 
 async def test_a_close_cancelled_anywhere_goes_on_to_its_end(bench: Bench):
-    boxes = [(await bench.service.create(ME)).id]
+    boxes = [(await bench.service.create(ME)).sandbox_id]
 
     async def close() -> None:
         await bench.service.close(ME, boxes[-1])
@@ -204,7 +204,7 @@ async def test_a_close_cancelled_anywhere_goes_on_to_its_end(bench: Bench):
         if bench.service.sandboxes(ME):  # cancelled before it had begun
             await bench.service.close(ME, boxes[-1])
         await bench.nothing_left()
-        boxes.append((await bench.service.create(ME)).id)
+        boxes.append((await bench.service.create(ME)).sandbox_id)
 
     assert await cancelled_at_each_turn(close, check) > 1
     await bench.service.close(ME, boxes[-1])
@@ -212,7 +212,7 @@ async def test_a_close_cancelled_anywhere_goes_on_to_its_end(bench: Bench):
 
 @pytest.mark.parametrize("background", [True, False])
 async def test_closing_with_a_run_on_ends_both(bench: Bench, background: bool):
-    box = (await bench.service.create(ME)).id
+    box = (await bench.service.create(ME)).sandbox_id
 
     async def run() -> None:
         with suppress(SandboxClosed):
@@ -234,7 +234,7 @@ async def test_a_fork_cancelled_anywhere_leaves_no_copy_and_a_good_original(benc
         async def fork() -> None:
             made = await bench.service.fork(ME, box, 2)
             await anyio.lowlevel.checkpoint_if_cancelled()  # then nobody gets the answer
-            copies.extend(copy.id for copy in made)
+            copies.extend(copy.sandbox_id for copy in made)
 
         async def check() -> None:
             nonlocal counted
@@ -299,12 +299,12 @@ async def test_closing_a_sandbox_at_any_moment_of_a_fork_a_pause_or_a_resume_lea
             await bench.service.resume(ME, box)
 
     for turns in range(0, 200, 3):
-        box = (await bench.service.create(ME)).id
+        box = (await bench.service.create(ME)).sandbox_id
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cycle, box)
             for _ in range(turns):
                 await anyio.lowlevel.checkpoint()
             await bench.service.close(ME, box)
         for copy in bench.service.sandboxes(ME):
-            await bench.service.close(ME, copy.id)
+            await bench.service.close(ME, copy.sandbox_id)
         await bench.nothing_left()

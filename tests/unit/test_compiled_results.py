@@ -5,12 +5,12 @@ from dataclasses import replace
 from mcp_types import TextContent
 
 from guest.client.reports import CaseResult, CompiledReport, ProcessEnd, Verdict
-from mcp_sandbox.runs.results import Captured, RunResult, RunTimings
 from mcp_sandbox.tools.results import run_blocks
+from mcp_sandbox.views import RunTimings, RunView, StreamView
 
 END = ProcessEnd(0, None, 1204, 1180, 12 * 2**20)
 REPORT = CompiledReport("run", "g++ main.cpp -O2", 312, "", "", "", END)
-RESULT = RunResult(
+RESULT = RunView(
     sandbox_id="sb-1",
     run_id="run-1",
     lost_before=True,
@@ -21,15 +21,16 @@ RESULT = RunResult(
     exit_code=0,
     signal=None,
     error=None,
-    stdout=Captured("hi\n"),
-    stderr=Captured(),
+    stdout=StreamView(head="hi\n"),
+    stderr=StreamView(),
     displays=(),
     displays_dropped=0,
     artifacts=(),
-    pictures=(),
-    timings=RunTimings(0, 0, 1, 2),
+    images=(),
+    timings=RunTimings(queue_ms=0, restore_ms=0, run_ms=1, total_ms=2),
     report=REPORT,
     language="cpp",
+    kind="code",
 )
 
 
@@ -38,7 +39,7 @@ def case(verdict: Verdict, *, end: ProcessEnd | None = END, out: str = "", err: 
 
 
 def text_of(report: CompiledReport, **changes: object) -> str:
-    block = run_blocks(replace(RESULT, report=report, **changes))[0]  # type: ignore[arg-type]
+    block = run_blocks(RESULT.model_copy(update={"report": report, **changes}))[0]
     assert isinstance(block, TextContent)
     return block.text
 
@@ -57,8 +58,9 @@ def test_where_nothing_but_files_lasts_nobody_speaks_of_variables():
 def test_of_a_command_that_was_stopped_nobody_says_that_variables_are_kept():
     of_python = {"language": "python", "report": None, "state": "kept", "stopped": True, "lost_before": False}
     for kind, said in (("code", True), ("invoke", True), ("command", False)):
-        text = run_blocks(replace(RESULT, **of_python, kind=kind))[0].text  # type: ignore[arg-type,union-attr]
-        assert ("variables are kept" in text) is said
+        block = run_blocks(RESULT.model_copy(update={**of_python, "kind": kind}))[0]
+        assert isinstance(block, TextContent)
+        assert ("variables are kept" in block.text) is said
 
 
 def test_a_case_that_was_only_run_does_not_count_as_passed():

@@ -233,14 +233,14 @@ async def test_an_operator_sees_and_closes_the_sandboxes_of_all_owners(tmp_path:
     async with panel_of_a_service(tmp_path) as (panel, service):
         one, two = await service.create("one"), await service.create("two")
         assert [(row["id"], row["owner"], row["state"]) for row in panel.sandboxes()] == [
-            (one.id, "one", "ready"),
-            (two.id, "two", "ready"),
+            (one.sandbox_id, "one", "ready"),
+            (two.sandbox_id, "two", "ready"),
         ]
         assert json.loads(json.dumps(panel.sandboxes()))[0]["template"] == TEMPLATE
-        assert await panel.close(one.id)
-        assert [row["id"] for row in panel.sandboxes()] == [two.id]
+        assert await panel.close(one.sandbox_id)
+        assert [row["id"] for row in panel.sandboxes()] == [two.sandbox_id]
         with pytest.raises(SandboxNotFound):
-            await panel.close(one.id)
+            await panel.close(one.sandbox_id)
 
 
 async def test_the_stats_of_a_server_include_machines_and_pools(tmp_path: Path):

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox import errors
+from mcp_sandbox.commands import demo
 from mcp_sandbox.commands import next_steps as cli
 from mcp_sandbox.commands.bench import subject
-from mcp_sandbox.errors import LimitReached, MachineLost, SandboxBusy, SandboxError, error_types, with_next_step
+from mcp_sandbox.errors import LimitReached, MachineLost, SandboxBusy, SandboxError, error_types
 from mcp_sandbox.operating import control
 from mcp_sandbox.tools import next_steps as mcp
+from mcp_sandbox.views import with_next_step
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ROOT / "mcp_sandbox"
 ABSTRACT = {SandboxError, LimitReached, errors.FileError}
-MODULES = {module.__name__ for module in (errors, control, subject)}
+MODULES = {module.__name__ for module in (errors, control, demo, subject)}
 RAISED = sorted(
     {kind for kind in error_types() if kind.__module__ in MODULES} - ABSTRACT, key=lambda kind: kind.code
 )  # not what other tests define

@@ -120,14 +120,14 @@ def host_of(service: SandboxService, sandbox_id: str) -> str:
 async def test_a_lost_host_ends_only_its_own_sandboxes():
     cluster = Cluster(Host("a", 2), Host("b", 2))
     async with serving(cluster) as service:
-        on = {host_of(service, box): box for box in [(await service.create(ME)).id for _ in range(2)]}
+        on = {host_of(service, box): box for box in [(await service.create(ME)).sandbox_id for _ in range(2)]}
         assert set(on) == {"a", "b"}
         cluster.lose("b", "no heartbeat for 10 s")
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(MachineLost, match="its host b was lost: no heartbeat for 10 s"):
             await service.run(RunRequest(ME, "1", on["b"]))
         assert (await service.run(RunRequest(ME, "1", on["a"]))).status == "ok"
-        assert host_of(service, (await service.create(ME)).id) == "a"
+        assert host_of(service, (await service.create(ME)).sandbox_id) == "a"
 
 
 async def test_a_create_waits_when_capacity_shrinks_and_is_admitted_when_a_host_joins():
@@ -135,7 +135,7 @@ async def test_a_create_waits_when_capacity_shrinks_and_is_admitted_when_a_host_
     created: list[str] = []
 
     async def create() -> None:
-        created.append((await service.create(ME)).id)
+        created.append((await service.create(ME)).sandbox_id)
 
     async with serving(cluster) as service, anyio.create_task_group() as tasks:
         await create()
@@ -164,7 +164,7 @@ async def test_a_create_says_why_no_host_can_take_it():
 async def test_a_paused_sandbox_is_lost_with_its_host_and_another_resumes_on_its_own():
     cluster = Cluster(Host("a", 1), Host("b", 1))
     async with serving(cluster) as service:
-        on = {host_of(service, box): box for box in [(await service.create(ME)).id for _ in range(2)]}
+        on = {host_of(service, box): box for box in [(await service.create(ME)).sandbox_id for _ in range(2)]}
         for box in on.values():
             await service.pause(ME, box)
         cluster.lose("a", "unreachable")

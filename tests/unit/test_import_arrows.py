@@ -17,11 +17,12 @@ MAY_IMPORT = {
 }
 # The folders of mcp_sandbox, lowest first.
 FOLDERS = {
+    "views": set[str](),
     "machines": set[str](),
-    "runs": set[str](),
-    "sandboxes": {"machines", "runs"},
+    "runs": {"views"},
+    "sandboxes": {"views", "machines", "runs"},
     "operating": {"machines", "sandboxes"},
-    "tools": {"machines", "runs", "sandboxes"},
+    "tools": {"views", "machines", "runs", "sandboxes"},
     "serving": {"operating", "sandboxes", "tools"},
 }
 ROOMS = [room for room in MAY_IMPORT if (ROOT / room).is_dir()]

@@ -13,8 +13,8 @@ from mcp_sandbox.operating.metrics import Metrics
 from mcp_sandbox.operating.operation import Operation, ServicePanel
 from mcp_sandbox.operating.registry import open_registry
 from mcp_sandbox.runs.results import RunRequest
-from mcp_sandbox.runs.running import RunView
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.views import RunProgress
 from tests.unit.fakes import TEMPLATE, FakeProvider
 from tests.unit.test_metrics import value
 
@@ -41,7 +41,7 @@ async def test_the_acquire_time_of_a_sandbox_includes_its_wait_in_the_queue(tmp_
             await anyio.wait_all_tasks_blocked()
             assert value(await panel.metrics(), "mcp_sandbox_waiting") == 1
             await anyio.sleep(0.05)  # the wait to be measured
-            await service.close("one", first.id)
+            await service.close("one", first.sandbox_id)
         text = await panel.metrics()
     assert value(text, "mcp_sandbox_waiting") == 0
     assert value(text, "mcp_sandbox_acquire_seconds_count", template=TEMPLATE) == 2
@@ -53,7 +53,7 @@ async def test_the_acquire_time_of_a_sandbox_includes_its_wait_in_the_queue(tmp_
 
 async def test_refusals_are_counted_by_the_limit_that_was_reached(tmp_path: Path):
     async with watched(tmp_path, limits={"sandboxes": 1, "paused": 0, "owner_runs": 1}) as (service, panel):
-        box = (await service.create(ME)).id
+        box = (await service.create(ME)).sandbox_id
         with pytest.raises(LimitReached):
             await service.create(ME)
         with pytest.raises(LimitReached):
@@ -69,7 +69,7 @@ async def test_refusals_are_counted_by_the_limit_that_was_reached(tmp_path: Path
 async def test_sandboxes_are_counted_by_state(tmp_path: Path):
     async with watched(tmp_path) as (service, panel):
         await service.create("one")
-        await service.pause("two", (await service.create("two")).id)
+        await service.pause("two", (await service.create("two")).sandbox_id)
         text = await panel.metrics()
     counted = {state: value(text, "mcp_sandbox_sandboxes", state=state) for state in ("ready", "paused", "running")}
     assert counted == {"ready": 1, "paused": 1, "running": 0}
@@ -77,10 +77,10 @@ async def test_sandboxes_are_counted_by_state(tmp_path: Path):
 
 async def test_timed_out_and_stopped_runs_are_counted_separately(tmp_path: Path):
     async with watched(tmp_path) as (service, panel):
-        box = (await service.create(ME)).id
+        box = (await service.create(ME)).sandbox_id
         await service.run(RunRequest(ME, "forever", box, timeout_s=0.01))
         run = await service.run_for_client(RunRequest(ME, "forever", box), background=True)
-        assert isinstance(run, RunView)
+        assert isinstance(run, RunProgress)
         await service.stop_run(ME, box, run.run_id)
         await service.run(RunRequest(ME, "1", box))
         text = await panel.metrics()

@@ -641,7 +641,7 @@ async def test_sandboxes_come_from_the_pool():
             await anyio.wait_all_tasks_blocked()
             box = await service.create("me")
             assert bench.stats(TEMPLATE).hits == 1
-            assert await service.close("me", box.id)
+            assert await service.close("me", box.sandbox_id)
             await service.create("me")
     assert not +bench.source.alive
 

@@ -58,10 +58,10 @@ async def test_the_list_shows_the_sandboxes_of_servers_that_answer(server: Serve
     box = await server.service.create("somebody")
     result = await server.command("sandbox", "list")
     assert result.exit_code == 0
-    for word in (box.id, "somebody", TEMPLATE, "ready"):
+    for word in (box.sandbox_id, "somebody", TEMPLATE, "ready"):
         assert word in result.stdout
     [row] = json.loads((await server.command("sandbox", "list", "--json")).stdout)
-    assert (row["id"], row["state"]) == (box.id, "ready")
+    assert (row["id"], row["state"]) == (box.sandbox_id, "ready")
 
 
 async def test_the_list_shows_what_a_killed_server_has_left(server: Server):
@@ -74,8 +74,8 @@ async def test_the_list_shows_what_a_killed_server_has_left(server: Server):
 
 async def test_closing_ends_the_sandbox_and_says_so(server: Server):
     box = await server.service.create("somebody")
-    result = await server.command("sandbox", "close", box.id)
-    assert (result.exit_code, result.stderr) == (0, f"{box.id} is closed.\n")
+    result = await server.command("sandbox", "close", box.sandbox_id)
+    assert (result.exit_code, result.stderr) == (0, f"{box.sandbox_id} is closed.\n")
     assert server.service.alive() == []
 
 

@@ -47,11 +47,11 @@ async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
 
 async def test_a_sandbox_is_created_used_and_closed(service: SandboxService, provider: FakeProvider):
     info = await service.create(ME)
-    assert info.template.name == TEMPLATE
-    assert [box.id for box in service.sandboxes(ME)] == [info.id]
-    result = await service.run(RunRequest(ME, "1", info.id))
-    assert (result.status, result.stdout.head, result.sandbox_id) == ("ok", "ran\n", info.id)
-    assert await service.close(ME, info.id) is True
+    assert info.template == TEMPLATE
+    assert [box.sandbox_id for box in service.sandboxes(ME)] == [info.sandbox_id]
+    result = await service.run(RunRequest(ME, "1", info.sandbox_id))
+    assert (result.status, result.stdout.head, result.sandbox_id) == ("ok", "ran\n", info.sandbox_id)
+    assert await service.close(ME, info.sandbox_id) is True
     assert provider.alive == 0
     assert service.sandboxes(ME) == []
 
@@ -72,14 +72,14 @@ class Notes(Watcher):
 async def test_whoever_watches_is_told_whose_machine_it_is_and_how_runs_end(provider: FakeProvider):
     notes = Notes()
     async with SandboxService(provider, Settings(), notes) as service:
-        box = (await service.create(ME)).id
+        box = (await service.create(ME)).sandbox_id
         await service.run(RunRequest(ME, "1", box))
         machine = provider.agent.machine.id
     assert notes.told == [(ME, "got", machine), (ME, "ran", "ok")]
 
 
 async def test_closing_twice_is_no_error_and_use_after_close_says_what_to_do(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     await service.close(ME, box)
     assert await service.close(ME, box) is False
     with pytest.raises(SandboxClosed, match="was closed;"):
@@ -87,7 +87,7 @@ async def test_closing_twice_is_no_error_and_use_after_close_says_what_to_do(ser
 
 
 async def test_who_closed_a_sandbox_is_told_if_it_was_not_its_owner(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     await service.alive()[0].close("an operator closed it")
     with pytest.raises(SandboxClosed, match=r"was closed \(an operator closed it\);"):
         await service.run(RunRequest(ME, "1", box))
@@ -95,7 +95,7 @@ async def test_who_closed_a_sandbox_is_told_if_it_was_not_its_owner(service: San
 
 
 async def test_somebody_elses_sandbox_looks_exactly_like_one_that_never_was(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     with pytest.raises(SandboxNotFound) as other:
         await service.run(RunRequest("somebody", "1", box))
     with pytest.raises(SandboxNotFound) as unknown:
@@ -138,7 +138,7 @@ async def test_the_limit_on_sandboxes_is_named(service: SandboxService):
 
 
 async def test_who_waits_for_a_place_gets_it_when_one_is_closed(service: SandboxService):
-    taken = [(await service.create(ME)).id for _ in range(2)]
+    taken = [(await service.create(ME)).sandbox_id for _ in range(2)]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.create, "somebody")
         await anyio.wait_all_tasks_blocked()
@@ -179,15 +179,15 @@ async def test_a_lifespan_asked_for_is_in_force(service: SandboxService, provide
     short = await service.create(ME, idle_s=0.01)
     await provider.released.wait()
     with pytest.raises(SandboxExpired, match=r"idle for 0.01 s"):
-        await service.run(RunRequest(ME, "1", short.id))
+        await service.run(RunRequest(ME, "1", short.sandbox_id))
 
 
 async def test_states_follow_what_a_sandbox_does(service: SandboxService, provider: FakeProvider):
     info = await service.create(ME)
-    assert info.state is State.READY
-    await service.run_for_client(RunRequest(ME, "forever", info.id), background=True)
+    assert info.state == State.READY
+    await service.run_for_client(RunRequest(ME, "forever", info.sandbox_id), background=True)
     assert [box.state for box in service.sandboxes(ME)] == [State.RUNNING]
-    await service.stop_run(ME, info.id, "run-1")
+    await service.stop_run(ME, info.sandbox_id, "run-1")
     assert [box.state for box in service.sandboxes(ME)] == [State.READY]
 
 
@@ -273,7 +273,7 @@ async def test_a_machine_that_comes_at_the_moment_its_creation_is_cancelled_goes
 
 
 async def test_a_run_over_its_time_is_interrupted_and_keeps_its_state(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     result = await service.run(RunRequest(ME, "forever", box, timeout_s=0.01))
     assert (result.status, result.state, result.timed_out_after_s) == ("interrupted", "kept", 0.01)
     assert result.stdout.head == "partial"
@@ -303,13 +303,13 @@ async def test_a_run_that_was_done_at_its_deadline_was_not_stopped(
 
 
 async def test_a_run_that_does_not_react_loses_its_state_and_says_so(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     result = await service.run(RunRequest(ME, "stubborn", box, timeout_s=0.01))
     assert (result.status, result.state) == ("killed", "lost")
 
 
 async def test_a_cancelled_run_is_stopped_and_its_sandbox_stays(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.run, RunRequest(ME, "forever", box))
         await provider.agent.running.wait()
@@ -330,7 +330,7 @@ async def test_a_cancelled_one_off_run_frees_its_machine(service: SandboxService
 
 
 async def test_closing_during_a_run_ends_the_run(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
 
     async def run() -> None:
         with pytest.raises(SandboxClosed):
@@ -344,7 +344,7 @@ async def test_closing_during_a_run_ends_the_run(service: SandboxService, provid
 
 
 async def test_a_machine_lost_during_a_run_says_why_and_is_gone(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     with pytest.raises(MachineLost, match="signal 9: out of memory"):
         await service.run(RunRequest(ME, "die", box))
     with pytest.raises(MachineLost, match="files are gone"):
@@ -354,7 +354,7 @@ async def test_a_machine_lost_during_a_run_says_why_and_is_gone(service: Sandbox
 
 
 async def test_a_machine_lost_while_idle_is_reported_at_the_next_use(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     provider.agent.machine.ended.set()
     await anyio.wait_all_tasks_blocked()
     with pytest.raises(MachineLost, match="out of memory"):
@@ -368,7 +368,7 @@ async def test_a_machine_lost_while_idle_is_reported_at_the_next_use(service: Sa
 async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settings: Settings, reason: str):
     with anyio.fail_after(5):
         async with SandboxService(provider, settings) as service:
-            box = (await service.create(ME)).id
+            box = (await service.create(ME)).sandbox_id
             await provider.released.wait()
             with pytest.raises(SandboxExpired, match=reason):
                 await service.run(RunRequest(ME, "1", box))
@@ -377,14 +377,14 @@ async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settin
 async def test_a_sandbox_in_use_is_not_idle(provider: FakeProvider):
     with anyio.fail_after(5):
         async with SandboxService(provider, Settings(lifetime={"idle_s": 0.05})) as service:
-            box = (await service.create(ME)).id
+            box = (await service.create(ME)).sandbox_id
             result = await service.run(RunRequest(ME, "forever", box, timeout_s=0.2))
             assert result.status == "interrupted"
             await provider.released.wait()
 
 
 async def test_runs_in_one_sandbox_take_turns(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     results = []
 
     async def run(code: str, timeout_s: float) -> None:
@@ -404,7 +404,7 @@ async def test_long_output_keeps_both_ends(provider: FakeProvider):
     provider.plans["flood"] = [Output("stdout", "a" * 256), tail, finished(output=output)]
     settings = Settings(output={"head_bytes": 256, "tail_bytes": 256})
     async with SandboxService(provider, settings) as service:
-        box = (await service.create(ME)).id
+        box = (await service.create(ME)).sandbox_id
         out = (await service.run(RunRequest(ME, "flood", box))).stdout
     assert (out.head, out.tail, out.omitted_bytes) == ("a" * 256, "z" * 256, 788)
     assert out.spill == "/tmp/outputs/stdout.txt"
@@ -413,7 +413,7 @@ async def test_long_output_keeps_both_ends(provider: FakeProvider):
 async def test_output_is_cut_on_the_host_too(provider: FakeProvider):
     provider.plans["flood"] = [*(Output("stdout", "é" * 100) for _ in range(50)), finished()]
     async with SandboxService(provider, Settings(output={"head_bytes": 301, "tail_bytes": 301})) as service:
-        box = (await service.create(ME)).id
+        box = (await service.create(ME)).sandbox_id
         out = (await service.run(RunRequest(ME, "flood", box))).stdout
     assert out.head == out.tail == "é" * 150
     assert out.omitted_bytes == 10_000 - 602
@@ -421,13 +421,13 @@ async def test_output_is_cut_on_the_host_too(provider: FakeProvider):
 
 async def test_new_pictures_come_with_the_result_up_to_the_limits(provider: FakeProvider):
     async with SandboxService(provider, Settings(output={"images": 2})) as service:
-        box = (await service.create(ME)).id
+        box = (await service.create(ME)).sandbox_id
         provider.agent.draws("draw", "a.png", "b.png", "c.png")
         result = await service.run(RunRequest(ME, "draw", box))
-        assert [picture.data for picture in result.pictures] == [PNG, PNG]
+        assert [picture.data for picture in result.images] == [PNG, PNG]
         assert len(result.artifacts) == 3
         provider.agent.draws("fake", "not.png", data=b"not a picture")
-        assert (await service.run(RunRequest(ME, "fake", box))).pictures == ()
+        assert (await service.run(RunRequest(ME, "fake", box))).images == ()
 
 
 async def test_code_that_fails_is_a_result(service: SandboxService, provider: FakeProvider):
@@ -457,7 +457,7 @@ async def test_a_bad_request_starts_no_machine(provider: FakeProvider, request_:
 
 
 async def test_files_are_written_read_and_listed(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     info = await service.write(ME, box, "data/a.txt", b"hello")
     assert (info.path, info.size) == ("/workspace/data/a.txt", 5)
     assert (await service.read(ME, box, "/workspace/data/a.txt", offset=1, limit=3)).data == b"ell"
@@ -468,14 +468,14 @@ async def test_files_are_written_read_and_listed(service: SandboxService):
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 5000])
 async def test_an_impossible_path_is_refused(service: SandboxService, path: str):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     with pytest.raises(BadRequest, match="path"):
         await service.read(ME, box, path, limit=1)
 
 
 async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: FakeProvider):
     async with SandboxService(provider, Settings(files={"max_read_bytes": 1024, "max_write_bytes": 1024})) as service:
-        box = (await service.create(ME)).id
+        box = (await service.create(ME)).sandbox_id
         with pytest.raises(FileNotFound, match="does not exist"):
             await service.read(ME, box, "nothing", limit=1)
         provider.agent.files["/workspace/big"] = bytes(2000)
@@ -504,7 +504,7 @@ async def no_answer(*_: object, **__: object) -> None:
 async def test_a_slow_file_answer_is_an_error_to_try_again_and_the_sandbox_stays(
     service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     for name in ("read", "write", "list"):
         monkeypatch.setattr(provider.agent, name, no_answer)
     for call in (
@@ -525,12 +525,12 @@ async def test_an_agent_that_never_comes_to_an_end_does_not_keep_the_host_busy(p
         async with SandboxService(
             provider, Settings(files={"max_read_bytes": 1 << 30}, output={"image_bytes": 1 << 30})
         ) as service:
-            box = (await service.create(ME)).id
+            box = (await service.create(ME)).sandbox_id
             provider.agent.draws("draw", "a.png", "b.png")
             provider.agent.read = one_byte_a_round  # type: ignore[method-assign]
             with pytest.raises(FileError, match="did not answer"):
                 await service.read_all(ME, box, "endless")
-            assert (await service.run(RunRequest(ME, "draw", box))).pictures == ()
+            assert (await service.run(RunRequest(ME, "draw", box))).images == ()
 
 
 async def test_an_unexpected_failure_of_the_provider_reaches_the_caller_as_words(provider: FakeProvider):

@@ -51,12 +51,12 @@ async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
 
 
 async def with_file(service: SandboxService) -> str:
-    box = (await service.create(ME, ttl_s=1000, idle_s=500)).id
+    box = (await service.create(ME, ttl_s=1000, idle_s=500)).sandbox_id
     await service.write(ME, box, "f", b"mine")
     return box
 
 
-def states(service: SandboxService) -> list[State]:
+def states(service: SandboxService) -> list[str]:
     return [box.state for box in service.sandboxes(ME)]
 
 
@@ -66,14 +66,14 @@ def states(service: SandboxService) -> list[State]:
 async def test_copies_are_sandboxes_like_any_other(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     copies = await service.fork(ME, box, 3)
-    assert len({box, *(copy.id for copy in copies)}) == 4
-    assert {info.id for info in service.sandboxes(ME)} == {box, *(copy.id for copy in copies)}
+    assert len({box, *(copy.sandbox_id for copy in copies)}) == 4
+    assert {info.sandbox_id for info in service.sandboxes(ME)} == {box, *(copy.sandbox_id for copy in copies)}
     assert provider.copies == [True] * 3
     assert provider.frozen == 0
     for copy in copies:
         assert 900 < copy.ends_in_s <= 1000
-        assert await service.read_all(ME, copy.id, "f") == b"mine"
-        await service.close(ME, copy.id)
+        assert await service.read_all(ME, copy.sandbox_id, "f") == b"mine"
+        await service.close(ME, copy.sandbox_id)
     assert await service.read_all(ME, box, "f") == b"mine"
 
 
@@ -108,15 +108,15 @@ async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(
 
 async def test_two_owners_who_fork_at_the_limit_do_not_hold_places_against_each_other(provider: FakeProvider):
     async with served(provider, limits={"sandboxes": 5, "queue_timeout_s": 5}) as service:
-        boxes = {owner: (await service.create(owner)).id for owner in ("me", "you")}
-        passing = (await service.create("them")).id
+        boxes = {owner: (await service.create(owner)).sandbox_id for owner in ("me", "you")}
+        passing = (await service.create("them")).sandbox_id
         made: list[int] = []
 
         async def fork(owner: str) -> None:
             copies = await service.fork(owner, boxes[owner], 3)
             made.append(len(copies))
             for copy in copies:
-                await service.close(owner, copy.id)
+                await service.close(owner, copy.sandbox_id)
 
         async with anyio.create_task_group() as tasks:
             for owner in boxes:
@@ -134,7 +134,7 @@ async def test_one_owner_cannot_take_all_pauses(provider: FakeProvider):
         with pytest.raises(LimitReached, match=r"limits\.owner_paused = 1"):
             await service.pause(ME, second)
         for owner in ("you", "them"):
-            other = (await service.create(owner)).id
+            other = (await service.create(owner)).sandbox_id
             if owner == "you":
                 await service.pause(owner, other)
                 continue
@@ -157,7 +157,7 @@ async def test_if_one_copy_fails_none_is_left():
         box = await with_file(service)
         with pytest.raises(SandboxError, match="no more memory"):
             await service.fork(ME, box, 4)
-        assert ([info.id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
+        assert ([info.sandbox_id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
         assert len(service.admission.holders) == 1
         assert await service.read_all(ME, box, "f") == b"mine"
 
@@ -178,7 +178,7 @@ async def test_if_a_copy_dies_while_the_state_is_removed_none_is_left():
         box = await with_file(service)
         with pytest.raises(MachineLost, match="out of memory"):
             await service.fork(ME, box, 3)
-        assert ([info.id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
+        assert ([info.sandbox_id for info in service.sandboxes(ME)], provider.alive) == ([box], 1)
 
 
 async def test_another_owners_sandbox_cannot_be_forked_paused_or_resumed(service: SandboxService):
@@ -204,7 +204,7 @@ async def test_with_a_run_on_forks_and_pauses_are_refused_with_what_to_do(
             with pytest.raises(SandboxBusy, match=r"run-1 has been running"):
                 await call
         await service.stop_run(ME, box, "run-1")
-    assert (await service.pause(ME, box)).state is State.PAUSED
+    assert (await service.pause(ME, box)).state == State.PAUSED
 
 
 async def test_a_run_in_a_sandbox_that_is_being_forked_is_told_so(provider: FakeProvider):
@@ -272,11 +272,11 @@ async def test_a_paused_sandbox_has_no_machine_and_comes_back_as_it_was(
 ):
     box = await with_file(service)
     paused = await service.pause(ME, box)
-    assert (paused.id, paused.state) == (box, State.PAUSED)
+    assert (paused.sandbox_id, paused.state) == (box, State.PAUSED)
     assert (provider.alive, provider.frozen, service.admission.holders) == (0, 1, [])
     assert states(service) == [State.PAUSED]
     resumed = await service.resume(ME, box)
-    assert (resumed.id, resumed.state) == (box, State.READY)
+    assert (resumed.sandbox_id, resumed.state) == (box, State.READY)
     assert provider.copies == [False]
     assert await service.read_all(ME, box, "f") == b"mine"
     assert (provider.alive, provider.frozen, len(service.admission.holders)) == (1, 0, 1)
@@ -285,9 +285,9 @@ async def test_a_paused_sandbox_has_no_machine_and_comes_back_as_it_was(
 async def test_pausing_and_resuming_twice_changes_nothing(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     for _ in range(2):
-        assert (await service.pause(ME, box)).state is State.PAUSED
+        assert (await service.pause(ME, box)).state == State.PAUSED
     for _ in range(2):
-        assert (await service.resume(ME, box)).state is State.READY
+        assert (await service.resume(ME, box)).state == State.READY
     assert provider.copies == [False]
 
 
@@ -328,17 +328,17 @@ async def test_results_of_runs_can_be_read_while_their_sandbox_is_paused(service
 
 async def test_while_paused_only_the_time_to_live_goes_on(provider: FakeProvider):
     async with served(provider) as service:
-        box = (await service.create(ME, ttl_s=1000, idle_s=0.05)).id
+        box = (await service.create(ME, ttl_s=1000, idle_s=0.05)).sandbox_id
         info = await service.pause(ME, box)
         assert info.expires_in_s == pytest.approx(info.ends_in_s, abs=1)
         await anyio.sleep(0.1)  # longer than it may be idle
         assert states(service) == [State.PAUSED]
-        assert (await service.resume(ME, box)).state is State.READY
+        assert (await service.resume(ME, box)).state == State.READY
 
 
 async def test_a_paused_sandbox_ends_with_its_time_to_live(provider: FakeProvider):
     async with served(provider) as service:
-        box = (await service.create(ME, ttl_s=0.2)).id
+        box = (await service.create(ME, ttl_s=0.2)).sandbox_id
         await service.pause(ME, box)
         while states(service):
             await anyio.sleep(0.01)
@@ -364,7 +364,7 @@ async def test_the_place_of_a_paused_sandbox_is_free_and_without_one_it_stays_pa
         with pytest.raises(LimitReached, match=r"limits\.sandboxes = 1"):
             await service.resume(ME, box)
         assert states(service) == [State.PAUSED, State.READY]
-        await service.close(ME, other.id)
+        await service.close(ME, other.sandbox_id)
         await service.resume(ME, box)
         assert await service.read_all(ME, box, "f") == b"mine"
 

@@ -22,12 +22,13 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.machines.provider import Lease
 from mcp_sandbox.runs.output import OutputLog
-from mcp_sandbox.runs.results import RunRequest, RunResult
-from mcp_sandbox.runs.running import LostRun, RunView
+from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.running import LostRun
 from mcp_sandbox.sandboxes.graves import MAX_ENDINGS, MAX_LOST_RUNS, Graves
 from mcp_sandbox.sandboxes.lifecycle import End, Ending
 from mcp_sandbox.sandboxes.sandbox import Watcher
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.views import RunProgress, RunView
 from tests.unit.fakes import FakeProvider, finished
 
 ME = "me"
@@ -57,13 +58,13 @@ async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
             yield service
 
 
-async def started(service: SandboxService, box: str | None, code: str = "forever") -> RunView:
+async def started(service: SandboxService, box: str | None, code: str = "forever") -> RunProgress:
     view = await service.run_for_client(RunRequest(ME, code, box), background=True)
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     return view
 
 
-async def read(service: SandboxService, view: RunView, offset: int = 0, wait_s: float = 5.0) -> RunView:
+async def read(service: SandboxService, view: RunProgress, offset: int = 0, wait_s: float = 5.0) -> RunProgress:
     return await service.read_output(ME, view.sandbox_id, view.run_id, offset=offset, wait_s=wait_s)
 
 
@@ -71,7 +72,7 @@ async def test_a_background_run_gives_its_id_at_once_and_its_output_as_it_comes(
     service: SandboxService, provider: FakeProvider
 ):
     talk = Talk(provider, "one", "two")
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await started(service, box, "talk")
     assert (view.run_id, view.result, view.sandbox_id) == ("run-1", None, box)
     assert service.sandboxes(ME)[0].run_id == "run-1"
@@ -100,9 +101,9 @@ async def test_a_call_that_loses_patience_leaves_its_run_in_the_background(
     service: SandboxService, provider: FakeProvider
 ):
     talk = Talk(provider, "so far")
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await service.run_for_client(RunRequest(ME, "talk", box))
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     assert (view.page.text, view.result) == ("so far\n", None)
     talk.gates[0].set()
     over = await read(service, view)
@@ -111,9 +112,9 @@ async def test_a_call_that_loses_patience_leaves_its_run_in_the_background(
 
 
 async def test_a_run_left_in_the_background_keeps_its_own_deadline(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await service.run_for_client(RunRequest(ME, "forever", box, timeout_s=0.1))
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     over = await read(service, view)
     assert over.result is not None
     assert (over.result.status, over.result.timed_out_after_s) == ("interrupted", 0.1)
@@ -122,12 +123,12 @@ async def test_a_run_left_in_the_background_keeps_its_own_deadline(service: Sand
 async def test_the_sandbox_of_a_one_off_run_that_takes_longer_stays(service: SandboxService, provider: FakeProvider):
     talk = Talk(provider, "working")
     view = await service.run_for_client(RunRequest(ME, "talk"))
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     talk.gates[0].set()
     over = await read(service, view)
     assert over.result is not None
     assert over.result.sandbox_id == view.sandbox_id
-    assert [box.id for box in service.sandboxes(ME)] == [view.sandbox_id]
+    assert [box.sandbox_id for box in service.sandboxes(ME)] == [view.sandbox_id]
     assert await service.close(ME, view.sandbox_id)
     assert provider.alive == 0
 
@@ -138,7 +139,7 @@ async def test_who_has_patience_waits_to_the_end(service: SandboxService):
 
 
 async def test_a_sandbox_with_a_background_run_says_which_run_keeps_it_busy(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     await started(service, box)
     for background in (True, False):
         with pytest.raises(SandboxBusy, match=r"run-1 has been running"):
@@ -148,7 +149,7 @@ async def test_a_sandbox_with_a_background_run_says_which_run_keeps_it_busy(serv
 async def test_a_call_behind_one_that_goes_on_in_the_background_is_refused(
     service: SandboxService, provider: FakeProvider
 ):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
 
     async def second() -> None:
         with pytest.raises(SandboxBusy, match="run-1"):
@@ -162,7 +163,7 @@ async def test_a_call_behind_one_that_goes_on_in_the_background_is_refused(
 
 @pytest.mark.parametrize(("code", "state"), [("forever", "kept"), ("stubborn", "lost")])
 async def test_a_stopped_run_says_what_became_of_its_state(service: SandboxService, code: str, state: str):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await started(service, box, code)
     result = await service.stop_run(ME, box, view.run_id)
     assert (result.stopped, result.state, result.timed_out_after_s) == (True, state, None)
@@ -173,9 +174,9 @@ async def test_a_stopped_run_says_what_became_of_its_state(service: SandboxServi
 async def test_variables_lost_in_a_run_nobody_read_are_told_by_the_next(
     service: SandboxService, provider: FakeProvider
 ):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await service.run_for_client(RunRequest(ME, "stubborn", box, timeout_s=0.1))
-    assert isinstance(view, RunView)
+    assert isinstance(view, RunProgress)
     while service.sandboxes(ME)[0].run_id is not None:
         await anyio.lowlevel.checkpoint()
     assert (await service.run(RunRequest(ME, "1", box))).lost_before is True
@@ -183,7 +184,7 @@ async def test_variables_lost_in_a_run_nobody_read_are_told_by_the_next(
 
 
 async def test_the_newest_results_are_kept_and_older_ones_say_that_they_are_not(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     views = []
     for _ in range(3):
         views.append(await started(service, box, "1"))
@@ -199,7 +200,7 @@ async def test_large_results_make_each_other_forgotten(provider: FakeProvider):
     provider.plans["talk"] = [Output("stdout", "x" * 2000), finished()]
     with anyio.fail_after(20):
         async with SandboxService(provider, Settings(runs={"kept_bytes": 3000})) as service:
-            box = (await service.create(ME)).id
+            box = (await service.create(ME)).sandbox_id
             first = await started(service, box, "talk")
             await read(service, first)
             second = await started(service, box, "talk")
@@ -213,7 +214,7 @@ async def test_output_a_result_leaves_out_can_be_read_from_the_run(provider: Fak
     settings = Settings(output={"head_bytes": 256, "tail_bytes": 256})
     with anyio.fail_after(20):
         async with SandboxService(provider, settings) as service:
-            box = (await service.create(ME)).id
+            box = (await service.create(ME)).sandbox_id
             result = await service.run(RunRequest(ME, "flood", box))
             offset = result.stdout.log_offset
             assert offset is not None
@@ -233,7 +234,7 @@ async def test_runs_of_one_owner_are_limited_and_the_limit_is_named(service: San
 
 
 async def test_runs_of_somebody_elses_sandbox_do_not_exist(service: SandboxService):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await started(service, box)
     with pytest.raises(SandboxNotFound):
         await service.read_output("somebody", box, view.run_id, offset=0, wait_s=0)
@@ -242,7 +243,7 @@ async def test_runs_of_somebody_elses_sandbox_do_not_exist(service: SandboxServi
 
 
 async def test_a_reader_is_told_when_the_sandbox_ends_under_the_run(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     view = await started(service, box)
 
     async def wait() -> None:
@@ -261,7 +262,7 @@ async def test_what_a_run_wrote_before_its_machine_was_lost_can_be_read(
 ):
     Talk(provider, "last words")
     view = await started(service, None, "talk")
-    views: list[RunView] = []
+    views: list[RunProgress] = []
 
     async def wait() -> None:
         views.append(await read(service, view, wait_s=3600))
@@ -275,7 +276,8 @@ async def test_what_a_run_wrote_before_its_machine_was_lost_can_be_read(
     views.append(await read(service, view))
     for seen in views:
         assert (seen.page.text, seen.result) == ("last words\n", None)
-        assert isinstance(seen.loss, MachineLost)
+        assert seen.error is not None
+        assert seen.error.code == "machine_lost"
     with pytest.raises(MachineLost) as lost:
         await service.run(RunRequest(ME, "1", view.sandbox_id))
     assert (lost.value.sandbox_id, lost.value.run_id) == (view.sandbox_id, "run-1")
@@ -339,7 +341,7 @@ async def test_a_one_off_run_that_was_begun_is_never_repeated(service: SandboxSe
 
 
 async def test_nothing_is_kept_of_what_ran_in_a_sandbox_that_is_closed(service: SandboxService, provider: FakeProvider):
-    box = (await service.create(ME)).id
+    box = (await service.create(ME)).sandbox_id
     await read(service, await started(service, box, "1"))
     log = weakref.ref(service._alive[box].runs.find(box, "run-1").log)
     await service.close(ME, box)
@@ -370,7 +372,7 @@ async def test_a_watcher_that_fails_harms_nobody(provider: FakeProvider, caplog:
 
     with anyio.fail_after(20):
         async with SandboxService(provider, Settings(), Broken()) as service:
-            box = (await service.create(ME)).id
+            box = (await service.create(ME)).sandbox_id
             for _ in range(2):
                 assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
     assert "a watcher of sandbox" in caplog.text
@@ -388,14 +390,14 @@ async def test_progress_tells_the_newest_line(
         talk.gates[len(told) - 1].set()
 
     result = await service.run_for_client(RunRequest(ME, "talk"), report=report)
-    assert isinstance(result, RunResult)
+    assert isinstance(result, RunView)
     assert told == ["one", "two", "three"]
 
 
 async def test_a_background_run_keeps_its_sandbox_from_being_idle(provider: FakeProvider):
     with anyio.fail_after(20):
         async with SandboxService(provider, Settings(lifetime={"idle_s": 0.05})) as service:
-            box = (await service.create(ME)).id
+            box = (await service.create(ME)).sandbox_id
             await service.run_for_client(RunRequest(ME, "forever", box, timeout_s=0.2), background=True)
             await provider.released.wait()
             assert provider.agent.stops == 1  # its own deadline came first

@@ -5,6 +5,7 @@ import anyio
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import BenchServer, open_server
 from mcp_sandbox.commands.bench.subject import MeasurementFailed, Subject
+from mcp_sandbox.views import ForkedSandboxes
 
 TOOL = "fork_sandbox"
 MEGABYTES = 100
@@ -35,17 +36,13 @@ async def _fork(server: BenchServer, original: str) -> float:
     """Milliseconds until a copy has its first result. Raises SandboxError if copy and original are not apart."""
     began = anyio.current_time()
     forked = await server.call(TOOL, {"sandbox_id": original, "count": 1})
-    copy = (forked.structured_content or {})["copies"][0]["sandbox_id"]
-    shape = _value(await server.run(copy, "frame.shape"))
+    [copied] = ForkedSandboxes.model_validate(forked.structured_content).copies
+    copy = copied.sandbox_id
+    shape = await server.run(copy, "frame.shape")
     took_ms = 1000 * (anyio.current_time() - began)
     await server.run(copy, "whose = 'copy'; frame.iloc[0, 0] = 7")
-    seen = _value(await server.run(original, "frame.shape, whose, bool(frame.iloc[0, 0] < 1)"))
+    seen = await server.run(original, "frame.shape, whose, bool(frame.iloc[0, 0] < 1)")
     if seen != f"({shape}, 'original', True)":
         raise MeasurementFailed(f"A copy of a sandbox is not independent of its original: {seen}")
     await server.close(copy)
     return took_ms
-
-
-def _value(text: str) -> str:
-    """The value of the last expression, from what run_code says."""
-    return text.strip().splitlines()[-1]

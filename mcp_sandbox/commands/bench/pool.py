@@ -11,6 +11,7 @@ from mcp_sandbox.commands.bench.subject import MeasurementFailed, Subject
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.provider import MachineRequest
+from mcp_sandbox.views import SandboxView
 
 READY = 4  # machines in the pool that a burst comes upon
 BURST = 20
@@ -43,7 +44,7 @@ async def hits(subject: Subject) -> tuple[Figure, Figure]:
             await server.call(NO_OP, {})  # the first call after a pause is a slow one, whichever it is
             no_op.append((await server.timed(NO_OP, {}))[0])
             took_ms, created = await server.timed("create_sandbox", {})
-            if (created.structured_content or {})["restore_ms"]:
+            if SandboxView.model_validate(created.structured_content).restore_ms:
                 raise MeasurementFailed("A machine was ready in the pool and was not handed out.")
             hit.append(took_ms)
             await server.close(sandbox_of(created))

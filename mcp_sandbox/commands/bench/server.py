@@ -14,9 +14,11 @@ from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 
 from mcp_sandbox.commands.bench.subject import FIRST_CODE, MeasurementFailed
-from mcp_sandbox.commands.common import SERVER, environment
+from mcp_sandbox.commands.common import SERVER, environment, run_of
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating.control import Request, ask
+from mcp_sandbox.runs.results import readable
+from mcp_sandbox.views import SandboxView
 from vmm.process_table import ProcessId, own_child
 
 NO_OP = "list_sandboxes"  # a tool that touches no machine
@@ -50,12 +52,12 @@ class BenchServer:
         return sandbox_of(await self.call("create_sandbox", {}))
 
     async def run(self, sandbox: str, code: str = FIRST_CODE) -> str:
-        """What a run has shown; raises MeasurementFailed if it did not end well."""
-        text = _text(await self.call("run_code", {"sandbox_id": sandbox, "code": code}))
-        body, _, status = text.rpartition("\n")
-        if not status.startswith("[ok "):
-            raise MeasurementFailed(f"A run did not end well: {text}")
-        return body.strip()
+        """Return the value of a run's last expression. Raises MeasurementFailed if the code failed."""
+        result = await self.call("run_code", {"sandbox_id": sandbox, "code": code})
+        view = run_of(result)
+        if view.status != "ok":
+            raise MeasurementFailed(f"A run ended with {view.status}: {_text(result)}")
+        return readable(view.displays[-1]).strip() if view.displays else ""
 
     async def close(self, sandbox: str) -> None:
         await self.call("close_sandbox", {"sandbox_id": sandbox})
@@ -95,7 +97,7 @@ def is_settled(stats: dict[str, Any], ready: int) -> bool:
 
 def sandbox_of(created: CallToolResult) -> str:
     """The id in the result of a tool that makes a sandbox."""
-    return str((created.structured_content or {})["sandbox_id"])
+    return SandboxView.model_validate(created.structured_content).sandbox_id
 
 
 def _text(result: CallToolResult) -> str:

@@ -1,0 +1,41 @@
+"""A live sandbox as its owner sees it."""
+
+import anyio
+
+from mcp_sandbox.sandboxes.sandbox import Sandbox
+from mcp_sandbox.views import SandboxView
+
+
+def view_of(box: Sandbox) -> SandboxView:
+    """Return the sandbox as it is now.
+
+    Raises:
+        SandboxError: the sandbox is over.
+    """
+    lease = box.last_lease
+    if lease is None:
+        raise box.error()
+    now = anyio.current_time()
+    size, host = lease.template.machine, lease.host
+    return SandboxView(
+        sandbox_id=box.id,
+        template=lease.template.name,
+        language=lease.template.language,
+        isolation_in_force=str(host),
+        isolation=host.isolation,
+        driver=host.driver,
+        accel=host.accel,
+        host=host.name,
+        memory_mb=size.memory_mb,
+        vcpus=size.vcpus,
+        disk_mb=size.disk_mb,
+        network=lease.network,
+        state=box.state,
+        run_id=None if box.runs.current is None else box.runs.current.id,
+        age_s=round(now - box.created, 1),
+        expires_in_s=round(box.expires_in_s(), 1),
+        ends_in_s=round(max(0.0, box.created + box.lifespan.ttl_s - now), 1),
+        queue_ms=round(1000 * lease.timings.queue_s, 1),
+        restore_ms=round(1000 * lease.timings.restore_s, 1),
+        missing_protections=list(host.limits),
+    )

@@ -1,0 +1,32 @@
+"""Results as data: one serialisable model of everything a caller can get. Faces render it; none adds facts to it."""
+
+from mcp_sandbox.views.base import View
+from mcp_sandbox.views.errors import ErrorView, with_next_step
+from mcp_sandbox.views.files import ArtifactList, ArtifactView, FileList, FileView, WrittenFile, file_uri
+from mcp_sandbox.views.runs import RUN_META, ImageView, OutputPage, RunProgress, RunTimings, RunView, StreamView
+from mcp_sandbox.views.sandboxes import ClosedSandbox, ForkedSandboxes, SandboxList, SandboxView
+from mcp_sandbox.views.templates import TemplateView
+
+__all__ = [
+    "RUN_META",
+    "ArtifactList",
+    "ArtifactView",
+    "ClosedSandbox",
+    "ErrorView",
+    "FileList",
+    "FileView",
+    "ForkedSandboxes",
+    "ImageView",
+    "OutputPage",
+    "RunProgress",
+    "RunTimings",
+    "RunView",
+    "SandboxList",
+    "SandboxView",
+    "StreamView",
+    "TemplateView",
+    "View",
+    "WrittenFile",
+    "file_uri",
+    "with_next_step",
+]

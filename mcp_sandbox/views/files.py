@@ -1,0 +1,51 @@
+"""Files and artifacts of a sandbox."""
+
+from urllib.parse import quote
+
+from pydantic import Field
+
+from mcp_sandbox.views.base import View
+
+
+class FileView(View):
+    """One entry of a sandbox's file system."""
+
+    path: str
+    kind: str = Field(description="file, dir, link or other")
+    size: int
+
+
+class FileList(View):
+    """The entries of a directory."""
+
+    path: str
+    entries: list[FileView]
+    truncated: bool = Field(description="true: the directory has more entries")
+
+
+class ArtifactView(View):
+    """A file in the outputs directory."""
+
+    path: str
+    size: int
+    mime_type: str
+    uri: str | None = Field(None, description="Address for resources/read; null if the sandbox is gone.")
+
+
+class ArtifactList(View):
+    """The artifacts of a sandbox."""
+
+    artifacts: list[ArtifactView]
+    truncated: bool = Field(description="true: there are more artifacts")
+
+
+class WrittenFile(View):
+    """A file that was written."""
+
+    path: str
+    size: int
+
+
+def file_uri(sandbox_id: str, path: str) -> str:
+    """Return the resource address of a file in a sandbox."""
+    return f"sandbox://{sandbox_id}/{quote(path.lstrip('/'))}"

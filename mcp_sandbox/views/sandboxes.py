@@ -1,0 +1,53 @@
+"""A sandbox as its owner sees it."""
+
+from pydantic import Field
+
+from guest.places import OUTPUTS, WORKSPACE
+from mcp_sandbox.views.base import View
+
+
+class SandboxView(View):
+    """A sandbox: what it is made from, how it is isolated, and how long it lives."""
+
+    sandbox_id: str = Field(description="Give this to the other tools.")
+    template: str
+    language: str
+    isolation_in_force: str = Field(description="What separates the code from the host, and which limits are missing.")
+    isolation: str = Field(description="vm: its own kernel; kernel: an application kernel; namespace: weakest.")
+    driver: str
+    accel: str | None = Field(description="kvm, or tcg: emulated and many times slower CPU; null: native.")
+    host: str
+    memory_mb: int
+    vcpus: int
+    disk_mb: int
+    network: str
+    working_directory: str = WORKSPACE
+    artifacts_directory: str = OUTPUTS
+    state: str = Field(description="ready, running or paused")
+    run_id: str | None = Field(description="The active run; read_output and stop_run take it.")
+    age_s: float
+    expires_in_s: float = Field(description="Seconds until it ends unless it is used.")
+    ends_in_s: float = Field(description="Seconds until it ends in any case.")
+    queue_ms: float = Field(description="How long it waited for room within the limits.")
+    restore_ms: float = Field(description="How long its machine took to start; 0 if one was ready.")
+    missing_protections: list[str] = Field(description="Limits that are not in force on this host.")
+
+
+class SandboxList(View):
+    """The live sandboxes of an owner."""
+
+    sandboxes: list[SandboxView]
+    max_sandboxes: int
+
+
+class ForkedSandboxes(View):
+    """The copies that a fork made."""
+
+    copies: list[SandboxView]
+
+
+class ClosedSandbox(View):
+    """The outcome of closing a sandbox."""
+
+    sandbox_id: str
+    closed: bool = Field(description="false: it had already ended")

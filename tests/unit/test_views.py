@@ -1,0 +1,79 @@
+"""Views are the contract with every face: serialisable, and versioned by their schema."""
+
+import hashlib
+import json
+
+import pytest
+
+from guest.client.messages import CodeError, Display
+from guest.client.reports import CompiledReport, ProcessEnd
+from mcp_sandbox import views
+from mcp_sandbox.errors import MachineLost
+from mcp_sandbox.views import ErrorView, ImageView, OutputPage, RunProgress, RunTimings, RunView, StreamView, View
+
+RUN = RunView(
+    sandbox_id="sb-1",
+    run_id="run-1",
+    kind="code",
+    language="python",
+    status="error",
+    state="kept",
+    lost_before=False,
+    timed_out_after_s=None,
+    stopped=False,
+    exit_code=None,
+    signal=None,
+    error=CodeError("ValueError", "no", "Traceback …"),
+    stdout=StreamView(head="a", tail="z", omitted_bytes=7, spill="/tmp/.output/1"),
+    stderr=StreamView(),
+    displays=(Display({"text/plain": "1"}),),
+    displays_dropped=0,
+    artifacts=(),
+    images=(ImageView(path="/tmp/outputs/a.png", mime_type="image/png", data=b"\x89PNG"),),
+    timings=RunTimings(queue_ms=0, restore_ms=1.5, run_ms=2, total_ms=4),
+    report=CompiledReport("run", "g++", 1, "", "", "", ProcessEnd(0, None, 1, 1, None)),
+)
+# The first digits of the SHA-256 of each schema. A change here is a change of the contract: mention it in CHANGELOG.md.
+SCHEMAS = {
+    "ArtifactList": "21da3beaebb2",
+    "ArtifactView": "6b8be9d812aa",
+    "ClosedSandbox": "c96064fe72ee",
+    "ErrorView": "b378374d834d",
+    "FileList": "76d3d67f0b8e",
+    "FileView": "b4a25b921a1c",
+    "ForkedSandboxes": "26c701a7189e",
+    "ImageView": "dbd752a2a7fc",
+    "OutputPage": "c03b8e1afaf9",
+    "RunProgress": "485c427793dc",
+    "RunTimings": "4025a55faa55",
+    "RunView": "d7441a2de750",
+    "SandboxList": "2963753824cd",
+    "SandboxView": "cf096935911a",
+    "StreamView": "e15a54a55f81",
+    "TemplateView": "c1613ae90f42",
+    "View": "90c9370f10a0",
+    "WrittenFile": "0229e88d46ce",
+}
+
+
+def test_a_run_survives_serialisation_whole():
+    assert RunView.model_validate_json(RUN.model_dump_json()) == RUN
+
+
+def test_progress_carries_a_result_or_an_error():
+    page = OutputPage(text="x", start=0, end=1, size=1)
+    error = ErrorView.of(MachineLost("sb-1", "signal 9", "run-1"))
+    lost = RunProgress(
+        sandbox_id="sb-1", run_id="run-1", page=page, elapsed_s=1, left_s=0, live_full=False, error=error
+    )
+    read_back = RunProgress.model_validate_json(lost.model_dump_json())
+    assert read_back.error is not None
+    assert (read_back.error.code, read_back.error.fields["run_id"]) == ("machine_lost", "run-1")
+
+
+@pytest.mark.parametrize("name", sorted(name for name in views.__all__ if name[0].isupper() and name != "RUN_META"))
+def test_the_schema_of_a_view_changes_only_on_purpose(name: str):
+    kind = getattr(views, name)
+    assert issubclass(kind, View)
+    schema = json.dumps(kind.model_json_schema(mode="serialization"), sort_keys=True)
+    assert SCHEMAS.get(name) == hashlib.sha256(schema.encode()).hexdigest()[:12], f"{name} changed"
