@@ -1,8 +1,78 @@
-"""Fixtures every test may use."""
+"""The session's own home, the order of tests, and the check that they leave nothing."""
 
 import pytest
+
+from tests.session import TestSession
+
+SESSION = pytest.StashKey[TestSession]()
+LEFTOVERS = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is imported: some read settings then."""
+    if (given := getattr(config, "workerinput", None)) is not None:
+        config.stash[SESSION] = session = TestSession.of(given["session"])
+        session.enter(given["workerid"])
+        return
+    config.stash[SESSION] = session = TestSession.begin()
+    if not config.getoption("numprocesses", None):
+        session.enter("main")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Hand the session to a worker of pytest-xdist."""
+    node.workerinput["session"] = node.config.stash[SESSION].words()
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_stage)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(_stage(item) for item in session.items):
+        session.config.stash[SESSION].link_builds()
+
+
+@pytest.hookimpl(trylast=True)  # workers and fixtures have ended
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return
+    session.config.stash[LEFTOVERS] = left = session.config.stash[SESSION].leftovers()
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if left := terminalreporter.config.stash.get(LEFTOVERS, []):
+        terminalreporter.section("left behind by the tests", red=True)
+        for line in left:
+            terminalreporter.line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.stash[SESSION].end()
+
+
+def _stage(item: pytest.Item) -> int:
+    """Fast tests come first, so that failures show early: units, then what needs no machine, then machines."""
+    if "tests/unit/" in item.nodeid:
+        return 0
+    return 2 if item.get_closest_marker("vm") else 1
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests for one worker: those of a driver share its loaded snapshot, the others of a file share fixtures."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and "host" in callspec.params:
+        return f"{item.path.parent.name}-{callspec.params['host']}"
+    return item.path.stem

@@ -11,7 +11,9 @@ import pytest
 
 from mcp_sandbox.machines.provider import MachineRequest
 from templates.build import BuiltTemplate
-from tests.functional.machines import START_S, Machines, descriptors
+from tests.footprint import descriptors
+from tests.functional.machines import Machines
+from tests.waiting import HANG_S
 from vmm.memory import data_extents
 
 pytestmark = pytest.mark.vm
@@ -39,7 +41,7 @@ def digest(path: Path) -> str:
 
 
 async def test_clones_share_neither_memory_nor_disk(machines: Machines):
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.clone() as one, machines.clone() as two:
             await one.run("import builtins\nmark = builtins.mark = 'one'\nopen('/workspace/mark', 'w').write('one')")
             await one.run("import os; os.sync()")
@@ -56,7 +58,7 @@ async def test_clones_share_neither_memory_nor_disk(machines: Machines):
 
 async def test_using_clones_changes_nothing_of_what_they_are_made_from(machines: Machines):
     before = fingerprint(machines.built)
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.clone() as clone:
             await clone.run("block = b'x' * (100 << 20)")
             await clone.run("import os\nopen('block', 'wb').write(os.urandom(8 << 20))\nos.sync()")
@@ -95,6 +97,6 @@ async def test_after_cancelled_restores_the_driver_works_as_before(machines: Mac
     with anyio.move_on_after(0.03):
         async with machines.restored():
             await anyio.sleep_forever()
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.clone() as clone:
             assert (await clone.run("print('fine')")).out == "fine"

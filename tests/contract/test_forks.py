@@ -12,7 +12,8 @@ import pytest
 from mcp_sandbox.machines.provider import LeasedMachine
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
-from tests.functional.machines import LOOK_AGAIN_S, Machines
+from tests.functional.machines import Machines
+from tests.waiting import LOOK_AGAIN_S
 
 pytestmark = pytest.mark.vm
 

@@ -5,7 +5,8 @@ import psutil
 import pytest
 
 from guest.errors import AgentGone, AgentTimeout
-from tests.functional.machines import PROMISED_S, SHOWN_BYTES, Clone, Machines, Ran
+from tests.functional.machines import SHOWN_BYTES, Clone, Machines, Ran
+from tests.waiting import promised
 
 pytestmark = pytest.mark.vm
 
@@ -39,7 +40,7 @@ async def outcome(clone: Clone, code: str, stop_after_s: float) -> Ran | None:
     try:
         return await clone.run(code, stop_after_s=stop_after_s)
     except AgentGone:
-        with anyio.fail_after(PROMISED_S):
+        with anyio.fail_after(promised()):
             await clone.machine.wait()
     except (AgentTimeout, TimeoutError):
         pass

@@ -10,7 +10,8 @@ import pytest
 from guest.client import AgentClient
 from guest.client.messages import Identity, RunCode
 from guest.errors import AgentGone, RequestRefused
-from tests.functional.machines import BOOT_S, PROMISED_S, START_S, Clone, Machines, pid_of
+from tests.functional.machines import Clone, Machines, pid_of
+from tests.waiting import HANG_S, promised
 from vmm.errors import MachineLost
 from vmm.types import Isolation
 
@@ -21,10 +22,10 @@ MIB = 1024 * 1024
 
 
 async def test_a_machine_boots_and_its_agent_says_hello(machines: Machines):
-    with anyio.fail_after(BOOT_S):
+    with anyio.fail_after(HANG_S):
         async with machines.booted() as machine:
             stream = await machine.connect()
-            async with AgentClient.open(stream, timeout_s=BOOT_S) as agent:
+            async with AgentClient.open(stream, timeout_s=HANG_S) as agent:
                 assert agent.hello.language == "python"
 
 
@@ -118,14 +119,14 @@ async def test_what_the_machine_says_of_itself_fits_its_specification(machines: 
 
 
 async def test_the_agent_channel_can_be_taken_once(machines: Machines):
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.restored() as machine, await machine.connect():
             with pytest.raises(MachineLost, match="taken already"):
                 await machine.connect()
 
 
 async def test_waiting_tells_how_a_machine_was_killed(machines: Machines):
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.restored() as machine:
             os.kill(pid_of(machine), signal.SIGKILL)
             assert (await machine.wait()).signal == signal.SIGKILL
@@ -137,7 +138,7 @@ async def test_a_machine_that_is_killed_ends_the_run_in_it(clone: Clone):
             async for _ in running:
                 os.kill(clone.pid, signal.SIGKILL)
 
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         with pytest.raises(AgentGone):
             await run_and_kill()
         assert (await clone.machine.wait()).signal == signal.SIGKILL
@@ -156,9 +157,9 @@ async def test_code_cannot_shut_its_machine_down(clone: Clone):
 
 
 async def test_leaving_a_machine_in_the_middle_of_a_run_is_quick(machines: Machines):
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.clone() as clone:
             signalled = anyio.current_time()
             with anyio.move_on_after(SILENCE_S):
                 await clone.run("while True: pass", grace_s=0.5)
-    assert anyio.current_time() - signalled < SILENCE_S + PROMISED_S
+    assert anyio.current_time() - signalled < SILENCE_S + promised()

@@ -6,7 +6,8 @@ import socket
 import anyio
 import pytest
 
-from tests.functional.machines import START_S, Clone, Machines
+from tests.functional.machines import Clone, Machines
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.vm
 
@@ -90,7 +91,7 @@ async def test_a_machine_cannot_reach_its_host_through_a_virtual_socket(shared: 
 
 
 async def test_a_machine_cannot_reach_another_machine(machines: Machines, shared: Clone):
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.clone() as other:
             assert (await other.run(LISTEN.format(port=7777))).out == "listening"
             assert await attempts(other, [("127.0.0.1", 7777)]) == ["connected"]  # it does listen

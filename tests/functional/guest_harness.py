@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -14,8 +15,8 @@ from anyio.abc import SocketStream
 from guest.client import AgentClient
 from guest.client.messages import CodeError, Display, Event, Finished, Output, RunCode, WarmUp
 from guest.client.reports import CompiledReport
+from tests.functional.checkout import REPO, folders, readable
 
-REPO = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0  # a loaded test machine needs some seconds to import pandas
 TMP_MB = 200
 
@@ -38,17 +39,12 @@ exec unshare --mount --pid --fork --kill-child --uts sh -c "$ROOT_SCRIPT" sh "$@
 ROOT_SCRIPT = """
 set -e
 mount --make-rprivate /
-mount -t tmpfs -o mode=755 tmpfs /mnt
-cd /mnt
+mount -t tmpfs -o mode=755 tmpfs "$STAGE"
+cd "$STAGE"
 mkdir -p dev proc tmp etc run/mcp-sandbox workspace
 [ -z "$LESS_RIGHTS" ] || chmod 777 run/mcp-sandbox
 ln -s /run/mcp-sandbox/hostname /run/mcp-sandbox/machine-id etc/
 for link in bin sbin lib lib64; do [ -e /$link ] && cp -d /$link $link; done
-for folder in /usr "$@"; do
-    mkdir -p "./$folder"
-    mount --rbind "$folder" "./$folder"
-    mount -o remount,bind,ro "./$folder"
-done
 for device in null zero full random urandom; do
     touch dev/$device
     mount --bind /dev/$device dev/$device
@@ -58,6 +54,12 @@ mount -t tmpfs -o mode=1777 tmpfs dev/shm
 mount -t tmpfs -o mode=1777,size=${TMP_MB}m tmpfs tmp
 mount -t tmpfs -o size=${TMP_MB}m tmpfs workspace
 mount -t proc proc proc
+while [ $# -gt 0 ]; do  # last, because the checkout may lie in /tmp
+    mkdir -p "./$2"
+    mount --rbind "$1" "./$2"
+    mount -o remount,bind,ro "./$2"
+    shift 2
+done
 echo root:x:0:0::/root:/bin/sh > etc/passwd
 echo sandbox:x:1000:1000::/workspace:/bin/sh >> etc/passwd
 exec 3<&0
@@ -67,15 +69,9 @@ wait $!
 """
 
 
-def _folders() -> list[str]:
-    """Where the tests' Python and this repository live, besides /usr."""
-    every = {str(Path(path).resolve()) for path in (sys.prefix, sys.base_prefix, REPO)}
-    return [path for path in sorted(every) if not path.startswith("/usr")]
-
-
 @contextmanager
-def _agent_process(channel: socket.socket, options: tuple[str, ...]) -> Iterator[None]:
-    """An agent on its stdin and stdout. It and all it started are gone after the block."""
+def _agent_process(channel: socket.socket, options: tuple[str, ...], stage: str) -> Iterator[None]:
+    """An agent on its stdin and stdout, with `stage` as its root. It and all it started are gone after the block."""
     up_read, up_write = os.pipe()
     go_read, go_write = os.pipe()
     environment = {
@@ -86,10 +82,12 @@ def _agent_process(channel: socket.socket, options: tuple[str, ...]) -> Iterator
         "AGENT_OPTIONS": " ".join(options),
         "LESS_RIGHTS": LESS_RIGHTS if "--own-pids" in options else "",
         "ROOT_SCRIPT": ROOT_SCRIPT,
+        "STAGE": stage,
         "UP": str(up_write),
         "GO": str(go_read),
     }
-    command = ["unshare", "--user", "sh", "-c", MAP_SCRIPT, "sh", *_folders()]
+    bound = [str(path) for folder in folders() for path in (readable(folder), folder)]
+    command = ["unshare", "--user", "sh", "-c", MAP_SCRIPT, "sh", "/usr", "/usr", *bound]
     fd = channel.fileno()
     process = subprocess.Popen(command, env=environment, stdin=fd, stdout=fd, pass_fds=(up_write, go_read))
     for theirs in (channel.detach(), up_write, go_read):
@@ -137,7 +135,7 @@ async def agent_client(
 async def agent_stream(*options: str, user: str = SANDBOX_USER) -> AsyncIterator[SocketStream]:
     """The stream to an agent running with these options, not greeted yet."""
     ours, theirs = socket.socketpair()
-    with _agent_process(theirs, ("--user", user, *options)):
+    with tempfile.TemporaryDirectory() as stage, _agent_process(theirs, ("--user", user, *options), stage):
         async with await SocketStream.from_socket(ours) as stream:
             yield stream
 

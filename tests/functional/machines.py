@@ -1,16 +1,14 @@
 """Real machines for tests: driver → built template → clone → its agent.
 
-One factory owns every machine of a driver, and proves that none survived its test: no process, no control group,
-no mount, no file, no open descriptor.
+One factory owns all machines of a driver and proves that none survives its test: no process, cgroup, mount, file or
+open descriptor is left.
 """
 
-import os
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import anyio
 import psutil
@@ -27,15 +25,21 @@ from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.runs.results import Fold, HeadTail
 from mcp_sandbox.views import StreamView
 from templates.build import BuiltTemplate
+from tests.footprint import (
+    assert_gone,
+    assert_no_more_empty_groups,
+    descriptors,
+    empty_groups,
+    groups_of,
+    mounts,
+)
+from tests.waiting import HANG_S
 from vmm.driver import DRIVERS, Machine
 
-START_S = 60.0  # a clone takes half a second; both cores of the test machine may be busy with other things
-BOOT_S = 120.0  # an emulated machine boots in 7 s
-RUN_S = 30.0
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SHOWN_BYTES = 16 * 1024
-PROMISED_S = 5.0  # by then nothing is left of a machine, whatever ended it
-GROUPS = "mcp-sandbox"  # the folder all control groups of machines are in
-LOOK_AGAIN_S = 0.02  # between two looks at the process table, which tells nobody when it changes
 
 
 @runtime_checkable
@@ -53,7 +57,7 @@ def pid_of(machine: LeasedMachine) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of one run."""
+    """The result of one run."""
 
     end: Finished
     stdout: StreamView
@@ -63,7 +67,7 @@ class Ran:
 
     @property
     def out(self) -> str:
-        """All of stdout, of code that went well and said little."""
+        """All of stdout, if the code succeeded and printed little."""
         assert self.end.status == "ok", self.end.error or self.end
         assert not self.stdout.omitted_bytes
         return self.stdout.head.strip()
@@ -72,10 +76,10 @@ class Ran:
 async def run(
     agent: AgentClient, code: str, *, kind: RunKind = "code", stop_after_s: float | None = None, grace_s: float = 2.0
 ) -> Ran:
-    """Run code, or a command, to its end, or stop it after a while."""
+    """Run code or a command to its end, or stop it after a while."""
     fold = Fold(HeadTail(SHOWN_BYTES, SHOWN_BYTES), HeadTail(SHOWN_BYTES, SHOWN_BYTES))
     request = RunCode(code, kind, grace_s=grace_s, head_bytes=SHOWN_BYTES, tail_bytes=SHOWN_BYTES)
-    with anyio.fail_after(RUN_S):
+    with anyio.fail_after(HANG_S):
         async with agent.run(request) as running:
             with anyio.move_on_after(stop_after_s):
                 async for event in running:
@@ -114,7 +118,7 @@ class Clone:
 
 
 class Machines:
-    """Starts machines with one driver, and knows all of them."""
+    """Starts machines with one driver and remembers all of them."""
 
     def __init__(self, host: Host, built: BuiltTemplate) -> None:
         self.host = host
@@ -124,40 +128,40 @@ class Machines:
 
     @asynccontextmanager
     async def clone(self) -> AsyncIterator[Clone]:
-        """A machine that is warm, unique and greeted. Each step has a deadline of its own."""
+        """Start a machine and greet its agent, as the product does: warm, unique, each step with a deadline."""
         async with start(self.host.driver, self.built, new_identity(_new_name())) as (machine, agent):
             self._note(machine)
             yield Clone(machine, agent)
 
     @asynccontextmanager
     async def restored(self) -> AsyncIterator[Machine]:
-        """A machine from the snapshot, if there is one; nobody has spoken to it yet."""
+        """Start a machine without greeting its agent: from the snapshot, if there is one."""
         async with start_machine(self.host.driver, self.built, self.built.spec(_new_name())) as machine:
             self._note(machine)
             yield machine
 
     @asynccontextmanager
     async def booted(self) -> AsyncIterator[Machine]:
-        """A machine that boots from nothing, as template builds do."""
+        """Boot a machine without a snapshot, as template builds do."""
         async with self.host.driver.launch(self.built.spec(_new_name())) as machine:
             self._note(machine)
             yield machine
 
     @asynccontextmanager
     async def leased(self) -> AsyncIterator[Lease]:
-        """A machine as the service gets it."""
+        """Acquire a machine as the service does."""
         async with self.provider().acquire(MachineRequest(self.built.template.name)) as lease:
             self._note(lease.machine)
             yield lease
 
     def provider(self) -> LocalProvider:
-        """What the service gets its machines from."""
+        """The provider that the service gets its machines from."""
         host = self.host
         builds = Builds(host.driver, host.builder, host.settings.catalogue)
         return LocalProvider(host.driver, builds, max_restores=4, run_dir=host.settings.run_dir)
 
     async def assert_none_left(self) -> None:
-        """Nothing of any machine started here is on this host any more."""
+        """Check that nothing is left of any machine started here."""
         await assert_gone(self._processes, self._groups, self.host.settings.run_dir)
         self._processes.clear()
         self._groups.clear()
@@ -172,104 +176,11 @@ def _new_name() -> str:
     return f"test-{secrets.token_hex(4)}"
 
 
-def groups_of(pid: int) -> list[Path]:
-    """The control groups of a machine's process; none where the host gives us none, or when it has ended."""
-    mounts = _group_mounts()
-    found: set[Path] = set()
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    for line in lines:
-        _, names, path = line.split(":", 2)
-        if Path(path).parent.name == GROUPS:
-            found.update(mounts[name] / path.lstrip("/") for name in names.split(",") if name in mounts)
-    return sorted(found)
-
-
-def empty_groups() -> set[Path]:
-    """Groups of machines that have ended, on the whole host. Those in use may be somebody else's."""
-    found: set[Path] = set()
-    for mount in set(_group_mounts().values()):
-        for folder, names, _ in os.walk(mount):
-            if Path(folder).name == GROUPS:
-                found.update(Path(folder) / name for name in names)
-                names.clear()
-    return {group for group in found if _is_empty(group)}
-
-
-def _group_mounts() -> dict[str, Path]:
-    """Where each controller's groups are; version 2 goes by no name."""
-    found: dict[str, Path] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mount, _, source = line.partition(" - ")
-        kind, _, options = source.split(maxsplit=2)
-        if kind in ("cgroup", "cgroup2"):
-            found |= dict.fromkeys([""] if kind == "cgroup2" else options.split(","), Path(mount.split()[4]))
-    return found
-
-
-def _is_empty(group: Path) -> bool:
-    try:
-        return not (group / "cgroup.procs").read_text()
-    except OSError:  # it was removed just now
-        return False
-
-
-def mounts() -> list[str]:
-    """What is mounted here that machines are made of; somebody else may mount other things meanwhile."""
-    words = (str(load_settings().home), "runsc", "mcp-sandbox")
-    return [
-        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if any(map(line.__contains__, words))
-    ]
-
-
-def descriptors() -> list[str]:
-    """What this process has open that a machine is made of."""
-    found, home = [], str(load_settings().home)
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(link.readlink())
-        except FileNotFoundError:  # the one that lists the directory
-            continue
-        if target.startswith(("/memfd:", "socket:", "pipe:", home)) or "(deleted)" in target:
-            found.append(target)
-    return sorted(found)
-
-
-async def assert_gone(processes: Iterable[psutil.Process], groups: Iterable[Path], run_dir: Path) -> None:
-    """Wait until all of it is gone; that takes no longer than promised."""
-    processes, groups = list(processes), list(groups)
-    left: list[object] = []
-    with anyio.move_on_after(PROMISED_S):
-        while left := _left(processes, groups, run_dir):
-            await anyio.sleep(LOOK_AGAIN_S)
-    assert left == [], "still there"
-
-
-async def assert_no_more_empty_groups(before: set[Path]) -> None:
-    """No machine, known or not, has left its group behind. A group is empty for a moment when it is made, too."""
-    left: set[Path] = set()
-    with anyio.move_on_after(PROMISED_S):
-        while left := empty_groups() - before:
-            await anyio.sleep(LOOK_AGAIN_S)
-    assert left == set()
-
-
-def _left(processes: list[psutil.Process], groups: list[Path], run_dir: Path) -> list[object]:
-    return [
-        *(process for process in processes if process.is_running()),  # a zombie counts: it has to be reaped
-        *(group for group in groups if group.exists()),
-        # The socket of a server that was killed stays until the next one starts: test_crash_recovery.py looks at those.
-        *(path for path in (run_dir.iterdir() if run_dir.exists() else ()) if not path.is_socket()),
-    ]
-
-
-# -- fixtures, for the conftest.py files of those who use real machines ------------------------------------
+# -- fixtures, for the conftest.py files of packages that use real machines ---------------------------------
 
 
 def only(*drivers: str) -> pytest.MarkDecorator:
-    """For tests of what the other drivers have no part in."""
+    """Run a test with these drivers only."""
     return pytest.mark.parametrize("host", drivers, indirect=True)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.footprint import groups_of
 from tests.functional.bubblewrap_harness import Bubblewrap, Inhabitant, make_archive
-from tests.functional.machines import groups_of
 from vmm.errors import LaunchFailed, MachineLost
 from vmm.process_table import with_descendants
 from vmm.types import GuestCode

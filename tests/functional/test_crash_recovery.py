@@ -17,9 +17,10 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 
-from mcp_sandbox.config import load_settings
 from mcp_sandbox.operating import database
-from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S, mounts
+from tests.footprint import mounts
+from tests.session import current
+from tests.waiting import HANG_S, assert_soon_empty, promised
 from vmm.hierarchy import detect
 from vmm.process_table import ProcessId, is_alive, own_child, tree_of
 
@@ -28,27 +29,22 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 SERVER = ("-m", "mcp_sandbox")
 ROUNDS = 30
-SEED = "CRASH_SEED"  # an environment variable: the number a failed test has printed
+SEED = "CRASH_SEED"  # environment variable with the number that a failed test printed
 CALLERS = 3
-LONGEST_S = 3.0  # a caller has had a machine, used it and closed it by then, or is at the next one
-CLEAN_S = 3 * PROMISED_S  # the server may still be loading when we begin to look
-OWN_OF_A_HOME = {"run", "locks", "logs", "staging"}
+LONGEST_S = 3.0  # enough for a caller to get a machine, use it and close it
+CLEAN_S = 15.0  # three times what is promised: the server may still be loading when we begin to look
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that nobody else uses, with everything that is built on this host."""
+def home() -> Path:
+    """A home that no other test uses, with everything that is built on this host."""
     subprocess.run([sys.executable, *SERVER, "template", "build"], cwd=ROOT, check=True, timeout=600)
-    home = tmp_path_factory.mktemp("home")
-    for path in load_settings().home.iterdir():
-        if path.is_dir() and path.name not in OWN_OF_A_HOME:
-            (home / path.name).symlink_to(path)
-    return home
+    return current().new_home("crashes")
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a server is killed: so long after it was first asked for a sandbox, or after it first gave one."""
+    """When a server is killed: this long after it was first asked for a sandbox, or after it first created one."""
 
     of_a_busy_server: bool
     after_s: float
@@ -56,18 +52,18 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A server that is no more, and the processes it had."""
+    """A killed server and the processes it had."""
 
     server: ProcessId
     processes: tuple[ProcessId, ...]
 
     def frozen(self, home: Path) -> list[Path]:
-        """What lies around of its paused sandboxes."""
+        """The files of its paused sandboxes."""
         files = (home / "run").glob(f"{self.server.pid}-{self.server.started}-*")
         return [path for path in files if not path.is_socket()]
 
     def left(self) -> list[object]:
-        """What of it is still on this host."""
+        """Its processes and cgroups that are still on this host."""
         name = f"{self.server.pid}-{self.server.started}-*"
         return [
             *filter(is_alive, self.processes),
@@ -76,13 +72,13 @@ class Killed:
 
 
 def group_folders() -> list[Path]:
-    """Where the servers of this test have their machines' groups: they are in the same groups as this process."""
+    """Where the servers of this test have their machines' cgroups: they inherit the cgroups of this process."""
     return list(detect().folders)
 
 
 @asynccontextmanager
 async def connected(home: Path, temporary: Path, *options: str) -> AsyncIterator[tuple[Client, ProcessId]]:
-    """A server of `home`, and its client. The options tell servers apart that live at the same time."""
+    """A server of `home` and its client. Servers that live at the same time are told apart by their options."""
     environment = {
         **os.environ,
         "MCP_SANDBOX_HOME": str(home),
@@ -90,25 +86,25 @@ async def connected(home: Path, temporary: Path, *options: str) -> AsyncIterator
         "TMPDIR": str(temporary),
     }
     parameters = StdioServerParameters(command=sys.executable, args=[*SERVER, *options], env=environment, cwd=ROOT)
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with Client(parameters) as client:
             server = await anyio.to_thread.run_sync(own_child, *SERVER, *options)
             assert server is not None
             yield client, server
 
 
-async def asked(client: Client, tool: str, **arguments: object) -> CallToolResult:
+async def call(client: Client, tool: str, **arguments: object) -> CallToolResult:
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
     return result
 
 
-async def sandbox_with(client: Client, code: str) -> str:
-    """A new sandbox in which the code was run."""
-    created = await asked(client, "create_sandbox")
+async def create_sandbox(client: Client, code: str) -> str:
+    """Create a sandbox and run code in it."""
+    created = await call(client, "create_sandbox")
     assert created.structured_content is not None
     sandbox_id: str = created.structured_content["sandbox_id"]
-    await asked(client, "run_code", sandbox_id=sandbox_id, code=code)
+    await call(client, "run_code", sandbox_id=sandbox_id, code=code)
     return sandbox_id
 
 
@@ -129,7 +125,7 @@ async def use_sandboxes(client: Client, first: anyio.Event) -> None:
 
 
 def kill(server: ProcessId) -> Killed:
-    """Kill a server, and know what it had at that moment."""
+    """Kill a server; return the processes it had at that moment."""
     os.kill(server.pid, signal.SIGSTOP)  # so that nothing is started between the look and the kill
     tree = tree_of(server.pid)
     os.kill(server.pid, signal.SIGKILL)
@@ -137,7 +133,7 @@ def kill(server: ProcessId) -> Killed:
 
 
 async def kill_under_load(home: Path, temporary: Path, dead: list[Killed], moment: Moment) -> Killed:
-    """Start a server, see that it removes what the dead ones left, and kill it while it is busy."""
+    """Start a server, check that it removes what the dead ones left, and kill it while it is busy."""
     first = anyio.Event()
     async with connected(home, temporary) as (client, server), anyio.create_task_group() as callers:
         await assert_nothing_left(home, dead, server)
@@ -153,11 +149,7 @@ async def kill_under_load(home: Path, temporary: Path, dead: list[Killed], momen
 
 async def assert_nothing_left(home: Path, dead: list[Killed], *alive: ProcessId) -> None:
     """Wait until there is nothing but what belongs to servers that are alive."""
-    left: list[object] = []
-    with anyio.move_on_after(CLEAN_S):
-        while left := left_over(home, dead, alive):
-            await anyio.sleep(LOOK_AGAIN_S)
-    assert left == [], "still there"
+    await assert_soon_empty(lambda: left_over(home, dead, alive), promised(CLEAN_S))
 
 
 def left_over(home: Path, dead: list[Killed], alive: tuple[ProcessId, ...]) -> list[object]:
@@ -183,25 +175,25 @@ async def test_a_server_killed_under_load_leaves_nothing_to_the_next(home: Path,
         await assert_nothing_left(home, dead, last)
         assert [thing for killed in dead for thing in killed.left()] == []
     await assert_nothing_left(home, dead)
-    assert had_machines > ROUNDS / 3, "most servers were killed before they had anything to leave behind"
+    assert had_machines > ROUNDS / 3, "most servers were killed before they had a machine"
     assert mounts() == before
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_server_that_dies_takes_nothing_from_another_one_of_the_same_home(home: Path, tmp_path: Path):
     async with connected(home, tmp_path, "--log-level", "ERROR") as (client, alive):
-        box, paused = await sandbox_with(client, "kept = 41"), await sandbox_with(client, "kept = 1")
-        await asked(client, "pause_sandbox", sandbox_id=paused)
+        box, paused = await create_sandbox(client, "kept = 41"), await create_sandbox(client, "kept = 1")
+        await call(client, "pause_sandbox", sandbox_id=paused)
         async with connected(home, tmp_path) as (other, server):
-            await sandbox_with(other, "kept = 0")
-            await asked(other, "pause_sandbox", sandbox_id=await sandbox_with(other, "kept = 0"))
+            await create_sandbox(other, "kept = 0")
+            await call(other, "pause_sandbox", sandbox_id=await create_sandbox(other, "kept = 0"))
             killed = kill(server)
-        assert killed.frozen(home), "it had left nothing"
+        assert killed.frozen(home), "it left nothing"
         async with connected(home, tmp_path) as (_, third):
             await assert_nothing_left(home, [killed], alive, third)
             assert {known.process for known in database.read_home(home)} == {alive, third}
-        await asked(client, "resume_sandbox", sandbox_id=paused)
+        await call(client, "resume_sandbox", sandbox_id=paused)
         for sandbox, answer in ((box, "42"), (paused, "2")):
-            ran = await asked(client, "run_code", sandbox_id=sandbox, code="print(kept + 1)")
+            ran = await call(client, "run_code", sandbox_id=sandbox, code="print(kept + 1)")
             assert isinstance(ran.content[0], TextContent)
             assert f"stdout:\n{answer}\n" in ran.content[0].text

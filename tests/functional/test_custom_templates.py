@@ -23,8 +23,11 @@ from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import BUILT_IN
 from templates.locks import is_held
-from templates.store import Entry, Store
-from tests.functional.machines import LOOK_AGAIN_S, Machines, assert_gone
+from templates.store import Entry
+from tests.footprint import assert_gone
+from tests.functional.machines import Machines
+from tests.session import current
+from tests.waiting import LOOK_AGAIN_S
 
 pytestmark = pytest.mark.vm
 
@@ -88,12 +91,7 @@ async def run(settings: Settings, *words: str) -> str:
 @pytest.fixture
 async def settings(tmp_path: Path, in_force: HostFacts) -> Settings:
     """A home of its own, with what the template is made from in it: prune would take what somebody else has built."""
-    real, home = load_settings().home, tmp_path / "home"
-    entries = [entry.path for entry in Store(real).entries() if entry.kind in ("image", "agent", "runsc")]
-    for path in (*entries, real / "cache"):
-        link = home / path.relative_to(real)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)
+    home = current().new_home(tmp_path.name, ("image", "agent", "runsc"))
     return load_settings(driver="gvisor", home=home, template_path=(tmp_path / "templates",))
 
 

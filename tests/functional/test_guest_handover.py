@@ -9,7 +9,8 @@ from anyio.abc import ByteStream, SocketStream
 
 from guest.client import AgentClient
 from guest.client.messages import AgentState, Identity, WarmUp
-from tests.functional.guest_harness import REPO, START_TIMEOUT_S, agent_stream, run
+from tests.functional.checkout import REPO
+from tests.functional.guest_harness import START_TIMEOUT_S, agent_stream, run
 
 IDENTITY = Identity("clone-7", "ab" * 16, b"e" * 64)
 

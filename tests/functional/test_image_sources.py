@@ -23,7 +23,8 @@ from tests.functional.images import (
     static_busybox,
     write_layout,
 )
-from tests.functional.machines import START_S, Machines, only
+from tests.functional.machines import Machines, only
+from tests.waiting import HANG_S
 from vmm.process import find_tool
 
 TOOLS = ("skopeo", "buildah", "mkfs.erofs", "apt-get", "dpkg")
@@ -129,7 +130,7 @@ async def test_code_runs_in_the_python_of_its_image_with_the_images_settings(hos
     with anyio.fail_after(BUILD_S):
         made = await host.builder.build(template(folder, "python", oci="oci:layout"), host.driver)
     machines = Machines(host, made)
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with machines.clone() as clone:
             ran = await clone.run(
                 "import getpass, os, sys\n"

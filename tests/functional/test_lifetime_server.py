@@ -21,18 +21,11 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from mcp_sandbox.app import Host
-from mcp_sandbox.config import load_settings
+from mcp_sandbox.config import load_settings, variable_of
 from mcp_sandbox.machines.provider import HostFacts
 from templates.build import BuiltTemplate
-from tests.functional.machines import (
-    LOOK_AGAIN_S,
-    PROMISED_S,
-    START_S,
-    assert_gone,
-    assert_no_more_empty_groups,
-    empty_groups,
-    groups_of,
-)
+from tests.footprint import assert_gone, assert_no_more_empty_groups, empty_groups, groups_of
+from tests.waiting import HANG_S, LOOK_AGAIN_S, promised
 
 pytestmark = pytest.mark.vm
 
@@ -117,17 +110,17 @@ async def connected(
     """A server, or what starts one, on pipes. The block has a deadline. No machine is kept ready unless asked for."""
     temporary = directory / "tmp"
     temporary.mkdir()
-    settings = {"driver": driver, "pool.max": 0, **settings}
-    variables = {f"MCP_SANDBOX_{name.upper()}": str(value) for name, value in settings.items()}
+    settings = {"driver": driver, "pool_max": 0, **settings}
+    variables = {variable_of(name): str(value) for name, value in settings.items()}
     environment = {**os.environ, "TMPDIR": str(temporary), **variables}
-    with anyio.fail_after(START_S), (directory / "stderr").open("wb") as stderr:
+    with anyio.fail_after(HANG_S), (directory / "stderr").open("wb") as stderr:
         process = await anyio.open_process([*before, *SERVER], cwd=ROOT, env=environment, stderr=stderr)
         try:
             yield Connection(process, temporary)
         finally:
             with suppress(ProcessLookupError):
                 process.terminate()
-            with anyio.move_on_after(PROMISED_S, shield=True):
+            with anyio.move_on_after(promised(), shield=True):
                 await process.wait()
             with anyio.CancelScope(shield=True):
                 await process.aclose()  # kills it, if need be
@@ -142,7 +135,7 @@ async def no_more_empty_groups() -> AsyncIterator[None]:
 
 
 async def exit_status(process: Process) -> int:
-    with anyio.fail_after(PROMISED_S):
+    with anyio.fail_after(promised()):
         return await process.wait()
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from mcp_sandbox.config import Settings, load_settings
 from templates.store import Store
-from tests.functional.ordinary_user import REPO, OrdinaryUser, ordinary_user
+from tests.functional.checkout import REPO
+from tests.functional.ordinary_user import OrdinaryUser, ordinary_user
 from vmm.driver import DRIVERS
 
 pytestmark = [

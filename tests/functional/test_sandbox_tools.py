@@ -25,7 +25,7 @@ from mcp_types import (
 )
 
 from mcp_sandbox.machines.provider import HostFacts
-from tests.functional.machines import LOOK_AGAIN_S, PROMISED_S, START_S
+from tests.waiting import HANG_S, LOOK_AGAIN_S, promised
 from vmm.process_table import own_child
 
 pytestmark = pytest.mark.vm
@@ -54,7 +54,7 @@ async def client(in_force: HostFacts, anyio_backend: str) -> AsyncIterator[Clien
     """A client with a server of its own, which keeps no machine ready: so every machine is a sandbox's."""
     environment = {**os.environ, "MCP_SANDBOX_POOL_MAX": "0"}
     parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), cwd=ROOT, env=environment)
-    async with Client(parameters, read_timeout_seconds=START_S) as client:
+    async with Client(parameters, read_timeout_seconds=HANG_S) as client:
         yield client
 
 
@@ -167,7 +167,7 @@ async def test_a_run_without_a_sandbox_keeps_nothing(client: Client):
     assert "one-off sandbox, now destroyed" in first
     second = text_of(await client.call_tool("run_code", {"code": "left"}))
     assert "NameError" in second
-    with anyio.fail_after(PROMISED_S):
+    with anyio.fail_after(promised()):
         while machines_of_the_server():
             await anyio.sleep(LOOK_AGAIN_S)
 
@@ -230,7 +230,7 @@ async def test_a_run_that_cannot_be_interrupted_is_killed_and_the_result_says_th
 async def test_a_cancelled_call_interrupts_the_code_and_the_sandbox_stays_usable(box: Box):
     begun = "ticks = 1\nopen('begun', 'w').close()\nwhile True:\n    time.sleep(0.05); ticks += 1"
     await box.run("import time")
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: box.call("run_code", code=begun, timeout_s=60))
             await box.has_begun()
@@ -241,7 +241,7 @@ async def test_a_cancelled_call_interrupts_the_code_and_the_sandbox_stays_usable
 
 async def test_after_a_cancelled_call_that_had_to_be_killed_the_next_result_says_that_state_is_lost(box: Box):
     await box.run("gone = 1")
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: box.call("run_code", code=STUBBORN, timeout_s=60))
             await box.has_begun()
@@ -368,7 +368,7 @@ async def test_closing_in_the_middle_of_a_run_ends_the_run(client: Client, box: 
         code = "open('begun', 'w').close()\nwhile True: pass"
         errors.append(error_of(await box.call("run_code", code=code, timeout_s=60)))
 
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             await box.has_begun()
@@ -401,7 +401,7 @@ async def test_a_machine_killed_in_the_middle_of_a_run_ends_the_run(client: Clie
         code = "open('begun', 'w').close()\nwhile True: pass"
         errors.append(error_of(await box.call("run_code", code=code, timeout_s=60)))
 
-    with anyio.fail_after(START_S):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             await box.has_begun()

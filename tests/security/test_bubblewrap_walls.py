@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.footprint import groups_of
 from tests.functional.bubblewrap_harness import SIZE, Bubblewrap, Inhabitant
-from tests.functional.machines import groups_of
 from vmm.drivers.bubblewrap import command
 from vmm.process_table import with_descendants
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.machines import Clone, Machines, groups_of, only
+from tests.footprint import groups_of
+from tests.functional.machines import Clone, Machines, only
 from vmm.drivers.gvisor import command
 from vmm.process_table import children_of, with_descendants
 

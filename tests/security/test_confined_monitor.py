@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.machines import Clone, Machines, groups_of, only
+from tests.footprint import groups_of
+from tests.functional.machines import Clone, Machines, only
 
 pytestmark = [pytest.mark.vm, only("qemu")]
 

@@ -1,0 +1,89 @@
+"""What machines and servers have on this host: processes, cgroups, mounts, open files."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from mcp_sandbox.config import load_settings
+from tests.waiting import assert_soon_empty, promised
+from vmm.hierarchy import detect
+from vmm.limits import installation
+
+
+def groups_of(pid: int) -> list[Path]:
+    """The cgroups that a machine's process is in; none where the host gives us none, or when it has ended."""
+    every = (group for folder in detect().folders for group in folder.iterdir() if group.is_dir())
+    return sorted(group for group in every if pid in _members(group))
+
+
+def groups(run_dir: Path) -> set[Path]:
+    """The cgroups of all machines of a home, known by its run directory."""
+    return {group for folder in detect().folders for group in folder.glob(f"*-{installation(run_dir)}-*")}
+
+
+def empty_groups() -> set[Path]:
+    """The cgroups of this process's home that have no process in them."""
+    return {group for group in groups(load_settings().run_dir) if not _members(group)}
+
+
+def mounts(*paths: Path) -> list[str]:
+    """The mounts of this process's namespace that have to do with one of the paths, by default this process's home."""
+    words = [str(path).replace(" ", r"\040") for path in paths or (load_settings().home,)]
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if any(word in line for word in words)]
+
+
+def descriptors() -> list[str]:
+    """What this process has open that a machine is made of."""
+    found, home = [], str(load_settings().home)
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists the directory
+            target = str(link.readlink())
+            if target.startswith(("/memfd:", "socket:", "pipe:", home)) or "(deleted)" in target:
+                found.append(target)
+    return sorted(found)
+
+
+def processes_with(*paths: Path) -> Iterator[str]:
+    """The processes whose environment, arguments or open files name one of the paths, but for this process."""
+    words = [str(path) for path in paths]
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError), process.oneshot():
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            named = (*process.environ().values(), *process.cmdline(), *(file.path for file in process.open_files()))
+            if any(word in name for word in words for name in named):
+                yield f"{process.pid}: {' '.join(process.cmdline())}"
+
+
+async def assert_gone(processes: Iterable[psutil.Process], groups: Iterable[Path], run_dir: Path) -> None:
+    """Wait until all of it is gone; that takes no longer than promised."""
+    processes, groups = list(processes), list(groups)
+
+    def left() -> list[object]:
+        return [
+            *(process for process in processes if process.is_running()),  # a zombie counts: it has to be reaped
+            *(group for group in groups if group.exists()),
+            *files_in(run_dir),
+        ]
+
+    await assert_soon_empty(left, promised())
+
+
+async def assert_no_more_empty_groups(before: set[Path]) -> None:
+    """No machine, known or not, has left its cgroup behind. A cgroup is empty for a moment when it is made, too."""
+    await assert_soon_empty(lambda: empty_groups() - before, promised())
+
+
+def files_in(directory: Path) -> list[Path]:
+    """What is left in a directory, but for sockets: that of a killed server stays until the next one starts."""
+    return [path for path in (directory.iterdir() if directory.exists() else ()) if not path.is_socket()]
+
+
+def _members(group: Path) -> set[int]:
+    with suppress(OSError):  # it was removed just now
+        return set(map(int, (group / "cgroup.procs").read_text().split()))
+    return set()
