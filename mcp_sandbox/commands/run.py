@@ -12,11 +12,11 @@ from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileError
-from mcp_sandbox.runs.results import RunRequest, readable
+from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import run_command
-from mcp_sandbox.tools.compiled_results import compiled_parts
 from mcp_sandbox.views import RunView, StreamView
+from mcp_sandbox.views.text import compiled_parts, readable
 
 OWNER = "command line"
 TEMPLATES = dict.fromkeys((".cpp", ".cc", ".cxx"), "cpp-algorithm") | {".go": "go-algorithm"}

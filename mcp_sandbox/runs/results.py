@@ -18,7 +18,6 @@ from mcp_sandbox.views import StreamView
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
 MAX_ARTIFACTS = 1000
-READABLE_FORMS = ("text/markdown", "text/plain", "text/latex", "application/json")  # the first a value has is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +87,6 @@ class HeadTail:
         excess = max(0, len(self._tail) - tail_bytes)
         del self._tail[:excess]
         self._omitted += excess
-
-
-def readable(display: Display) -> str:
-    """The form of a shown value that reads best, or nothing."""
-    return next((display.data[form] for form in READABLE_FORMS if form in display.data), "")
 
 
 @dataclass(slots=True)

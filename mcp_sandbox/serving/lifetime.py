@@ -1,7 +1,7 @@
 """How the process ends: on a signal, with its parent, or at the end of its input, and always soon.
 
-Left alone, the MCP SDK dies of SIGTERM without cleaning up and hangs after SIGINT, and a parent killed with
-SIGKILL tells nobody. Machines would stay behind, so all that may end the process is one cancellation here.
+Left alone, the MCP SDK dies of SIGTERM without cleaning up and hangs after SIGINT, and it does not notice a parent
+killed with SIGKILL. Machines would be left behind, so every way to end becomes one cancellation here.
 """
 
 import logging
@@ -15,15 +15,15 @@ import anyio
 from mcp_sandbox.errors import first_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-LAST_RESORT_S = 4.5  # everything is promised to be gone after 5 s; machines die with this process in any case
+LAST_RESORT_S = 4.5  # we promise that nothing is left after 5 s; machines die with this process
 EXIT_HUNG = 70  # EX_SOFTWARE
-EXIT_STOPPED = 130  # as a shell says it of an interrupted command
+EXIT_STOPPED = 130  # the shell's exit code for an interrupted command
 
 logger = logging.getLogger(__name__)
 
 
 class LastResort:
-    """Ends the process by force when an orderly end takes too long."""
+    """Ends the process by force if an orderly shutdown takes too long."""
 
     def __init__(self, after_s: float = LAST_RESORT_S) -> None:
         self._timer = threading.Timer(after_s, self._fire)
@@ -31,22 +31,22 @@ class LastResort:
         self._armed = False
 
     def arm(self) -> None:
-        """Start the countdown. Doing it again changes nothing."""
+        """Start the countdown, once."""
         if not self._armed:
             self._armed = True
             self._timer.start()
 
     def disarm(self) -> None:
-        """The orderly end worked."""
+        """Stop the countdown: the orderly shutdown worked."""
         self._timer.cancel()
 
     def _fire(self) -> None:
-        logger.error("the orderly end took too long; leaving at once")
+        logger.error("the orderly shutdown took too long; exiting at once")
         os._exit(EXIT_HUNG)
 
 
 def run_command(main: Callable[[], Awaitable[int]]) -> int:
-    """Run a command to its exit status; signals cancel it, so that it cleans up."""
+    """Run a command to its exit code. Signals cancel it, so that it cleans up."""
     status = EXIT_STOPPED
 
     async def body() -> None:
@@ -58,7 +58,7 @@ def run_command(main: Callable[[], Awaitable[int]]) -> int:
 
 
 async def run_until_told(main: Callable[[], Awaitable[None]], *events: Callable[[], Awaitable[str]]) -> str | None:
-    """Run `main` until it returns, a signal comes or one of `events` happens; say which of those it was."""
+    """Run `main` until it returns, a signal arrives or one of `events` happens; return which event it was."""
     told: list[str] = []
     last_resort = LastResort()
 
@@ -88,15 +88,15 @@ async def _next_signal(signals: AsyncIterator[signal.Signals]) -> str:
 
 
 async def parent_gone(parent: int) -> str:
-    """Return when process `parent`, which must be our parent, has ended."""
-    # PR_SET_PDEATHSIG would fire when the *thread* that started us ends, in many clients a short-lived one.
+    """Return when our parent process `parent` has ended."""
+    # PR_SET_PDEATHSIG fires when the *thread* that started us ends, and in many clients that is a short-lived one.
     reason = f"parent process {parent} ended"
     try:
         pidfd = os.pidfd_open(parent)
     except ProcessLookupError:
         return reason
     except OSError as error:
-        logger.warning("cannot watch the parent process (%s); only the end of stdin will tell", error)
+        logger.warning("cannot watch the parent process (%s); only the end of stdin will stop this server", error)
         await anyio.sleep_forever()
     try:
         if os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""The MCP server: tools and resources over a SandboxService, and how it is served on stdio."""
+"""The MCP server: tools and resources over a SandboxService, served on stdio."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -11,8 +11,9 @@ from typing import Any, cast
 import anyio
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.stdio import stdio_server
-from mcp_types import InputRequiredResult, Tool
+from mcp_types import CallToolResult, InputRequiredResult, Tool
 from pydantic import AnyUrl
 
 from guest.places import OUTPUTS, WORKSPACE
@@ -22,30 +23,40 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.arguments import lean, unknown_argument
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
-from mcp_sandbox.serving.schemas import lean
 from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
-from mcp_sandbox.tools import code, commands, files, forks, handlers, sandboxes
+from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
 from mcp_sandbox.tools.common import lifetime_of
 
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
 
 
 class SandboxServer(MCPServer[SandboxService]):
-    """An MCP server whose resources have the type their name says; the SDK knows one type a template.
+    """An MCP server with short schemas, errors for unknown arguments, and resources typed by their file name."""
 
-    Its tools are described without what a model reads for nothing.
-    """
+    _arguments: dict[str, tuple[str, ...]] | None = None  # of each tool
 
     async def list_tools(self) -> list[Tool]:
-        """All tools, with lean schemas of their arguments."""
+        """Return all tools with short schemas of their arguments."""
         tools = await super().list_tools()
         return [tool.model_copy(update={"input_schema": lean(tool.input_schema)}) for tool in tools]
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[SandboxService, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool. The SDK ignores unknown arguments; a model that misspells one must learn about it."""
+        if self._arguments is None:
+            self._arguments = {tool.name: tuple(tool.input_schema["properties"]) for tool in await self.list_tools()}
+        problem = unknown_argument(name, arguments, self._arguments.get(name, tuple(arguments)))
+        if problem is not None:
+            raise ToolError(problem)
+        return await super().call_tool(name, arguments, context)
 
     async def read_resource(
         self, uri: AnyUrl | str, context: Context[SandboxService, Any] | None = None
     ) -> Iterable[ReadResourceContents] | InputRequiredResult:
-        """Read a file of a sandbox."""
+        """Read a file of a sandbox. The SDK knows only one MIME type for all of them."""
         contents = await super().read_resource(uri, context)
         if isinstance(contents, InputRequiredResult):
             return contents
@@ -57,9 +68,9 @@ def create_server(
     isolation: str,
     open_service: Callable[[], AbstractAsyncContextManager[SandboxService]],
 ) -> SandboxServer:
-    """The server, not yet connected to anything. The service lives as long as a connection's lifespan.
+    """Return a server that is not connected yet. `open_service` runs for as long as a connection lasts.
 
-    `isolation` is what stands between sandboxes and this host, in words for a model.
+    `isolation` describes to a model what separates sandboxes from this host.
     """
 
     @asynccontextmanager
@@ -75,28 +86,28 @@ def create_server(
         lifespan=lifespan,
         log_level=settings.log.level,
     )
-    for family in (sandboxes, code, commands, files, *([forks, handlers] if settings.toolset == "advanced" else [])):
+    advanced = (fork_tools, handler_tools) if settings.toolset == "advanced" else ()
+    for family in (sandbox_tools, code_tools, command_tools, file_tools, *advanced):
         family.register(server, settings)
     return server
 
 
 def instructions(settings: Settings, isolation: str) -> str:
-    """What a client is told about the whole server."""
+    """Describe the whole server to a client."""
     return (
         f"Runs code in isolated sandboxes. Isolation level in force: {isolation}. "
         "Sandboxes are offline: they have no network device. "
-        "create_sandbox gives a sandbox_id; files and, in Python, variables persist across calls that name it. "
+        "create_sandbox returns a sandbox_id; files and, in Python, variables persist across calls that name it. "
         f"{lifetime_of(settings)}. run_code and run_command without sandbox_id keep nothing. "
-        f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts to be read with read_artifact. "
-        f"A run may take {settings.runs.timeout_s:g} s unless timeout_s says otherwise "
-        f"(at most {settings.runs.max_timeout_s:g} s)."
+        f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts, which read_artifact reads. "
+        f"A run may take {settings.runs.timeout_s:g} s, or timeout_s, at most {settings.runs.max_timeout_s:g} s."
     )
 
 
 async def serve_stdio(
     opening: AbstractAsyncContextManager[SandboxServer], *, parent: int, max_message_bytes: int
 ) -> None:
-    """Serve one client on stdin and stdout until it, a signal or the end of process `parent` says stop."""
+    """Serve one client on stdin and stdout until it disconnects, a signal arrives or process `parent` ends."""
     with claimed_stdio() as (wire_in, wire_out):
         writer = TextWriter(wire_out)
 
@@ -111,10 +122,10 @@ async def serve_stdio(
             return "the client closed stdin"
 
         async def serve() -> None:
-            # The SDK asks of its files only what these two have.
+            # The SDK uses only the methods that these two have.
             streams = cast("anyio.AsyncFile[str]", reader), cast("anyio.AsyncFile[str]", writer)
             async with opening as server, stdio_server(*streams) as (incoming, outgoing):
-                lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself only offers threads
+                lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
                 await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
         await run_until_told(serve, client_left, lambda: parent_gone(parent))
@@ -122,7 +133,7 @@ async def serve_stdio(
 
 @asynccontextmanager
 async def open_server(settings: Settings) -> AsyncIterator[SandboxServer]:
-    """A server over this host's sandboxes, which knows before the first client comes how they are isolated."""
+    """Open a server over this host's sandboxes, once the driver is chosen."""
     async with open_host(settings) as host:
         yield create_server(settings, _in_force(host), lambda: open_service(host, pooled=True))
 
@@ -136,7 +147,7 @@ def _in_force(host: Host) -> str:
 
 
 def run_stdio(settings: Settings) -> None:
-    """Serve this host's sandboxes on stdio; returns when everything has ended."""
+    """Serve this host's sandboxes on stdio until everything has ended."""
     logs.configure(settings.log.level, settings.log.format)
     if settings.tracing:
         enable_tracing()
@@ -147,5 +158,5 @@ def run_stdio(settings: Settings) -> None:
 
 
 def max_message_bytes(settings: Settings) -> int:
-    """How long a message may be: JSON and base64 make content longer than it is."""
+    """Return the longest message to accept: JSON and base64 make content longer."""
     return 2 * (settings.files.max_write_bytes + settings.runs.max_code_bytes)

@@ -1,7 +1,7 @@
 """The process's stdin and stdout as MCP streams that can be cancelled.
 
-The SDK reads stdin in a worker thread; nothing can take a thread out of a blocking read, so a server told to
-stop would wait for its client. Here the event loop waits instead, and reads and writes only what does not block.
+The SDK reads stdin in a worker thread. A thread cannot be taken out of a blocking read, so a server told to stop
+would wait for its client. Here the event loop waits instead, and only reads and writes what does not block.
 """
 
 import json
@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 import anyio
 
 READ_BYTES = 1 << 16
-END_BYTES = 256  # of a line that is too long, kept at either end
-INVALID_REQUEST = -32600  # JSON-RPC's number for it
+END_BYTES = 256  # kept of each end of a line that is too long
+INVALID_REQUEST = -32600  # JSON-RPC's error code
 
 _ID = rb'"id"\s*:\s*(\d+|"[\w-]*")\s*'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
@@ -25,7 +25,7 @@ PIPE_WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that polls as writable takes wi
 
 
 class LineReader:
-    """Lines of text from a file descriptor. Of one that is too long only its ends are kept, to refuse it."""
+    """Lines of text from a file descriptor. A line that is too long is refused; only its ends are kept."""
 
     def __init__(self, fd: int, max_bytes: int, refuse: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         self._fd = fd
@@ -61,10 +61,10 @@ class LineReader:
 
 
 def _text(line: bytearray) -> str:
-    """A message as the SDK can read it.
+    """Decode a message so that the SDK can read it.
 
-    JSON can name half of a surrogate pair, which no text can carry: the SDK drops such a message without an answer. So
-    each becomes a question mark.
+    JSON can escape an unpaired surrogate, which UTF-8 cannot encode; the SDK drops such a message without an answer.
+    Each one becomes a question mark.
     """
     text = line.decode(errors="replace")
     if not _SURROGATE.search(text):
@@ -85,7 +85,7 @@ class TextWriter:
         """Write all of `text`.
 
         Raises:
-            anyio.ClosedResourceError: nobody reads any more; to the SDK that is the end of the connection.
+            anyio.ClosedResourceError: the reader is gone; the SDK takes that as the end of the connection.
         """
         rest = memoryview(text.encode())
         try:
@@ -101,14 +101,14 @@ class TextWriter:
 
 
 def refusal(start: bytes, end: bytes, max_bytes: int) -> str:
-    """The answer to a message that was too long to be read, as a line of JSON-RPC.
+    """Return the JSON-RPC answer to a message that was too long to be read.
 
-    Its id is found if it is the first or the last member but for the version, where clients put it.
+    Its id is found if it is the first or last member besides the version, which is where clients put it.
     """
     found = _FIRST_ID.match(start) or _LAST_ID.search(end)
     message = (
-        f"The message is longer than {max_bytes:,} bytes and was not read. Send large files in pieces, "
-        "or have code in the sandbox make them."
+        f"The message is longer than {max_bytes:,} bytes and was not read. Send large files in parts, "
+        "or let code in the sandbox create them."
     )
     error = {"code": INVALID_REQUEST, "message": message}
     return json.dumps({"jsonrpc": "2.0", "id": json.loads(found[1]) if found else None, "error": error}) + "\n"
@@ -122,7 +122,7 @@ async def _ready(wait: Callable[[int], Awaitable[None]], fd: int) -> None:
 
 @contextmanager
 def claimed_stdio() -> Iterator[tuple[int, int]]:
-    """The descriptors of the wire; while they are out, fd 0 is empty and fd 1 is stderr.
+    """Yield the descriptors of the wire. Meanwhile fd 0 is empty and fd 1 is stderr.
 
     So nothing that prints by accident, in this process or a child, can damage the protocol.
     """

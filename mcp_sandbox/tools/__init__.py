@@ -1,1 +1,1 @@
-"""The MCP tools, one module a family."""
+"""The MCP face: tools, one module for each family, and how results become text."""

@@ -1,4 +1,4 @@
-"""What all tools share: who is calling, how errors are told, how arguments are described."""
+"""What all tools share: the caller, errors, and descriptions of common arguments."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,33 +16,29 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.views import with_next_step
 
-LOCAL_OWNER = "local"  # on stdio there is one client, and all sandboxes of the process are its own
+LOCAL_OWNER = "local"  # over stdio there is one client, and it owns all sandboxes of the process
 
-# Without this models try, and read the same from a sandbox.
-NOTHING_TO_INSTALL = "There is no network, so no package can be installed: it has to be in the template."
+# Models try to install packages unless they are told.
+OFFLINE = "Sandboxes are offline: packages cannot be installed; put them into the template."
 
 ToolContext = Context[SandboxService, Any]
 
-SandboxId = Annotated[
-    str, Field(min_length=1, max_length=64, description="Id of a sandbox, as create_sandbox returned it.")
-]
-RunId = Annotated[
-    str, Field(min_length=1, max_length=64, description="Id of a run, as run_code or run_command returned it.")
-]
+SandboxId = Annotated[str, Field(min_length=1, max_length=64, description="Id from create_sandbox.")]
+RunId = Annotated[str, Field(min_length=1, max_length=64, description="Id from run_code or run_command.")]
 
 
 def service_of(ctx: ToolContext) -> SandboxService:
-    """The service behind this server."""
+    """Return the service behind this server."""
     return ctx.request_context.lifespan_context
 
 
-def owner_of(ctx: ToolContext) -> str:  # noqa: ARG001 - over HTTP the request will tell
-    """Whose sandboxes this request may touch."""
+def owner_of(ctx: ToolContext) -> str:  # noqa: ARG001 - over HTTP the request will name the owner
+    """Return the owner of the sandboxes this request may use."""
     return LOCAL_OWNER
 
 
 def reporter(ctx: ToolContext) -> Report:
-    """Tells the client how old a run is and what it wrote last. Nobody knows a total."""
+    """Return a function that reports a run's age and its latest line to the client; the total is unknown."""
 
     async def report(elapsed_s: float, line: str) -> None:
         await ctx.report_progress(elapsed_s, None, line)
@@ -60,7 +56,7 @@ def tool_errors() -> Iterator[None]:
 
 
 def hints(*, read_only: bool, destructive: bool, idempotent: bool) -> ToolAnnotations:
-    """All annotations a tool can have. Sandboxes have no network, so no tool reaches an open world."""
+    """Return a tool's annotations. No tool reaches an open world, because sandboxes are offline."""
     return ToolAnnotations(
         read_only_hint=read_only,
         destructive_hint=destructive,
@@ -70,15 +66,15 @@ def hints(*, read_only: bool, destructive: bool, idempotent: bool) -> ToolAnnota
 
 
 def lifetime_of(settings: Settings) -> str:
-    """How long a sandbox lives, for tool descriptions."""
+    """Describe how long a sandbox lives."""
     return (
         f"A sandbox lives until close_sandbox, {span(settings.lifetime.idle_s)} without use, "
-        f"{span(settings.lifetime.max_age_s)} in all, or the end of this server process, whichever comes first"
+        f"{span(settings.lifetime.max_age_s)} in all, or the end of this server process, whichever is first"
     )
 
 
 def span(seconds: float) -> str:
-    """A length of time as people say it."""
+    """Return a duration in hours, minutes or seconds."""
     for unit_s, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:g} {unit}"

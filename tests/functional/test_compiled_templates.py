@@ -10,7 +10,7 @@ from mcp_types import TextContent
 from mcp_sandbox.app import Host, open_service
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.results import run_blocks
+from mcp_sandbox.tools.run_text import run_blocks
 from tests.functional.machines import only
 
 pytestmark = [pytest.mark.vm, only("gvisor"), pytest.mark.anyio]
@@ -93,7 +93,7 @@ async def test_a_mistake_is_shown_with_its_line(box: Box, code: str):
     text = await box.run(code.replace("2 * n", "2 * m"))
     assert "CompileError" in text
     assert "main." in text
-    assert "not compiled, after " in text
+    assert "failed to compile after " in text
 
 
 async def test_a_program_that_takes_all_memory_ends_alone(box: Box, code: str):

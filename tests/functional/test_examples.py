@@ -48,7 +48,7 @@ def test_code_that_misbehaves_is_told_truthfully(tmp_path: Path):
         "exited with code 3",
         "stopped: time limit of 5 s reached; variables are kept",
         "result:\n42",
-        "bytes left out; to read on: read_output(",
+        "bytes omitted; to read on: read_output(",
         "was closed; its variables and files are gone. Call create_sandbox to get a new one.",
     ):
         assert words in text

@@ -174,4 +174,4 @@ def test_what_the_machine_is_told_besides_fits_what_is_set_aside_for_it():
 async def test_a_service_that_has_ended_is_told_with_every_result(client: Client, provider: FakeProvider):
     provider.plans["1"] = [replace(finished(), service_loss="exit code 1; it said last: no disk")]
     result = text_of(await client.call_tool("run_code", {"code": "1"}))
-    assert "service has ended (exit code 1; it said last: no disk). For one that runs, call create_sandbox." in result
+    assert "service has ended (exit code 1; it said last: no disk). Call create_sandbox to get one that runs." in result

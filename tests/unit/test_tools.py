@@ -128,7 +128,7 @@ async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
             assert text is not None
             assert "2 minutes without use" in text
             assert "2 hours in all" in text
-        assert "7 if not given" in str(tools["run_code"].input_schema["properties"]["timeout_s"])
+        assert "default 7" in str(tools["run_code"].input_schema["properties"]["timeout_s"])
 
 
 async def test_the_instructions_say_what_isolates_and_that_there_is_no_network(client: Client):
@@ -202,7 +202,7 @@ async def test_output_left_out_can_be_read_on(client: Client, provider: FakeProv
     tail = Output("stdout", "end", gap_bytes=899_993)
     provider.agent.plans["x"] = [Output("stdout", "head"), tail, finished(output=totals)]
     text = text_of(await client.call_tool("run_code", {"code": "x", "sandbox_id": box}))
-    assert "899,993 bytes left out" in text
+    assert "899,993 bytes omitted" in text
     assert f'read_file(sandbox_id="{box}", path="/tmp/outputs/.stdout-1.txt", offset=4)' in text
 
 
@@ -223,7 +223,7 @@ async def test_output_that_did_not_fit_into_its_file_is_not_called_whole(client:
     assert "only the first 299,008 bytes were kept" in text
     lost = replace(SPILLED, stdout_spill="/tmp/outputs/.gone")
     text = await run_text(client, provider, Output("stdout", "head"), tail, finished(output=lost))
-    assert "bytes left out; not kept" in text
+    assert "bytes omitted; not kept" in text
 
 
 async def test_reading_on_after_output_that_is_not_utf_8_skips_nothing(client: Client, provider: FakeProvider):
@@ -238,7 +238,7 @@ async def test_shown_values_share_one_limit_and_the_rest_is_counted(client: Clie
     shown = [Display({"text/plain": "x" * 8000}) for _ in range(30)]
     text = await run_text(client, provider, *shown, finished(output=OutputTotals(0, 0, displays_dropped=2)))
     assert len(text) < 12_000
-    assert "(31 more shown values left out" in text
+    assert "(31 more values omitted" in text
 
 
 async def test_names_a_sandbox_chose_stay_names(client: Client, provider: FakeProvider):
@@ -412,8 +412,8 @@ async def test_a_template_that_is_not_built_is_an_error_with_the_command(client:
 async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch):
     async with connected(provider) as client:
         box = await created(client)
-        for module in ("sandboxes", "code", "files"):
-            monkeypatch.setattr(f"mcp_sandbox.tools.{module}.owner_of", lambda _ctx: "somebody else")
+        for module in ("sandbox_tools", "code_tools", "file_tools"):
+            monkeypatch.setattr(f"mcp_sandbox.tools.{module}.owner_of", lambda _ctx: "another owner")
         calls: list[tuple[str, dict[str, Any]]] = [
             ("run_code", {"code": "1"}),
             ("run_code", {"code": "1", "background": True}),
@@ -646,3 +646,22 @@ async def test_an_existing_sandbox_is_judged_by_what_it_is_made_from(client: Cli
 @pytest.mark.parametrize("cases", [[], [{"stdin": "1", "expects": "2"}], [{"expected": 2}], "1"])
 async def test_cases_that_are_none_are_refused(client: Client, cases: Any):
     assert "cases" in await error_of(client, "run_code", code="1", template="cpp-algorithm", cases=cases)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "hint"),
+    [
+        ("run_code", {"code": "1", "timeout": 5}, "run_code has no argument 'timeout' (did you mean timeout_s?)"),
+        ("run_code", {"code": "1", "timeout_seconds": 5}, "(did you mean timeout_s?)"),
+        ("run_code", {"code": "1", "input": "x"}, "(did you mean stdin?)"),
+        ("run_command", {"command": "ls", "working_dir": "/"}, "Its arguments: command, sandbox_id, template, cwd"),
+    ],
+)
+async def test_an_unknown_argument_is_refused_with_the_right_name(
+    provider: FakeProvider, tool: str, arguments: dict[str, Any], hint: str
+):
+    async with connected(provider) as client:
+        result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    assert hint in text_of(result)
+    assert not provider.agents  # no machine was started

@@ -17,8 +17,8 @@ from mcp_sandbox.commands.bench.subject import FIRST_CODE, MeasurementFailed
 from mcp_sandbox.commands.common import SERVER, environment, run_of
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating.control import Request, ask
-from mcp_sandbox.runs.results import readable
 from mcp_sandbox.views import SandboxView
+from mcp_sandbox.views.text import readable
 from vmm.process_table import ProcessId, own_child
 
 NO_OP = "list_sandboxes"  # a tool that touches no machine

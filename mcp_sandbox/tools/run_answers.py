@@ -1,4 +1,4 @@
-"""What all tools that start a run share: arguments, and how its outcome is answered."""
+"""What all tools that start a run share: their arguments and their answer."""
 
 from typing import Annotated, Any
 
@@ -8,29 +8,27 @@ from pydantic import Field
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.tools.common import ToolContext, reporter, service_of, tool_errors
-from mcp_sandbox.tools.results import progress_blocks, run_blocks
+from mcp_sandbox.tools.run_text import progress_blocks, run_blocks
 from mcp_sandbox.views import RUN_META, RunProgress, RunView
 
 OneOffTemplate = Annotated[
     str | None,
-    Field(
-        max_length=63, description="Without sandbox_id: what the fresh sandbox is made from, as with create_sandbox."
-    ),
+    Field(max_length=63, description="Without sandbox_id: template of the one-off sandbox."),
 ]
 InBackground = Annotated[
     bool,
-    Field(description="Return a run_id at once instead of waiting. Without sandbox_id the fresh sandbox is kept."),
+    Field(description="Return a run_id at once instead of waiting. A one-off sandbox is then kept."),
 ]
 
 
-def timeout_field(settings: Settings) -> Any:  # noqa: ANN401 - what pydantic calls it is its own affair
-    """Of an argument that says how long a run may take."""
+def timeout_field(settings: Settings) -> Any:  # noqa: ANN401 - pydantic's own type
+    """Return the field of a time limit argument."""
     return Field(
         gt=0,
         le=settings.runs.max_timeout_s,
         description=(
-            f"Seconds after which the run is stopped: {settings.runs.timeout_s:g} if not given, "
-            f"{settings.runs.max_timeout_s:g} in the background."
+            f"Time limit in seconds; default {settings.runs.timeout_s:g}, in the background "
+            f"{settings.runs.max_timeout_s:g}."
         ),
     )
 
@@ -46,7 +44,7 @@ def answer(outcome: RunView | RunProgress) -> CallToolResult:
 
 
 async def result_of(ctx: ToolContext, request: RunRequest, *, background: bool) -> CallToolResult:
-    """Have a run carried out, and answer with its result, or with where it stands."""
+    """Carry out a run; answer with its result, or with its progress if it takes too long."""
     with tool_errors():
         outcome = await service_of(ctx).run_for_client(request, background=background, report=reporter(ctx))
     return answer(outcome)

@@ -1,4 +1,4 @@
-"""The tools that run code, and those for runs that take longer than a call."""
+"""Tools that run code and follow long runs."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ from mcp_sandbox.runs.options import MIN_MEMORY_MB
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
-    NOTHING_TO_INSTALL,
+    OFFLINE,
     RunId,
     SandboxId,
     ToolContext,
@@ -23,24 +23,22 @@ from mcp_sandbox.tools.common import (
     service_of,
     tool_errors,
 )
-from mcp_sandbox.tools.running import InBackground, OneOffTemplate, answer, result_of, timeout_field
+from mcp_sandbox.tools.run_answers import InBackground, OneOffTemplate, answer, result_of, timeout_field
 
-WAIT_S = 10.0  # read_output's own idea of waiting: few calls, and none that seems to hang
+WAIT_S = 10.0  # default of read_output: few calls, and none that seems to hang
 
 
 class Case(BaseModel):
-    """One run of a program."""
+    """A test case of a program."""
 
     model_config = ConfigDict(extra="forbid")
 
     stdin: str = ""
-    expected: str | None = Field(
-        default=None, description="What it should write; white space at the ends of lines does not count."
-    )
+    expected: str | None = Field(default=None, description="Expected stdout; trailing whitespace is ignored.")
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    """Add this family's tools."""
+    """Add these tools."""
     _register_run_code(mcp, settings)
     _register_read_output(mcp, settings)
     _register_stop_run(mcp)
@@ -52,18 +50,17 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
     @mcp.tool(
         title="Run code",
         description=(
-            "Run code in an isolated, offline sandbox, in the language of its template: Python, C++, Go or shell. "
-            "Returns stdout, stderr, new artifacts, and the first pictures as images; for Python the value of the last "
-            "expression and the traceback, for C++ and Go what the compiler said, times, peak memory, and a verdict on "
-            "each test case. "
-            "With sandbox_id: files and, in Python, variables and imports of earlier runs are there, and what this run "
-            "leaves stays. Without: the code runs once in a fresh sandbox and nothing is kept. "
-            f"Working directory {WORKSPACE}; every file put in {OUTPUTS} is an artifact, and matplotlib figures land "
-            "there by themselves. A run over its time limit is interrupted (Python keeps its variables), or killed if "
-            f"it does not react (they are lost, files kept). Of longer output the first and last parts, {shown:,} "
-            "bytes a stream, are shown, and the result says how to read the rest. "
-            f"A run that is still on after {settings.runs.foreground_s:g} s goes on in the background: the result has "
-            f"its run_id for read_output and stop_run. {NOTHING_TO_INSTALL}"
+            "Run code in an isolated, offline sandbox, in its template's language: Python, C++, Go or shell. "
+            "Returns stdout, stderr, new artifacts and the first images. Python adds the value of the last expression "
+            "and the traceback; C++ and Go add compiler output, times, peak memory and a verdict for each test case. "
+            "With sandbox_id, the sandbox keeps files and, in Python, variables and imports between runs. Without it, "
+            "the code runs once in a one-off sandbox and nothing is kept. "
+            f"The working directory is {WORKSPACE}. Every file in {OUTPUTS} is an artifact; matplotlib figures are "
+            "saved there automatically. A run over its time limit is interrupted (Python keeps its variables), or "
+            "killed if it does not react (variables are lost, files are kept). Results show up to "
+            f"{shown:,} bytes of each stream, its start and its end, and say how to read the rest. "
+            f"After {settings.runs.foreground_s:g} s a run continues in the background: the result has its run_id for "
+            f"read_output and stop_run. {OFFLINE}"
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,
@@ -75,25 +72,25 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         template: OneOffTemplate = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
         background: InBackground = False,
-        stdin: Annotated[str | None, Field(description="What the code reads from standard input.")] = None,
+        stdin: Annotated[str | None, Field(description="Standard input of the code.")] = None,
         cases: Annotated[
             list[Case] | None,
             Field(
                 min_length=1,
                 max_length=MAX_CASES,
-                description="C++, Go: test cases. Compiled once, run and judged one by one.",
+                description="C++, Go: test cases; compiled once, then run and judged one by one.",
             ),
         ] = None,
         case_timeout_s: Annotated[
             float | None,
-            Field(gt=0, le=settings.runs.max_timeout_s, description="Seconds for each case: 10 if not given."),
+            Field(gt=0, le=settings.runs.max_timeout_s, description="Time limit of each case in seconds; default 10."),
         ] = None,
         memory_limit_mb: Annotated[
-            int | None, Field(ge=MIN_MEMORY_MB, description="C++, Go: most memory of the program.")
+            int | None, Field(ge=MIN_MEMORY_MB, description="C++, Go: memory limit of the program.")
         ] = None,
         flags: Annotated[
             list[str] | None,
-            Field(description="C++: instead of -O2 -std=c++20. Go: for go build."),
+            Field(description="C++: replace -O2 -std=c++20. Go: flags of go build."),
         ] = None,
         sanitize: Annotated[
             list[Literal["address", "undefined", "thread"]] | None, Field(description="C++: sanitizers.")
@@ -112,7 +109,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
 
 
 def _given(**options: object) -> dict[str, object] | None:
-    """What was asked for besides the code. Most often nothing, and that is the quickest."""
+    """Return the options that were given, or None: the usual case, and the fastest."""
     return {name: value for name, value in options.items() if value is not None} or None
 
 
@@ -120,11 +117,11 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
     @mcp.tool(
         title="Read output",
         description=(
-            "Read what a background run has written, while it runs and after: stdout and stderr in the order in which "
-            f"they came, up to {settings.output.page_bytes:,} bytes from byte offset of that text; notes in it say "
-            "where bytes are missing. The last line says whether it is running and where to go on reading; when the "
-            "run is over and everything was read, its values, traceback, artifacts and pictures follow. "
-            f"Results are kept while the sandbox lives, the last {settings.runs.kept} of them."
+            "Read the output of a background run, during the run or after it: stdout and stderr in order of arrival, "
+            f"up to {settings.output.page_bytes:,} bytes from a byte offset. Notes mark missing bytes. The last line "
+            "says whether the run is active and which offset to read next. When the run is over and all output has "
+            "been read, values, traceback, artifacts and images follow. "
+            f"A live sandbox keeps its last {settings.runs.kept} results."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
         structured_output=False,
@@ -133,13 +130,13 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
         ctx: ToolContext,
         sandbox_id: SandboxId,
         run_id: RunId,
-        offset: Annotated[int, Field(ge=0, description="Byte of the output to start at.")] = 0,
+        offset: Annotated[int, Field(ge=0, description="Byte offset in the output.")] = 0,
         wait_s: Annotated[
             float,
             Field(
                 ge=0,
                 le=settings.runs.foreground_s,
-                description="Most seconds to wait for the end of the run, or for as much output as one answer holds.",
+                description="Seconds to wait for the end of the run or a full page of output.",
             ),
         ] = min(WAIT_S, settings.runs.foreground_s),
     ) -> CallToolResult:
@@ -154,8 +151,9 @@ def _register_stop_run(mcp: MCPServer[SandboxService]) -> None:
     @mcp.tool(
         title="Stop run",
         description=(
-            "Stop a run and return its result, as run_code would have: interrupted if it reacts (variables are kept), "
-            "else killed (variables are lost, files kept). A run that is over already only gives its result."
+            "Stop a run and return its result as run_code would. The run is interrupted (variables are kept), or "
+            "killed if it does not react (variables are lost, files are kept). If it is already over, this only "
+            "returns its result."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=True),
         structured_output=False,

@@ -1,48 +1,44 @@
-"""A file of a sandbox as something a model can take in: text in parts, a picture, or an address."""
+"""A file of a sandbox as a model can take it in: text in parts, an image, or a link."""
 
 from mcp_types import ContentBlock
 
 from guest.client.messages import FileChunk
 from mcp_sandbox.sandboxes.file_access import SNIFF_BYTES, image_mime, mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.results import call_of, image_block, link_block, text_block
+from mcp_sandbox.tools.content import call, image_block, link_block, text_block
 from mcp_sandbox.views import ImageView, file_uri
 
-UTF8_REST_BYTES = 3  # of a character of up to four, what a cut can leave
+UTF8_REST_BYTES = 3  # of a character of up to four bytes, the most that a cut can leave
 
 
-async def read_blocks(
+async def file_blocks(
     service: SandboxService, owner: str, sandbox_id: str, path: str, offset: int, limit: int, tool: str
 ) -> list[ContentBlock]:
-    """What `tool` answers for the file at the absolute `path`."""
+    """Return what `tool` answers for the file at the absolute `path`."""
     chunk = await service.read(owner, sandbox_id, path, offset=offset, limit=max(limit, SNIFF_BYTES))
     if offset == 0 and (mime := image_mime(chunk.data)):
         room = service.settings.output.image_bytes
         if chunk.size <= room:
             data = await service.read_all(owner, sandbox_id, path, max_bytes=room)  # the guest may lie about the size
             return [image_block(ImageView(path=path, mime_type=mime, data=data))]
-        note = f"{path} is a picture of {chunk.size:,} bytes, too large to show. Shrink it in the sandbox, or read "
-        return [
-            text_block(f"{note}{file_uri(sandbox_id, path)} with resources/read."),
-            link_block(sandbox_id, path, chunk.size),
-        ]
+        note = f"{path} is an image of {chunk.size:,} bytes, too large to show. Shrink it in the sandbox, or read"
+        return _linked(f"{note} {file_uri(sandbox_id, path)} with resources/read.", sandbox_id, path, chunk)
     part = chunk.data[: max(limit, UTF8_REST_BYTES + 1)]
     start = _first_character(part) if offset else 0
     text = decoded(part[start:], at_end=offset + len(part) >= chunk.size)
     if text is None:
-        note = f"{path} is binary ({mime_of(path)}, {chunk.size:,} bytes). Read {file_uri(sandbox_id, path)} with "
-        return [
-            text_block(f"{note}resources/read, or have code in the sandbox look into it."),
-            link_block(sandbox_id, path, chunk.size),
-        ]
-    return [
-        text_block(text),
-        *_paging(chunk, text, offset + start, call_of(tool, sandbox_id, path)),
-    ]
+        note = f"{path} is binary ({mime_of(path)}, {chunk.size:,} bytes). Read {file_uri(sandbox_id, path)}"
+        advice = "with resources/read, or let code in the sandbox examine it."
+        return _linked(f"{note} {advice}", sandbox_id, path, chunk)
+    return [text_block(text), *_paging(chunk, text, offset + start, tool, sandbox_id, path)]
+
+
+def _linked(text: str, sandbox_id: str, path: str, chunk: FileChunk) -> list[ContentBlock]:
+    return [text_block(text), link_block(sandbox_id, path, chunk.size)]
 
 
 def _first_character(data: bytes) -> int:
-    """Where the first whole character begins: before it may be the rest of one that a cut went through."""
+    """Return where the first whole character begins; a cut may have left the rest of one before it."""
     start = 0
     while start < min(UTF8_REST_BYTES, len(data)) and 0x80 <= data[start] < 0xC0:
         start += 1
@@ -50,7 +46,7 @@ def _first_character(data: bytes) -> int:
 
 
 def decoded(data: bytes, *, at_end: bool) -> str | None:
-    """The text in a piece of a file, without the part of a character at its end; None if it is not text."""
+    """Return the text in a part of a file, without an incomplete last character; None if it is not text."""
     for cut in range(1 if at_end else UTF8_REST_BYTES + 1):
         try:
             text = data[: len(data) - cut].decode()
@@ -60,10 +56,11 @@ def decoded(data: bytes, *, at_end: bool) -> str | None:
     return None
 
 
-def _paging(chunk: FileChunk, text: str, offset: int, call: str) -> list[ContentBlock]:
+def _paging(chunk: FileChunk, text: str, offset: int, tool: str, sandbox_id: str, path: str) -> list[ContentBlock]:
     if offset > chunk.size:
         return [text_block(f"[offset {offset:,} is past the end: the file has {chunk.size:,} bytes]")]
     end = offset + len(text.encode())
     if end >= chunk.size:
         return [] if text else [text_block("[the file is empty]" if not chunk.size else "[end of the file]")]
-    return [text_block(f"[bytes {offset:,} to {end:,} of {chunk.size:,}; to read on: {call}, offset={end})]")]
+    read_on = call(tool, sandbox_id=sandbox_id, path=path, offset=end)
+    return [text_block(f"[bytes {offset:,} to {end:,} of {chunk.size:,}; to read on: {read_on}]")]

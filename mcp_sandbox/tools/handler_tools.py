@@ -1,4 +1,4 @@
-"""The tool that calls a handler, as AWS Lambda does: the toolset `advanced`."""
+"""The tool that calls a handler as AWS Lambda does: toolset `advanced`."""
 
 from typing import Annotated, Any
 
@@ -16,21 +16,21 @@ from mcp_sandbox.tools.common import (
     hints,
     owner_of,
 )
-from mcp_sandbox.tools.running import result_of
+from mcp_sandbox.tools.run_answers import result_of
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    """Add this family's tools."""
+    """Add this tool."""
 
     @mcp.tool(
         title="Invoke handler",
         description=(
             "Run Python code that defines an AWS-Lambda-style function handler(event, context), call it with a JSON "
-            "event, and return its JSON result, what it printed, and the call's duration, CPU time and peak memory. "
+            "event, and return its JSON result, its output, and the call's duration, CPU time and peak memory. "
             "An async handler is awaited. context has function_name, memory_limit_in_mb, aws_request_id, "
             "get_remaining_time_in_millis() and an attribute for every key of the argument context. "
             "With sandbox_id the handler stays defined: call it again with another event and empty code. "
-            "Without: it is called once in a fresh sandbox and nothing is kept. Everything else is as with run_code."
+            "Without it, the handler runs once in a one-off sandbox. Everything else works as in run_code."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False),
         structured_output=False,
@@ -41,8 +41,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             str,
             Field(
                 description=(
-                    "Source that defines the handler; empty to call one that an earlier run has defined. With event "
-                    f"and context at most {settings.runs.max_code_bytes:,} bytes."
+                    "Source that defines the handler; empty to call one that an earlier run defined. With event and "
+                    f"context at most {settings.runs.max_code_bytes:,} bytes."
                 )
             ),
         ],
@@ -57,7 +57,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             Field(
                 gt=0,
                 le=settings.runs.max_timeout_s,
-                description=f"Seconds after which the run is stopped: {settings.runs.timeout_s:g} if not given.",
+                description=f"Time limit in seconds; default {settings.runs.timeout_s:g}.",
             ),
         ] = None,
     ) -> CallToolResult:

@@ -1,4 +1,4 @@
-"""Tools that move files in and out of a sandbox, and the resources that serve them whole."""
+"""Tools that read and write files of a sandbox, and the resource that serves whole files."""
 
 import base64
 import binascii
@@ -16,8 +16,8 @@ from mcp_sandbox.errors import BadRequest, FileError, SandboxError, SandboxNotFo
 from mcp_sandbox.sandboxes.file_access import resolve
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
+from mcp_sandbox.tools.file_content import decoded, file_blocks
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
-from mcp_sandbox.tools.reading import decoded, read_blocks
 from mcp_sandbox.views import ArtifactList, FileList, WrittenFile, with_next_step
 
 WorkspacePath = Annotated[
@@ -25,18 +25,18 @@ WorkspacePath = Annotated[
     Field(
         min_length=1,
         max_length=4095,
-        description=f"Path in the sandbox; a relative one starts at {WORKSPACE}.",
+        description=f"Path in the sandbox, absolute or relative to {WORKSPACE}.",
     ),
 ]
 ArtifactPath = Annotated[
     str,
-    Field(min_length=1, max_length=4095, description=f"Path of an artifact; a relative one starts at {OUTPUTS}."),
+    Field(min_length=1, max_length=4095, description=f"Path of an artifact, absolute or relative to {OUTPUTS}."),
 ]
-Offset = Annotated[int, Field(ge=0, description="Byte of the file to start at.")]
+Offset = Annotated[int, Field(ge=0, description="Byte offset in the file.")]
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    """Add this family's tools."""
+    """Add these tools and the resource."""
     limit = Field(ge=1, le=settings.output.page_bytes, description="Most bytes of text to return.")
     _register_workspace(mcp, settings, limit)
     _register_artifacts(mcp, settings, limit)
@@ -47,7 +47,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
     @mcp.tool(
         title="Write file",
         description=(
-            "Create or replace a file in a sandbox; missing directories are made. It stays until the sandbox ends. "
+            "Create or replace a file in a sandbox; missing directories are created. "
             f"At most {settings.files.max_write_bytes:,} bytes."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=True),
@@ -56,10 +56,10 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         ctx: ToolContext,
         sandbox_id: SandboxId,
         path: WorkspacePath,
-        content: Annotated[str, Field(description="The whole content of the file.")],
+        content: Annotated[str, Field(description="Whole content of the file.")],
         encoding: Annotated[
             Literal["text", "base64"],
-            Field(description="text: content is written as UTF-8; base64: it is decoded first."),
+            Field(description="text: written as UTF-8; base64: decoded first."),
         ] = "text",
     ) -> WrittenFile:
         with tool_errors():
@@ -69,8 +69,8 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
     @mcp.tool(
         title="Read file",
         description=(
-            f"Read a file of a sandbox: text, up to {settings.output.page_bytes:,} bytes at once (the end of the "
-            "answer says how to read on), a picture as an image, other binary files as a resource link."
+            f"Read a file of a sandbox: text in parts of up to {settings.output.page_bytes:,} bytes (the answer says "
+            "how to read on), images as images, other binary files as resource links."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
         structured_output=False,
@@ -87,14 +87,14 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
 
     @mcp.tool(
         title="List files",
-        description=f"List a directory of a sandbox, at most {settings.files.max_entries} entries.",
+        description=f"List up to {settings.files.max_entries} entries of a directory in a sandbox.",
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_files(
         ctx: ToolContext,
         sandbox_id: SandboxId,
         path: WorkspacePath = WORKSPACE,
-        recursive: Annotated[bool, Field(description="Also what is in its subdirectories.")] = False,
+        recursive: Annotated[bool, Field(description="Include subdirectories.")] = False,
     ) -> FileList:
         with tool_errors():
             return await service_of(ctx).list_files(owner_of(ctx), sandbox_id, path, recursive=recursive)
@@ -103,7 +103,7 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
 def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
     @mcp.tool(
         title="List artifacts",
-        description=f"List the artifacts of a sandbox: every file that runs have put in {OUTPUTS}. They end with it.",
+        description=f"List the artifacts of a sandbox: all files in {OUTPUTS}. They are deleted with the sandbox.",
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_artifacts(ctx: ToolContext, sandbox_id: SandboxId) -> ArtifactList:
@@ -113,8 +113,9 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
     @mcp.tool(
         title="Read artifact",
         description=(
-            f"Read an artifact, a file in {OUTPUTS}: a picture as an image, text up to {settings.output.page_bytes:,} "
-            "bytes at once (the end of the answer says how to read on), other binary files as a resource link."
+            f"Read an artifact, a file in {OUTPUTS}: images as images, text in parts of up to "
+            f"{settings.output.page_bytes:,} bytes (the answer says how to read on), other binary files as resource "
+            "links."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
         structured_output=False,
@@ -138,8 +139,8 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
 def _register_resource(mcp: MCPServer[SandboxService]) -> None:
     @mcp.resource(
         "sandbox://{box}/{+path}",
-        title="File of a sandbox",
-        description="Any file of a sandbox that is alive, whole.",
+        title="File in a sandbox",
+        description="Any whole file of a live sandbox.",
         mime_type="application/octet-stream",
     )
     async def sandbox_file(ctx: ToolContext, box: str, path: str) -> str | bytes:
@@ -154,7 +155,7 @@ def _register_resource(mcp: MCPServer[SandboxService]) -> None:
 
 
 async def _shown(ctx: ToolContext, sandbox_id: str, where: str, offset: int, limit: int, tool: str) -> CallToolResult:
-    blocks = await read_blocks(service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, tool)
+    blocks = await file_blocks(service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, tool)
     return CallToolResult(content=blocks)
 
 

@@ -1,4 +1,4 @@
-"""Tools that copy a sandbox, or put it aside for a while: the toolset `advanced`."""
+"""Tools that fork, pause and resume a sandbox: toolset `advanced`."""
 
 from typing import Annotated
 
@@ -13,17 +13,17 @@ from mcp_sandbox.views import ForkedSandboxes, SandboxView
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    """Add this family's tools."""
+    """Add these tools."""
     own = settings.limits.owner_paused
     most_paused = settings.limits.paused if own is None else min(own, settings.limits.paused)
 
     @mcp.tool(
         title="Fork sandbox",
         description=(
-            "Copy a sandbox as it is now, to try several ways from the same point. Each copy is a sandbox of its own "
-            "with the same variables, running processes, open files and disk; nothing done in one is seen in another, "
-            "and the original goes on. Host name, machine id and random generators of a copy are new, also generators "
-            "that were seeded; its time to live begins anew. All copies are made, or none. Refused while a run is on."
+            "Copy a sandbox as it is now, to try several ways from the same point. Each copy is an independent sandbox "
+            "with the same variables, running processes, open files and disk; the original continues. A copy gets a "
+            "new host name and machine id, reseeded random generators, and a new time to live. Either all copies are "
+            "made or none. Refused while a run is active."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=False),
     )
@@ -38,9 +38,9 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Pause sandbox",
         description=(
-            "Put a sandbox aside until resume_sandbox: it takes no CPU and no memory and leaves its place to others; "
-            "code and files in it cannot be used. While paused it is not idle, but it still ends at the age that "
-            f"create_sandbox gave it. At most {most_paused} paused at once. Refused while a run is on."
+            "Save a sandbox to disk until resume_sandbox: it uses no CPU or memory and does not count as live; its "
+            "code and files are unavailable. The idle timeout stops, but it still ends at its maximum age. "
+            f"At most {most_paused} can be paused at once. Refused while a run is active."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=True),
     )
@@ -51,8 +51,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Resume sandbox",
         description=(
-            "Let a paused sandbox go on where it was: variables, processes, open files, disk and host name are the "
-            "same, the clock is right. It needs a place among those that are alive; without one it stays paused."
+            "Continue a paused sandbox where it was: variables, processes, open files, disk and host name are "
+            "unchanged, and the clock is correct. If the limits have no room for it, it stays paused."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=True),
     )

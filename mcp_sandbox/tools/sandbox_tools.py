@@ -1,4 +1,4 @@
-"""Tools that make, name and end sandboxes."""
+"""Tools that create, list and close sandboxes."""
 
 from typing import Annotated
 
@@ -20,15 +20,15 @@ from mcp_sandbox.views import ClosedSandbox, SandboxList, SandboxView
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    """Add this family's tools."""
+    """Add these tools."""
     names = "; ".join(f"{name}: {template.title}" for name, template in settings.catalogue.templates().items())
 
     @mcp.tool(
         title="Create sandbox",
         description=(
-            "Create a sandbox: an isolated offline machine, ready in a moment. Files and, in Python, variables and "
-            f"imports persist across calls that name its sandbox_id. {lifetime_of(settings)}; then all of it is gone. "
-            f"At most {settings.limits.sandboxes} at once."
+            "Create a sandbox: an isolated, offline machine. Files and, in Python, variables and imports persist "
+            f"across calls that name its sandbox_id. {lifetime_of(settings)}; then everything in it is gone. "
+            f"At most {settings.limits.sandboxes} exist at once."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=False),
     )
@@ -36,11 +36,11 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ctx: ToolContext,
         template: Annotated[
             str,
-            # Made once: a template that is added while the server runs can be named all the same.
+            # The description is made once, but templates added later can be named too.
             Field(
                 min_length=1,
                 max_length=63,
-                description=f"What is in the sandbox, and its language. Known when the server started: {names}.",
+                description=f"What the sandbox contains, and its language: {names}.",
             ),
         ] = settings.template,
         ttl_s: Annotated[
@@ -57,7 +57,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
 
     @mcp.tool(
         title="List sandboxes",
-        description="List the sandboxes that are alive.",
+        description="List the live sandboxes.",
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_sandboxes(ctx: ToolContext) -> SandboxList:
@@ -67,8 +67,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Close sandbox",
         description=(
-            "Destroy a sandbox: stops what runs in it and deletes its variables, files and artifacts for good. "
-            "Closing one that has ended already changes nothing."
+            "Destroy a sandbox: stop its run and delete its variables, files and artifacts for good. "
+            "Closing a sandbox that has already ended changes nothing."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=True),
     )

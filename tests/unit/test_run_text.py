@@ -5,7 +5,7 @@ from dataclasses import replace
 from mcp_types import TextContent
 
 from guest.client.reports import CaseResult, CompiledReport, ProcessEnd, Verdict
-from mcp_sandbox.tools.results import run_blocks
+from mcp_sandbox.tools.run_text import run_blocks
 from mcp_sandbox.views import RunTimings, RunView, StreamView
 
 END = ProcessEnd(0, None, 1204, 1180, 12 * 2**20)
@@ -75,13 +75,13 @@ def test_of_a_long_command_the_beginning_is_shown():
 
 
 def test_code_that_was_only_checked_says_so():
-    assert "only checked: there is no main function" in text_of(replace(REPORT, phase="check", end=None))
+    assert "only checked, not run: there is no main function" in text_of(replace(REPORT, phase="check", end=None))
 
 
 def test_what_compiler_and_checker_said_is_shown_and_cut():
     text = text_of(replace(REPORT, diagnostics="e" * 9000, warnings="unreachable code\n", note="a word was added"))
     assert "compiler:\neee" in text
-    assert "[… 3,000 characters left out …]" in text
+    assert "[… 3,000 characters omitted …]" in text
     assert "warnings:\nunreachable code\n\nnote: a word was added" in text
 
 
@@ -113,5 +113,5 @@ def test_every_case_has_a_line_and_what_explains_it():
 def test_a_hundred_noisy_cases_stay_readable():
     text = text_of(replace(REPORT, end=None, cases=(case("ran", out="x" * 4000),) * 100))
     assert "cases: 100 ran" in text
-    assert "more cases wrote is left out" in text
+    assert "more cases omitted" in text
     assert len(text) < 16_000

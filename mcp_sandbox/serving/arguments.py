@@ -1,0 +1,45 @@
+"""Arguments of tools: short schemas for models to read, and help with names they get wrong."""
+
+import difflib
+from collections.abc import Collection
+from typing import Any
+
+NULL = {"type": "null"}
+# Names that models know from other tools and that do not look like ours.
+SYNONYMS = {
+    "input": "stdin",
+    "source": "code",
+    "script": "code",
+    "cmd": "command",
+    "text": "content",
+    "data": "content",
+}
+
+
+def lean(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a schema without titles, which repeat names, and without null for what can be left out."""
+    if isinstance(schema, list):
+        return [lean(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: lean(part) for name, part in schema.items() if not (name == "title" and isinstance(part, str))}
+    match kept.get("anyOf"):
+        case [dict(only), null] if null == NULL and "default" in kept and kept["default"] is None:
+            del kept["anyOf"], kept["default"]
+            return only | kept
+    return kept
+
+
+def unknown_argument(tool: str, given: Collection[str], known: Collection[str]) -> str | None:
+    """Return what to tell a model that used an argument the tool does not have; None if all are known."""
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return None
+    hints = [f"{name!r}{_suggestion(name, known)}" for name in unknown]
+    return f"{tool} has no argument {', '.join(hints)}. Its arguments: {', '.join(known)}."
+
+
+def _suggestion(name: str, known: Collection[str]) -> str:
+    synonym = SYNONYMS.get(name)
+    close = [synonym] if synonym in known else difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""

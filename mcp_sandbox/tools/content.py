@@ -1,0 +1,40 @@
+"""MCP content blocks, and tool calls that a model can copy."""
+
+import base64
+import json
+
+from mcp_types import ImageContent, ResourceLink, TextContent
+
+from mcp_sandbox.sandboxes.file_access import mime_of
+from mcp_sandbox.views import ImageView, file_uri
+
+
+def text_block(text: str) -> TextContent:
+    """Return text for the model."""
+    return TextContent(type="text", text=text)
+
+
+def image_block(image: ImageView) -> ImageContent:
+    """Return an image for the model."""
+    return ImageContent(type="image", data=base64.b64encode(image.data).decode(), mime_type=image.mime_type)
+
+
+def link_block(sandbox_id: str, path: str, size: int) -> ResourceLink:
+    """Return a link to a file that is neither text nor an image."""
+    return ResourceLink(
+        type="resource_link",
+        name=path.rpartition("/")[2],
+        uri=file_uri(sandbox_id, path),
+        mime_type=mime_of(path),
+        size=size,
+    )
+
+
+def call(tool: str, **arguments: str | int) -> str:
+    """Return a tool call that a model can copy."""
+    return f"{tool}({', '.join(f'{name}={quoted(value)}' for name, value in arguments.items())})"
+
+
+def quoted(value: str | int) -> str:
+    """Return a value as JSON, so that a hostile file name can neither break a line nor pass for more than a name."""
+    return json.dumps(value, ensure_ascii=False)
