@@ -11,6 +11,7 @@ from typing import TypeVar
 import anyio
 
 HANG_S = 300.0  # below pytest's own limit, which cannot tell what a test was waiting for
+BUILD_S = 600.0  # a template from nothing fetches Debian; most often its parts are there
 PROMISED_S = 5.0  # by then nothing is left of a machine, whatever ended it
 LOOK_AGAIN_S = 0.02  # between two looks at what nothing announces, such as the process table
 

@@ -13,12 +13,11 @@ from mcp_sandbox.machines.provider import LeasedMachine
 from mcp_sandbox.runs.results import RunRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.functional.machines import Machines
-from tests.waiting import LOOK_AGAIN_S
+from tests.waiting import HANG_S, LOOK_AGAIN_S
 
 pytestmark = pytest.mark.vm
 
 ME = "me"
-ALL_S = 120.0  # of one test; under emulation a copy takes a second or two
 MIB = 1024 * 1024
 
 PREPARE = """
@@ -96,7 +95,7 @@ class Sandboxes:
 async def boxes(machines: Machines) -> AsyncIterator[Sandboxes]:
     if not machines.host.driver.capabilities.snapshot:
         pytest.skip(f"{machines.host.driver.name} takes no snapshots")
-    with anyio.fail_after(ALL_S):
+    with anyio.fail_after(HANG_S):
         async with SandboxService(machines.provider(), machines.host.settings) as service:
             yield Sandboxes(service, machines.host.settings.run_dir)
 

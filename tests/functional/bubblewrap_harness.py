@@ -19,12 +19,12 @@ import pytest
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from tests.waiting import HANG_S
 from vmm.agent import PYTHON
 from vmm.driver import DriverConfig
 from vmm.drivers.bubblewrap.driver import BubblewrapDriver, BubblewrapMachine
 from vmm.types import GuestCode, MachineSpec
 
-ANSWER_S = 60.0  # a loaded test machine needs some seconds to import numpy
 MAX_ANSWER = 1024 * 1024
 SIZE = {"memory_mb": 64, "vcpus": 1, "disk_mb": 8}
 
@@ -94,7 +94,7 @@ class Inhabitant:
     async def run(self, code: str) -> str:
         """What code prints, or its traceback."""
         await self.send(code)
-        with anyio.fail_after(ANSWER_S):
+        with anyio.fail_after(HANG_S):
             return str(json.loads(await self.answers.receive_until(b"\n", MAX_ANSWER)))
 
     async def send(self, code: str) -> None:

@@ -16,8 +16,9 @@ from guest.client import AgentClient
 from guest.client.messages import CodeError, Display, Event, Finished, Output, RunCode, WarmUp
 from guest.client.reports import CompiledReport
 from tests.functional.checkout import REPO, folders, readable
+from tests.waiting import HANG_S
 
-START_TIMEOUT_S = 60.0  # a loaded test machine needs some seconds to import pandas
+START_TIMEOUT_S = HANG_S
 TMP_MB = 200
 
 # As root, code runs as uid 1000 as in a real machine; otherwise there is but one uid to map.

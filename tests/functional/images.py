@@ -22,8 +22,8 @@ from templates.debian import BASE_TAR, base_inputs, make_base
 from templates.private_apt import PrivateApt
 from templates.store import Store
 from templates.tools import LoggedTools
+from tests.waiting import HANG_S
 
-REGISTRY_S = 20.0  # it listens within a second
 BLOB, MANIFEST = "application/vnd.oci.image.layer.v1.tar", "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 
@@ -98,7 +98,7 @@ async def registry(store: Store, folder: Path) -> AsyncIterator[str]:
     )
     with subprocess.Popen([program, "serve", settings], stderr=subprocess.PIPE, text=True) as process:
         try:
-            with anyio.fail_after(REGISTRY_S):
+            with anyio.fail_after(HANG_S):
                 address = await anyio.to_thread.run_sync(_address, process, abandon_on_cancel=True)
             yield address
         finally:
@@ -109,7 +109,7 @@ def run_skopeo(scratch: Path, *arguments: str) -> None:
     """Run skopeo so that it keeps nothing of its own but in `scratch`."""
     places = dict.fromkeys(("XDG_DATA_HOME", "XDG_RUNTIME_DIR", "TMPDIR"), str(scratch))
     environment = {**os.environ, **places, "_CONTAINERS_ROOTLESS_UID": "1"}
-    subprocess.run(["skopeo", *arguments], check=True, timeout=60, env=environment)
+    subprocess.run(["skopeo", *arguments], check=True, timeout=HANG_S, env=environment)
 
 
 def _address(process: "subprocess.Popen[str]") -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.footprint import groups_of
 from tests.functional.bubblewrap_harness import Bubblewrap, Inhabitant, make_archive
+from tests.waiting import HANG_S
 from vmm.errors import LaunchFailed, MachineLost
 from vmm.process_table import with_descendants
 from vmm.types import GuestCode
@@ -16,7 +17,6 @@ from vmm.types import GuestCode
 pytestmark = pytest.mark.vm
 
 LOOK_S = 0.3  # long enough for a process that runs to be seen doing so
-ENDED_S = 10.0
 SPIN = """
 import os, threading
 def spin():
@@ -59,7 +59,7 @@ async def test_a_paused_machine_uses_no_cpu_and_goes_on_where_it_was(bubblewrap:
         assert (await inside.machine.usage()).cpu_s == before.cpu_s
         await inside.machine.resume()
         assert await inside.run("pass") == "still here"
-        with anyio.fail_after(ENDED_S):
+        with anyio.fail_after(HANG_S):
             while (await inside.machine.usage()).cpu_s == before.cpu_s:
                 await anyio.sleep(0)
 
@@ -92,7 +92,7 @@ async def test_usage_is_that_of_all_processes_of_the_machine(bubblewrap: Bubblew
 async def test_a_machine_ends_with_its_agent_and_says_how(bubblewrap: Bubblewrap, tmp_path):
     code = GuestCode(make_archive(tmp_path / "agent.tar", "raise SystemExit('enough for today')"))
     async with bubblewrap.driver.launch(bubblewrap.spec(boot=code)) as machine:
-        with anyio.fail_after(ENDED_S):
+        with anyio.fail_after(HANG_S):
             end = await machine.wait()
     assert end.code == 1
     assert "enough for today" in end.detail
@@ -104,7 +104,7 @@ async def test_all_processes_end_when_bubblewrap_is_killed(bubblewrap: Bubblewra
         processes = with_descendants(inside.machine.pid)[1:]
         assert len(processes) == 2
         os.kill(inside.machine.pid, signal.SIGKILL)
-        with anyio.fail_after(ENDED_S):
+        with anyio.fail_after(HANG_S):
             assert (await inside.machine.wait()).signal == signal.SIGKILL
             while any(_alive(pid) for pid in processes):
                 await anyio.sleep(0)
@@ -124,7 +124,7 @@ async def test_too_much_memory_ends_the_machine_and_the_end_says_so(bubblewrap: 
         if not groups_of(inside.machine.pid):
             pytest.skip("there are no control groups for us here")
         await inside.send("hoard = []\nwhile True: hoard.append(b'x' * (16 << 20))")
-        with anyio.fail_after(ENDED_S):
+        with anyio.fail_after(HANG_S):
             end = await inside.machine.wait()
     assert "more memory than the host grants it" in end.detail
 

@@ -20,11 +20,11 @@ from mcp_types import CallToolResult, TextContent
 from mcp_sandbox.operating import database
 from tests.footprint import mounts
 from tests.session import current
-from tests.waiting import HANG_S, assert_soon_empty, promised
+from tests.waiting import BUILD_S, HANG_S, assert_soon_empty, promised
 from vmm.hierarchy import detect
 from vmm.process_table import ProcessId, is_alive, own_child, tree_of
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 SERVER = ("-m", "mcp_sandbox")
@@ -38,7 +38,7 @@ CLEAN_S = 15.0  # three times what is promised: the server may still be loading 
 @pytest.fixture(scope="module")
 def home() -> Path:
     """A home that no other test uses, with everything that is built on this host."""
-    subprocess.run([sys.executable, *SERVER, "template", "build"], cwd=ROOT, check=True, timeout=600)
+    subprocess.run([sys.executable, *SERVER, "template", "build"], cwd=ROOT, check=True, timeout=BUILD_S)
     return current().new_home("crashes")
 
 

@@ -27,12 +27,11 @@ from templates.store import Entry
 from tests.footprint import assert_gone
 from tests.functional.machines import Machines
 from tests.session import current
-from tests.waiting import LOOK_AGAIN_S
+from tests.waiting import BUILD_S, LOOK_AGAIN_S
 
 pytestmark = pytest.mark.vm
 
 ME = "me"
-ALL_S = 240.0
 NAME = "mine"
 MARK = "import sys; print(sys.mark)"
 
@@ -104,7 +103,7 @@ def template(tmp_path: Path) -> Template:
 async def server(settings: Settings, template: Template) -> AsyncIterator[Server]:
     """A server that has had the first version of the template built beside it."""
     template.write("one")
-    with anyio.fail_after(ALL_S):
+    with anyio.fail_after(BUILD_S):
         async with open_host(settings, fetch=True) as host:
             if host.facts is None:
                 pytest.skip(f"gvisor: {host.choice.verdict.reason}")
@@ -189,7 +188,7 @@ async def test_a_watched_template_is_built_again_after_each_change_until_somebod
     settings: Settings, template: Template
 ):
     template.write("one")
-    with anyio.fail_after(ALL_S):
+    with anyio.fail_after(BUILD_S):
         async with watching(settings) as (process, words):
             assert "snapshot (" in await said(words, f"Template {NAME} is ready")
             template.file.write_text('title = "T"\nlanguage = 1\n')

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-BUILD_S = 280  # a snapshot that has to be taken again, and the tour
+from tests.waiting import BUILD_S
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

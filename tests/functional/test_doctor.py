@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-PATIENCE_S = 60
+from tests.waiting import HANG_S
 
 
 def call(home: Path, *arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "100", **({"PATH": path} if path is not None else {})}
     argv = [sys.executable, "-m", "mcp_sandbox", "--home", str(home), *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=PATIENCE_S)
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=HANG_S)
 
 
 def test_on_a_home_where_nothing_is_built_the_doctor_says_what_to_do_next(tmp_path: Path):

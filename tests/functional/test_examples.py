@@ -7,18 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import BUILD_S, promised
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE_S = 60  # what an example promises to stay below
-BUILD_S = 600  # a template from nothing; most often it is there
 PNG = b"\x89PNG\r\n\x1a\n"
 
 pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("in_force")]
 
 
-def call(directory: Path, *argv: str, limit_s: float = EXAMPLE_S) -> str:
+def call(directory: Path, *argv: str, limit_s: float | None = None) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}
-    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, text=True, timeout=limit_s)
+    done = subprocess.run(
+        argv, cwd=directory, env=env, capture_output=True, text=True, timeout=limit_s or promised(EXAMPLE_S)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

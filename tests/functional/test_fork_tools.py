@@ -13,11 +13,11 @@ from mcp_types import CallToolResult, TextContent
 
 from mcp_sandbox.app import Host
 from templates.build import BuiltTemplate
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.vm
 
 ROOT = Path(__file__).parents[2]
-ALL_S = 120.0
 
 
 def text_of(result: CallToolResult) -> str:
@@ -29,7 +29,7 @@ async def test_a_client_tries_two_ways_from_one_point_and_goes_on_after_a_pause(
         pytest.skip(f"{host.driver.name} takes no snapshots")
     environment = {**os.environ, "MCP_SANDBOX_DRIVER": host.driver.name, "MCP_SANDBOX_TOOLSET": "advanced"}
     server = StdioServerParameters(command=sys.executable, args=["-m", "mcp_sandbox"], cwd=ROOT, env=environment)
-    with anyio.fail_after(ALL_S):
+    with anyio.fail_after(HANG_S):
         async with Client(server) as client:
 
             async def call(tool: str, **arguments: object) -> CallToolResult:

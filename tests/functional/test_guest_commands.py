@@ -9,8 +9,9 @@ from guest.client import AgentClient
 from guest.client.messages import Artifact, Event, Output, RunCode, WarmUp
 from guest.errors import RequestRefused
 from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, command, run
+from tests.waiting import HANG_S
 
-LIMIT_S = 60.0
+LIMIT_S = HANG_S
 ONLY_SHELL = pytest.mark.parametrize("machine", ["shell"], indirect=True)
 ONLY_PYTHON = pytest.mark.parametrize("machine", ["python"], indirect=True)
 

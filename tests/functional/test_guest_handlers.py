@@ -11,10 +11,11 @@ from guest.client import AgentClient
 from guest.client.messages import RunCode
 from guest.client.reports import HandlerReport
 from tests.functional.guest_harness import Result, agent_client
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.anyio
 
-LIMIT_S = 60.0
+LIMIT_S = HANG_S
 MB = 2**20
 
 

@@ -9,8 +9,9 @@ from guest.client import AgentClient
 from guest.client.messages import Artifact, Identity, Output, RunCode, WarmUp
 from guest.errors import RequestRefused
 from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, run
+from tests.waiting import HANG_S
 
-LIMIT_S = 60.0
+LIMIT_S = HANG_S
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import pytest
 from guest.client import AgentClient
 from guest.client.messages import Identity, Output, RunCode
 from tests.functional.guest_harness import SEPARATE_USER, agent_client, run
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.anyio
 
-LIMIT_S = 60.0
+LIMIT_S = HANG_S
 
 # What the machine runs, by the module or program each process was started with.
 PROCESSES = """import os
@@ -164,9 +165,9 @@ for _ in range(5): subprocess.Popen(['sleep', '4242'], start_new_session=True)
 os._exit(1)"""
     with anyio.fail_after(LIMIT_S):
         async with agent_client("", "--own-pids", user="none") as client:
-            before = await names(client)
+            before = set(await names(client))  # not how many: the process that forks a kernel takes a moment to leave
             await run(client, leave)
-            assert await names(client) == before
+            assert set(await names(client)) == before
 
 
 async def test_a_fork_bomb_of_the_agents_own_user_is_swept():

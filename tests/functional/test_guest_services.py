@@ -7,10 +7,11 @@ from guest.client import AgentClient
 from guest.client.messages import RunCode, Service, WarmUp
 from guest.errors import RequestRefused
 from tests.functional.guest_harness import SANDBOX_USER, SEPARATE_USER, agent_client, run
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.anyio
 
-LIMIT_S = 60.0
+LIMIT_S = HANG_S
 STAY = "exec sleep infinity"
 SHELL = ("/bin/sh", "-c")
 

@@ -12,11 +12,11 @@ from mcp.client.stdio import StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 
 from mcp_sandbox.machines.provider import HostFacts
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.vm
 
 ROOT = Path(__file__).parents[2]
-ALL_S = 120.0
 CODE = """
 calls = 0
 def handler(event, context):
@@ -34,7 +34,7 @@ def text_of(result: CallToolResult) -> str:
 async def test_a_client_calls_a_handler_again_with_another_event(in_force: HostFacts):
     environment = {**os.environ, "MCP_SANDBOX_TOOLSET": "advanced", "MCP_SANDBOX_POOL_MAX": "0"}
     server = StdioServerParameters(command=sys.executable, args=["-m", "mcp_sandbox"], cwd=ROOT, env=environment)
-    with anyio.fail_after(ALL_S):
+    with anyio.fail_after(HANG_S):
         async with Client(server) as client:
             created = (await client.call_tool("create_sandbox", {})).structured_content
             assert created is not None

@@ -24,11 +24,10 @@ from tests.functional.images import (
     write_layout,
 )
 from tests.functional.machines import Machines, only
-from tests.waiting import HANG_S
+from tests.waiting import BUILD_S, HANG_S
 from vmm.process import find_tool
 
 TOOLS = ("skopeo", "buildah", "mkfs.erofs", "apt-get", "dpkg")
-BUILD_S = 200.0  # the first one fetches the agent's own Python
 SLEEP = "sleep 987654"  # nobody else sleeps so long
 REST = "/context/busybox sleep 1000"
 # What IPython needs; all of it is plain Python, so that the tests' own will do.

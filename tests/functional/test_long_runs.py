@@ -15,6 +15,7 @@ from mcp_sandbox.views import RunProgress
 from templates.catalogue import Catalogue
 from tests.functional.guest_harness import agent_client
 from tests.unit.fakes import FACTS, FakeMachine, FakeProvider
+from tests.waiting import HANG_S
 
 ME = "me"
 TICKS = "import time\nn = 0\nwhile True:\n    n += 1\n    print('tick', n, flush=True)\n    time.sleep(0.02)"
@@ -35,7 +36,7 @@ class NativeProvider(FakeProvider):
 
 @pytest.fixture
 async def service() -> AsyncIterator[SandboxService]:
-    with anyio.fail_after(120):
+    with anyio.fail_after(HANG_S):
         async with SandboxService(NativeProvider(), Settings()) as service:
             yield service
 

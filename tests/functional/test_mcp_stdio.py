@@ -15,9 +15,10 @@ import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 
+from tests.waiting import promised
+
 ROOT = Path(__file__).parents[2]
 SERVER = (sys.executable, "-m", "tests.functional.stdio_fake")
-PROMISED_S = 5.0  # by then everything has ended, whatever the reason
 
 # A client between the test and the server: it starts the server on its own stdin and stdout, and waits.
 PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:])"
@@ -81,7 +82,7 @@ def machines(directory: Path) -> list[Path]:
 def gone_in_time(pid: int) -> bool:
     """Wait for a process that may not be our child."""
     try:
-        psutil.Process(pid).wait(PROMISED_S)
+        psutil.Process(pid).wait(promised())
     except psutil.NoSuchProcess:
         return True
     except psutil.TimeoutExpired:
@@ -95,7 +96,7 @@ def test_a_signal_ends_the_server_and_all_machines(tmp_path: Path, number: signa
         client.start()
         assert len(machines(tmp_path)) == 1
         client.process.send_signal(number)
-        assert client.process.wait(PROMISED_S) == 0
+        assert client.process.wait(promised()) == 0
     assert machines(tmp_path) == []
 
 
@@ -106,7 +107,7 @@ def test_the_end_of_stdin_ends_a_server_in_the_middle_of_a_run(tmp_path: Path, c
         client.send("tools/call", {"name": "run_code", "arguments": {"code": code, "sandbox_id": box}})
         assert client.process.stdin is not None
         client.process.stdin.close()
-        assert client.process.wait(PROMISED_S) == 0
+        assert client.process.wait(promised()) == 0
     assert machines(tmp_path) == []
 
 
@@ -115,7 +116,7 @@ def test_a_signal_ends_a_server_in_the_middle_of_a_run(tmp_path: Path):
         box = client.start()
         client.send("tools/call", {"name": "run_code", "arguments": {"code": "forever", "sandbox_id": box}})
         client.process.terminate()
-        assert client.process.wait(PROMISED_S) == 0
+        assert client.process.wait(promised()) == 0
     assert machines(tmp_path) == []
 
 
@@ -136,7 +137,7 @@ def test_a_client_that_stops_reading_does_not_keep_the_server(tmp_path: Path):
         for _ in range(200):  # answers to these fill the pipe
             client.send("tools/list", {})
         client.process.terminate()
-        assert client.process.wait(PROMISED_S) == 0
+        assert client.process.wait(promised()) == 0
     assert machines(tmp_path) == []
 
 

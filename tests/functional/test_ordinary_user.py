@@ -17,7 +17,7 @@ from vmm.driver import DRIVERS
 
 pytestmark = [
     pytest.mark.vm,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
 ]
 

@@ -8,12 +8,12 @@ import anyio
 import pytest
 
 from tests.functional.machines import Machines, run
+from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.vm
 
 CLONES = 20
 AT_ONCE = 3  # so that they also start beside each other
-ALL_S = 120.0
 LOOK = """
 import json, os, random, secrets, socket, ssl, tempfile, time, uuid
 import numpy
@@ -55,7 +55,7 @@ async def looks(loaded: Machines, anyio_backend: str) -> list[dict[str, Any]]:
         for _ in range(times):
             await look()
 
-    with anyio.fail_after(ALL_S):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             for number in range(AT_ONCE):
                 tasks.start_soon(look_often, len(range(number, CLONES, AT_ONCE)))

@@ -11,10 +11,10 @@ from templates.errors import BuildFailed
 from templates.model import ServiceCommand, Template, Warmup
 from templates.store import Store
 from tests.functional.machines import Machines, only
+from tests.waiting import BUILD_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 
-BUILD_S = 120.0
 
 COUNTER = """
 import itertools, socketserver

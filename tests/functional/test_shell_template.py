@@ -9,10 +9,10 @@ from mcp_sandbox.app import Host
 from templates.model import Template
 from templates.store import Store
 from tests.functional.machines import Machines, only
+from tests.waiting import BUILD_S
 
 pytestmark = [pytest.mark.vm, only("gvisor")]
 
-BUILD_S = 280  # a first build fetches Debian; later ones take seconds
 TEMPLATE = Template.model_validate(
     {
         "name": "test-shell",

@@ -20,14 +20,13 @@ from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools
 from templates.wheels import guest_python_command
+from tests.waiting import BUILD_S, HANG_S, LOOK_AGAIN_S
 from vmm.drivers.fake import FakeDriver
 from vmm.drivers.gvisor.probe import OLDEST, release_in
 from vmm.types import Capabilities, GuestCode, Isolation
 
 TOOLS = ("mmdebstrap", "mkfs.erofs", "fsck.erofs", "apt-get", "dpkg", "tar")
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-LOOK_AGAIN_S = 0.05
-BUILD_S = 280  # a first build fetches Debian; later ones take seconds
 
 pytestmark = [
     pytest.mark.anyio,
@@ -151,7 +150,7 @@ async def test_kernel_and_initramfs_are_made_from_debian_packages(store: Store):
 async def test_a_cancelled_build_leaves_no_process_and_no_file(tmp_path: Path):
     children = psutil.Process().children()
     scratch = set(Path(tempfile.gettempdir()).glob("mmdebstrap.*"))
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
 
             def cancel_in_the_middle(progress: Progress) -> None:
@@ -189,7 +188,7 @@ async def test_of_a_build_that_was_killed_the_next_one_finds_nothing_but_files_t
 
     scratch = set(Path(tempfile.gettempdir()).glob("mmdebstrap.*"))
     argv = [sys.executable, "-c", BUILD_IN_THE_MIDDLE, str(tmp_path)]
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         async with await anyio.open_process(argv, stderr=None) as process:
             assert process.stdout is not None
             async for text in TextReceiveStream(process.stdout):
