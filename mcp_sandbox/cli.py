@@ -167,7 +167,7 @@ def bench(
 
     ctx.find_root().obj |= {"driver": driver} if driver else {}
     settings = settings_of(ctx)
-    raise typer.Exit(command.main(settings, names or (), quick=quick, soaked=soak, cycles=cycles, as_json=as_json))
+    raise typer.Exit(command.main(settings, names or (), quick=quick, with_soak=soak, cycles=cycles, as_json=as_json))
 
 
 @template_app.command("init")

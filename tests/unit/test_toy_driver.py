@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sandbox.app import open_host
 from mcp_sandbox.commands import setup
-from mcp_sandbox.commands.bench.command import TOPICS, concerned
+from mcp_sandbox.commands.bench.command import TOPICS, drivers_for
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TooWeak
@@ -100,5 +100,5 @@ async def test_a_host_that_runs_it_shows_its_title(tmp_path: Path):
 
 
 def test_bench_measures_what_it_can_do():
-    assert "toy" in concerned(TOPICS)
-    assert "toy" not in concerned({"restore": TOPICS["restore"]}), "it takes no snapshots"
+    assert "toy" in drivers_for(TOPICS)
+    assert "toy" not in drivers_for({"restore": TOPICS["restore"]}), "it takes no snapshots"

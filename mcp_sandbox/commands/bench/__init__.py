@@ -1,1 +1,1 @@
-"""`mcp-sandbox bench`: the numbers we promise, measured on this host, as ratios within one run."""
+"""`mcp-sandbox bench`: measure on this host the numbers that docs/specification.md promises."""

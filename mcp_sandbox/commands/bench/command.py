@@ -1,9 +1,10 @@
-"""Which drivers are measured, and what about them."""
+"""Choose the topics and the drivers, measure them, and report."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import anyio
 from rich.console import Console
 
 from guest.errors import GuestError
@@ -20,17 +21,17 @@ from vmm.driver import driver_infos
 from vmm.errors import VmmError
 from vmm.types import Capabilities
 
-MEASURED_FAILURES = (SandboxError, VmmError, GuestError)
+TOPIC_FAILURES = (SandboxError, VmmError, GuestError)
 
 err = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing to measure, and the kind of driver it applies to."""
+    """One thing to measure, and the drivers it applies to."""
 
     measure: Callable[[Subject], Awaitable[Findings]]
-    concerns: Callable[[Capabilities], bool]
+    applies_to: Callable[[Capabilities], bool]
     only_if_named: bool = False
 
 
@@ -58,70 +59,72 @@ TOPICS = {
 
 
 def main(
-    settings: Settings, names: Collection[str], *, quick: bool, soaked: bool, cycles: int | None, as_json: bool
+    settings: Settings, names: Collection[str], *, quick: bool, with_soak: bool, cycles: int | None, as_json: bool
 ) -> int:
-    """Measure and print. A promise that is missed is no error: hosts differ, and people read the table."""
+    """Measure and print. A missed promise is no error, because hosts differ."""
     plan = replace(QUICK if quick else FULL, cycles=cycles)
 
     async def measure() -> int:
-        show(await _bench(settings, chosen(names, soaked=soaked), plan), as_json=as_json)
+        show(await _bench(settings, choose_topics(names, with_soak=with_soak), plan), as_json=as_json)
         return 0
 
     return guarded(lambda: run_command(measure))
 
 
-def chosen(names: Collection[str], *, soaked: bool) -> dict[str, Topic]:
-    """The topics people named, or all but those that take very long.
+def choose_topics(names: Collection[str], *, with_soak: bool) -> dict[str, Topic]:
+    """Return the named topics, or all but those that take very long.
 
     Raises:
-        SandboxError: there is none of that name.
+        BadRequest: there is no topic of that name.
     """
     for name in names:
         if name not in TOPICS:
             raise BadRequest(f"There is no benchmark {name!r}; choose among: {', '.join(TOPICS)}.")
     wanted = names or [name for name, topic in TOPICS.items() if not topic.only_if_named]
-    return {name: topic for name, topic in TOPICS.items() if name in wanted or (soaked and name == "soak")}
+    return {name: topic for name, topic in TOPICS.items() if name in wanted or (with_soak and name == "soak")}
 
 
-def concerned(topics: dict[str, Topic]) -> list[str]:
+def drivers_for(topics: dict[str, Topic]) -> list[str]:
     """Return the drivers that at least one of the topics applies to."""
-    return [info.name for info in driver_infos() if any(topic.concerns(info.capabilities) for topic in topics.values())]
+    return [
+        info.name for info in driver_infos() if any(topic.applies_to(info.capabilities) for topic in topics.values())
+    ]
 
 
 async def _bench(settings: Settings, topics: dict[str, Topic], plan: Plan) -> Report:
-    """Measure what concerns the driver that was named, or each one that is ready here."""
+    """Measure the driver that the settings name, or every driver that is ready on this host."""
     template = settings.catalogue.load(settings.template)
-    drivers = concerned(topics) if settings.driver == AUTO else [settings.driver]
+    drivers = drivers_for(topics) if settings.driver == AUTO else [settings.driver]
     parts: list[Part] = []
     missing: list[tuple[str, SandboxError]] = []
     for name in drivers:
         try:
-            async with _subject(settings.model_copy(update={"driver": name}), template, plan) as subject:
-                parts.append(await measured(subject, topics))
+            async with _open_subject(settings.model_copy(update={"driver": name}), template, plan) as subject:
+                parts.append(await measure_driver(subject, topics))
         except (HostNotReady, TemplateNotBuilt, TooWeak) as error:
             missing.append((name, error))
     if not parts:
         raise missing[0][1]
-    for name, why in missing:
-        err.print(f"{name} is left out: {why}", soft_wrap=True)
-        if isinstance(why, TemplateNotBuilt):
-            err.print(f"  for this driver: mcp-sandbox --driver {name} template build")
+    for name, reason in missing:
+        _print(f"{name}: left out: {reason}")
+        if isinstance(reason, TemplateNotBuilt):
+            _print(f"  To measure it: mcp-sandbox --driver {name} template build")
     return Report(template.name, plan, parts)
 
 
 @asynccontextmanager
-async def _subject(settings: Settings, template: Template, plan: Plan) -> AsyncIterator[Subject]:
-    """A driver with all that is needed to measure it.
+async def _open_subject(settings: Settings, template: Template, plan: Plan) -> AsyncIterator[Subject]:
+    """Probe a driver and find its build of the template.
 
     Raises:
-        HostNotReady, TemplateNotBuilt, TooWeak: it cannot be.
+        HostNotReady, TemplateNotBuilt, TooWeak: the driver cannot be measured.
     """
     with err.status("") as status:
 
-        def tell(line: str) -> None:
+        def progress(line: str) -> None:
             status.update(f"{settings.driver}: {line}")
 
-        tell("looking at this host")
+        progress("probing this host")
         async with open_host(settings) as host:
             verdict, facts = host.choice.verdict, host.facts
             if facts is None:
@@ -129,22 +132,34 @@ async def _subject(settings: Settings, template: Template, plan: Plan) -> AsyncI
             built = await host.builder.find(template, host.driver)
             if built is None:
                 raise TemplateNotBuilt(template.name)
-            yield Subject(host, facts, built, plan, tell)
+            yield Subject(host, facts, built, plan, progress)
 
 
-async def measured(subject: Subject, topics: dict[str, Topic]) -> Part:
-    """What the topics found about one driver. One that fails is told of, and the others go on."""
+async def measure_driver(subject: Subject, topics: dict[str, Topic]) -> Part:
+    """Measure all topics for one driver, and print a line after each. A topic that fails does not end the others."""
     findings = Findings()
     driver = subject.driver.name
     for name, topic in topics.items():
-        if not topic.concerns(subject.driver.capabilities):
-            findings.left_out.append(f"{name} does not concern it")
+        if not topic.applies_to(subject.driver.capabilities):
+            findings.left_out.append(f"{name} does not apply to this driver")
+            _print(f"{driver}: {findings.left_out[-1]}")
             continue
+        began = anyio.current_time()
         try:
-            findings.add(await topic.measure(subject))
-        except Exception as error:  # what the other topics found is worth minutes
+            found = await topic.measure(subject)
+        except Exception as error:  # the results of the other topics took minutes
             first = first_of(error)
-            if not isinstance(first, MEASURED_FAILURES):
+            if not isinstance(first, TOPIC_FAILURES):
                 raise
             findings.left_out.append(f"{name} could not be measured: {first}")
+            _print(f"{driver}: {findings.left_out[-1]}")
+        else:
+            findings.add(found)
+            kept = f"{found.kept} of {len(found.promises)} promises kept"
+            _print(f"{driver}: {name} measured in {anyio.current_time() - began:.0f} s, {kept}")
     return Part(driver, subject.facts.accel, findings)
+
+
+def _print(line: str) -> None:
+    """Print a line on stderr: above the live display of a terminal, else by itself."""
+    err.print(line, soft_wrap=True, markup=False)

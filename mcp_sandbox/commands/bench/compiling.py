@@ -1,30 +1,22 @@
-"""What it takes to compile and run a small program in a sandbox, against the same on the bare host."""
+"""The time to compile and run a small program in a sandbox, compared with the bare host."""
 
 import json
 import shlex
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import anyio
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from guest.client import AgentClient
 from guest.client.messages import Finished, RunCode
 from guest.client.reports import CompiledReport
+from mcp_sandbox.commands.bench.native import native_process, template_files
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
 from mcp_sandbox.commands.bench.subject import MeasurementFailed, Subject
 from mcp_sandbox.errors import TemplateNotBuilt
-from vmm.driver import DriverConfig, load_driver
-from vmm.limits import control_group, detect
-from vmm.process import Confinement, spawn
-from vmm.types import Limits
 
-MAX_LINE = 4000
-BUILD = "/tmp/.build"  # noqa: S108 - in the machine, or over the template's files
+BUILD = "/tmp/.build"  # noqa: S108 - in the machine, or on a tmpfs over the template's files
 CPP = """#include <bits/stdc++.h>
 int main() { std::cout << "hello, world" << std::endl; }
 """
@@ -34,14 +26,14 @@ import "fmt"
 
 func main() { fmt.Println("hello, world") }
 """
-UNFIT = ("-O2", "-std=c++20", "-D_REENTRANT")  # headers compiled ahead do not fit a macro that they ask for
+NO_PCH = ("-O2", "-std=c++20", "-D_REENTRANT")  # the headers test this macro: the precompiled ones do not fit
 
-# The template's files with a /tmp of its own; what is mounted goes with its last process.
-PLACE = """
+# Enters the template's files with an empty /tmp. The mounts vanish with the last process of their namespace.
+ENTER = """
 mount -t tmpfs tmpfs "$0/tmp" && mount --rbind /dev "$0/dev" && mount --rbind /proc "$0/proc" && mkdir "$0$1" &&
 exec chroot "$0" /usr/bin/python3 -c "$2" "$1"
 """
-# Compiles and runs what it is told to, and says how long that took. It is the template's own Python.
+# Compiles and runs each program it reads, and prints the seconds that took. Runs in the template's Python.
 WORKER = """
 import json, os, subprocess, sys, time
 os.chdir(sys.argv[1])
@@ -55,12 +47,10 @@ for line in sys.stdin:
     print(time.perf_counter() - began, flush=True)
 """
 
-Round = Callable[[str], Awaitable[float]]  # gets code, gives seconds
-
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """What is compiled, and how people would do it on their own."""
+    """A program, and the command that compiles it without a sandbox."""
 
     template: str
     title: str
@@ -88,11 +78,11 @@ LANGUAGES = (
         times_native=2.0,
     ),
 )
-TIMES_FASTER = 3.0  # with headers that were compiled ahead
+PCH_TIMES_FASTER = 3.0
 
 
 async def measure(subject: Subject) -> Findings:
-    """Each language for itself; one whose template is not built is left out."""
+    """Measure each language whose template is built."""
     findings = Findings()
     for language in LANGUAGES:
         template = subject.settings.catalogue.load(language.template)
@@ -105,21 +95,25 @@ async def measure(subject: Subject) -> Findings:
 
 
 async def _measure(subject: Subject, language: Language) -> Findings:
-    """Rounds natively and in a machine, taking turns: the host's own speed changes from minute to minute."""
+    """Alternate between native rounds and rounds in a machine, because the host's speed varies over minutes."""
     rounds = subject.plan.compiles
     native_s, inside_s, slow_s = [], [], []
-    async with (
-        _native(await _tree(subject), language, subject.built.template.env) as native,
-        subject.start("bench-compile") as (_, agent),
-    ):
+    tree = await template_files(subject)
+    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", ENTER, str(tree), BUILD, WORKER]
+    order = {
+        "source": language.source,
+        "command": shlex.split(language.native),
+        "env": dict(subject.built.template.env),
+    }
+    async with native_process(argv) as native, subject.start("bench-compile") as (_, agent):
         for number in range(rounds + 1):
-            subject.tell(f"{language.title}, natively and in a machine: {number} of {rounds}")
-            code = f"{language.code}// {number}\n"  # nothing may have compiled it before
-            native_s.append(await native(code))
+            subject.progress(f"{language.title}, natively and in a machine: {number} of {rounds}")
+            code = f"{language.code}// {number}\n"  # so that no cache has it
+            native_s.append(await native(json.dumps({**order, "code": code}).encode()))
             inside_s.append(await _inside(agent, code))
             if language.template == "cpp-algorithm":
-                slow_s.append(await _inside(agent, code, UNFIT))
-    return _findings(language, native_s[1:], inside_s[1:], slow_s[1:])  # the first round reads all files
+                slow_s.append(await _inside(agent, code, NO_PCH))
+    return _findings(language, native_s[1:], inside_s[1:], slow_s[1:])  # the first round fills the page cache
 
 
 def _findings(
@@ -137,54 +131,25 @@ def _findings(
     if slow_s:
         faster = statistics.median(slow / inside for slow, inside in zip(slow_s, inside_s, strict=True))
         findings.figures.append(
-            figure("the same without headers compiled ahead", "ms", [1000 * value for value in slow_s])
+            figure("the same without precompiled headers", "ms", [1000 * value for value in slow_s])
         )
         findings.promises.append(
-            Promise(f"{title}, faster with headers compiled ahead", faster, TIMES_FASTER, "times", at_least=True)
+            Promise(f"{title}, faster with precompiled headers", faster, PCH_TIMES_FASTER, "times", at_least=True)
         )
     return findings
 
 
 async def _inside(agent: AgentClient, code: str, flags: Sequence[str] | None = None) -> float:
-    """Seconds from asking to the end of the run."""
+    """Compile and run code in the machine and return the seconds that took."""
     options = {"flags": list(flags)} if flags else None
     began = anyio.current_time()
-    ended, said = "", ""
+    status, diagnostics = "", ""
     async with agent.run(RunCode(code=code, options=options)) as run:
         async for event in run:
             if isinstance(event, CompiledReport):
-                said = event.diagnostics
+                diagnostics = event.diagnostics
             if isinstance(event, Finished):
-                ended = event.status
-    if ended != "ok":
-        raise MeasurementFailed(f"A run ended with {ended}. {said}")
+                status = event.status
+    if status != "ok":
+        raise MeasurementFailed(f"A run ended with {status}. {diagnostics}")
     return anyio.current_time() - began
-
-
-async def _tree(subject: Subject) -> Path:
-    """The files of the template, as bubblewrap has them: unpacked now if nobody has done it yet."""
-    settings = subject.settings
-    bubblewrap = load_driver("bubblewrap", DriverConfig(settings.run_dir, settings.cache_dir))
-    subject.tell("unpacking the template's files")
-    return (await subject.builder.build(subject.built.template, bubblewrap)).root
-
-
-@asynccontextmanager
-async def _native(tree: Path, language: Language, env: Mapping[str, str]) -> AsyncIterator[Round]:
-    """The template's own compiler and headers, as plain processes of this host.
-
-    They have a control group, though without ceilings, as machines do: on a busy host each group gets an equal share.
-    """
-    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", PLACE, str(tree), BUILD, WORKER]
-    order: dict[str, Any] = {"source": language.source, "command": shlex.split(language.native), "env": dict(env)}
-    async with (
-        control_group(detect(), "bench-native", Limits()) as group,
-        spawn(group.wrap(argv), confinement=Confinement(offline=False), before_start=group.add, talks=True) as process,
-    ):
-        answers = BufferedByteReceiveStream(process.stream)
-
-        async def work(code: str) -> float:
-            await process.stream.send(json.dumps({**order, "code": code}).encode() + b"\n")
-            return float(await answers.receive_until(b"\n", MAX_LINE))
-
-        yield work

@@ -1,4 +1,4 @@
-"""Copies of a live sandbox with much in its memory."""
+"""Forks of a live sandbox with a large DataFrame in memory."""
 
 import anyio
 
@@ -18,7 +18,7 @@ frame.memory_usage().sum() // 1_000_000
 
 
 async def measure(subject: Subject) -> Findings:
-    """Forks of one sandbox, one at a time, each to its first result."""
+    """Fork one sandbox several times, one copy at a time, each up to its first result."""
     samples = []
     async with open_server(subject.settings, {"pool.max": 0, "toolset": "advanced"}) as server:
         if TOOL not in {tool.name for tool in (await server.client.list_tools()).tools}:
@@ -26,14 +26,18 @@ async def measure(subject: Subject) -> Findings:
         original = await server.create()
         await server.run(original, FRAME)
         for number in range(subject.plan.forks):
-            subject.tell(f"forks: {number} of {subject.plan.forks}")
+            subject.progress(f"forks: {number} of {subject.plan.forks}")
             samples.append(await _fork(server, original))
     forked = figure(f"fork with a DataFrame of {MEGABYTES} MB to the first result in the copy", "ms", samples)
     return Findings([forked], [Promise("fork to first result in the copy, p50", forked.p50 / 1000, 1, "s")])
 
 
 async def _fork(server: BenchServer, original: str) -> float:
-    """Milliseconds until a copy has its first result. Raises SandboxError if copy and original are not apart."""
+    """Return the milliseconds until a copy has its first result.
+
+    Raises:
+        MeasurementFailed: the copy shares state with the original.
+    """
     began = anyio.current_time()
     forked = await server.call(TOOL, {"sandbox_id": original, "count": 1})
     [copied] = ForkedSandboxes.model_validate(forked.structured_content).copies

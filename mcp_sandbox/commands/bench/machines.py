@@ -1,4 +1,4 @@
-"""Machines from a snapshot against machines from nothing: how soon they have a result, and what memory they take."""
+"""Restored machines compared with cold-started ones: time to the first result, and memory."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -15,14 +15,14 @@ from mcp_sandbox.machines.unique import new_identity, open_unique
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Accel
 
-BOOTS_AT_ONCE = 2  # of those that are not timed: an emulated machine that boots keeps one core busy
+BOOTS_AT_ONCE = 2  # of those that are not timed: an emulated boot keeps one core busy
 TIMES_FASTER = {"qemu": 100, "gvisor": 5}
-OTHERS_TIMES_FASTER = 5
-PHASES = ("its process is started", "it is greeted and unique", "it has a result")
+DEFAULT_TIMES_FASTER = 5
+PHASES = ("its process has started", "its agent has answered and is unique", "it has a result")
 
 
 async def measure(subject: Subject) -> Findings:
-    """Restores on both sides of the cold boots, so that a host that gets slower meanwhile does so for both."""
+    """Restore half of the machines before the cold starts and half after them, so that a slower host slows both."""
     half = subject.plan.restores // 2
     phases = await restores(subject, half)
     clone_memory = await memory_of_clones(subject)
@@ -42,7 +42,7 @@ def _promises(
 ) -> list[Promise]:
     driver = subject.driver.name
     faster = "restore to first result, faster than cold start and warm-up"
-    promised = TIMES_FASTER.get(driver, OTHERS_TIMES_FASTER)
+    promised = TIMES_FASTER.get(driver, DEFAULT_TIMES_FASTER)
     promises = [Promise(faster, booted.p50 / restored.p50, promised, "times", at_least=True)]
     if driver == "qemu":
         saved = 100 * (1 - clone_memory.p50 / cold_memory.p50)
@@ -54,10 +54,10 @@ def _promises(
 
 
 async def restores(subject: Subject, count: int) -> list[Sequence[float]]:
-    """From asking for a machine to the result of its first run, in milliseconds by phase; one at a time."""
+    """Restore machines one at a time and return the milliseconds that each phase took, up to the first result."""
     samples = []
     for number in range(count + 1):
-        subject.tell(f"restore to first result: {number} of {count}")
+        subject.progress(f"restore to first result: {number} of {count}")
         samples.append(await _restore(subject, f"bench-{number}"))
     return samples[1:]  # the first one loads the snapshot's memory
 
@@ -75,9 +75,9 @@ async def _restore(subject: Subject, name: str) -> Sequence[float]:
 
 
 async def memory_of_clones(subject: Subject) -> Figure:
-    """Proportional memory of idle machines, all alive at once: restored, made unique, never used."""
+    """Measure the proportional memory of restored, unused machines that are alive at the same time."""
     count = subject.plan.clones
-    subject.tell(f"memory of {count} idle clones")
+    subject.progress(f"memory of {count} idle clones")
     async with AsyncExitStack() as stack:
         started = [await stack.enter_async_context(subject.start(f"bench-idle-{number}")) for number in range(count)]
         samples = [(await machine.usage()).memory_bytes / MB for machine, _ in started]
@@ -85,11 +85,15 @@ async def memory_of_clones(subject: Subject) -> Figure:
 
 
 async def cold_boots(subject: Subject) -> tuple[Figure, Figure]:
-    """The same machines started from nothing, warmed up as before a snapshot, kept until all have a result."""
+    """Start and warm up machines without a snapshot, and keep them until all have a result.
+
+    Returns the times to the first result and the memory. The first machines start one at a time, and only they are
+    timed.
+    """
     plan, built = subject.plan, subject.built
     memory: list[float] = []
     ready = 0
-    limiter, all_there = anyio.Semaphore(BOOTS_AT_ONCE), anyio.Event()
+    limiter, all_ready = anyio.Semaphore(BOOTS_AT_ONCE), anyio.Event()
 
     async def boot(number: int, *, task_status: TaskStatus[float] = anyio.TASK_STATUS_IGNORED) -> None:
         nonlocal ready
@@ -103,14 +107,14 @@ async def cold_boots(subject: Subject) -> tuple[Figure, Figure]:
                 await run_code(agent)
                 took_s = anyio.current_time() - began
             ready += 1
-            subject.tell(f"cold starts: {ready} of {plan.cold_boots}, the last took {took_s:.0f} s")
+            subject.progress(f"cold starts: {ready} of {plan.cold_boots}, the last took {took_s:.0f} s")
             if ready == plan.cold_boots:
-                all_there.set()
+                all_ready.set()
             task_status.started(1000 * took_s)
-            await all_there.wait()
+            await all_ready.wait()
             memory.append((await machine.usage()).memory_bytes / MB)
 
-    subject.tell(f"cold starts: 0 of {plan.cold_boots}")
+    subject.progress(f"cold starts: 0 of {plan.cold_boots}")
     async with anyio.create_task_group() as tasks:
         times = [await tasks.start(boot, number) for number in range(plan.timed_boots)]
         for number in range(plan.timed_boots, plan.cold_boots):

@@ -1,4 +1,4 @@
-"""What a benchmark finds: figures, and promises held against them."""
+"""Results of a benchmark: figures, and promises checked against them."""
 
 import json
 import math
@@ -12,12 +12,12 @@ from rich.table import Column, Table
 
 from mcp_sandbox.commands.bench.subject import Plan
 
-FILE_WIDTH = 140  # columns, where there is no terminal that has some
+FILE_WIDTH = 140  # columns, if the output is not a terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing measured."""
+    """The distribution of one measured quantity."""
 
     name: str
     unit: str
@@ -29,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One number we stand for, and what came out here. Only ratios and differences hold on other hosts."""
+    """A promised limit and the value measured here. Ratios and differences carry over to other hosts; times do not."""
 
     text: str
     value: float
@@ -44,11 +44,16 @@ class Promise:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found about one driver."""
+    """All results about one driver."""
 
     figures: list[Figure] = field(default_factory=list)
     promises: list[Promise] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # what could not be measured, and why
+    left_out: list[str] = field(default_factory=list)  # reasons, one per topic that was not measured
+
+    @property
+    def kept(self) -> int:
+        """The number of promises kept."""
+        return sum(promise.kept for promise in self.promises)
 
     def add(self, other: "Findings") -> None:
         self.figures += other.figures
@@ -58,7 +63,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One driver's part of the report."""
+    """The part of a report about one driver."""
 
     driver: str
     accel: str | None
@@ -67,7 +72,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `bench --json` prints."""
+    """The output of `bench --json`."""
 
     template: str
     plan: Plan
@@ -75,14 +80,14 @@ class Report:
 
 
 def figure(name: str, unit: str, samples: Sequence[float]) -> Figure:
-    """The middle and the upper end of what was measured."""
+    """Summarise samples by their median and upper percentiles."""
     ordered = sorted(samples)
     p95, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.95, 0.99))
     return Figure(name, unit, len(ordered), statistics.median(ordered), p95, p99)
 
 
 def show(report: Report, *, as_json: bool) -> None:
-    """Print all figures, then the promises."""
+    """Print the figures, then the promises, then what was left out."""
     if as_json:
         sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
         return
@@ -101,21 +106,21 @@ def _figures(report: Report) -> Table:
     for part in report.parts:
         for entry in part.findings.figures:
             values = (f"{value:,.1f} {entry.unit}" for value in (entry.p50, entry.p95, entry.p99))
-            table.add_row(_titled(part), entry.name, str(entry.samples), *values)
+            table.add_row(_title(part), entry.name, str(entry.samples), *values)
     return table
 
 
 def _promises(report: Report) -> Table:
-    numbers = [Column(name, justify="right") for name in ("wanted", "here")]
+    numbers = [Column(name, justify="right") for name in ("promised", "measured")]
     table = Table("driver", "promise", *numbers, "")
     for part in report.parts:
         for promise in part.findings.promises:
-            wanted = f"{'≥' if promise.at_least else '≤'} {promise.limit:g} {promise.unit}".strip()
-            here = f"{promise.value:,.2f} {promise.unit}".strip()
+            promised = f"{'≥' if promise.at_least else '≤'} {promise.limit:g} {promise.unit}".strip()
+            measured = f"{promise.value:,.2f} {promise.unit}".strip()
             verdict = "[green]kept[/]" if promise.kept else "[red]missed[/]"
-            table.add_row(_titled(part), promise.text, wanted, here, verdict)
+            table.add_row(_title(part), promise.text, promised, measured, verdict)
     return table
 
 
-def _titled(part: Part) -> str:
+def _title(part: Part) -> str:
     return f"{part.driver} ({part.accel})" if part.accel else part.driver

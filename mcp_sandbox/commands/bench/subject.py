@@ -1,4 +1,4 @@
-"""What is measured, and how much of it."""
+"""The driver and template under test, and the number of samples."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -30,19 +30,19 @@ class MeasurementFailed(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many samples are taken."""
+    """Number of samples per measurement."""
 
     restores: int
     clones: int
     cold_boots: int
-    timed_boots: int  # the first of them: one at a time, as restores are
+    timed_boots: int  # of these, started one at a time as restores are
     calls: int
     cpu_rounds: int
     compiles: int
     pool_hits: int
     bursts: int
     forks: int
-    cycles: int | None = None  # of a soak; None: as many as the driver is promised to stand
+    cycles: int | None = None  # of a soak; None: the driver's default
 
 
 FULL = Plan(
@@ -73,13 +73,13 @@ QUICK = Plan(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A driver that works here, a template built for it, and how to tell people how far we are."""
+    """A usable driver, a template built for it, and where to show progress."""
 
     host: Host
     facts: HostFacts
     built: BuiltTemplate
     plan: Plan
-    tell: Callable[[str], None]
+    progress: Callable[[str], None]  # replaces the line in the live display
 
     @property
     def settings(self) -> Settings:
@@ -94,15 +94,15 @@ class Subject:
         return self.host.builder
 
     def start(self, name: str) -> AbstractAsyncContextManager[tuple[Machine, AgentClient]]:
-        """A machine that is warm and unique, as sandboxes get it."""
+        """Start a machine the way a sandbox gets it: warm and unique."""
         return start(self.driver, self.built, new_identity(name))
 
 
 async def run_code(agent: AgentClient, code: str = FIRST_CODE) -> str:
-    """Run a cell to its end; the value of its last expression, in words.
+    """Run code and return the value of its last expression as text.
 
     Raises:
-        SandboxError: it did not end well.
+        MeasurementFailed: the code failed.
     """
     shown = ""
     async with agent.run(RunCode(code=code)) as run:
