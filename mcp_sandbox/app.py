@@ -163,8 +163,8 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
         provider: Provider = operation.restoring(local)
         pools: Pools = tuple
         if pooled and host.facts is not None:
-            limits, told = pool_limits(host.settings), operation.metrics.pool_asked
-            pool = Pool(provider, builds, limits, on_request=told)
+            limits = pool_limits(settings.pool, max_restores=settings.limits.restores)
+            pool = Pool(provider, builds, limits, on_request=operation.metrics.pool_asked)
             provider, pools = pool, pool.described
         provider = await stack.enter_async_context(operation.acquiring(provider))
         service = SandboxService(provider, host.settings, operation)

@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from guest.errors import GuestError
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import PoolSettings
 from mcp_sandbox.errors import HostLost, SandboxError, first_of
 from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
@@ -59,15 +59,15 @@ def _ignore(_template: str, *, hit: bool) -> None:
     """Ignore the event."""
 
 
-def pool_limits(settings: Settings) -> PoolLimits:
+def pool_limits(settings: PoolSettings, *, max_restores: int) -> PoolLimits:
     """Return the limits that the settings give a pool."""
     return PoolLimits(
-        min_ready=settings.pool.min,
-        max_ready=settings.pool.max,
-        max_starting=max(1, settings.limits.restores // 2),  # leaves half of the starts to requests that miss
-        memory_mb=settings.pool.memory_mb,
-        max_age_s=settings.pool.max_age_s,
-        idle_s=settings.pool.idle_s,
+        min_ready=settings.min,
+        max_ready=settings.max,
+        max_starting=max(1, max_restores // 2),  # leaves half of the starts to requests that miss
+        memory_mb=settings.memory_mb,
+        max_age_s=settings.max_age_s,
+        idle_s=settings.idle_s,
     )
 
 

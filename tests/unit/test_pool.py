@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import PoolSettings, Settings
 from mcp_sandbox.errors import SandboxError, StartFailed, TemplateNotBuilt
 from mcp_sandbox.machines import pool
 from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, REFILL_DELAY_S, Clock, Pool, pool_limits
@@ -659,6 +659,6 @@ async def test_the_real_clock_waits_for_an_event_or_a_time():
 
 
 def test_refills_leave_half_of_the_starts_to_requests():
-    limits = pool_limits(Settings(limits={"restores": 4}, pool={"min": 2}))
+    limits = pool_limits(PoolSettings(min=2), max_restores=4)
     assert (limits.max_starting, limits.min_ready) == (2, 2)
-    assert pool_limits(Settings(limits={"restores": 1})).max_starting == 1
+    assert pool_limits(PoolSettings(), max_restores=1).max_starting == 1

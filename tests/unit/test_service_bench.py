@@ -209,7 +209,8 @@ def test_a_server_is_idle_when_all_its_machines_are_in_the_pool(ready: int, mach
 
 @pytest.mark.parametrize("ready", [1, 4])
 def test_the_pool_under_test_keeps_only_machines_of_the_template_under_test(ready: int):
-    limits = pool_limits(Settings().changed(pool_of(subject_of(BootingHost(), QUICK), ready)))
+    settings = Settings().changed(pool_of(subject_of(BootingHost(), QUICK), ready))
+    limits = pool_limits(settings.pool, max_restores=settings.limits.restores)
     unused = [TemplateState(name, 512) for name in ("a", "b", "c")]
     assert make_plan(unused, limits, 0.0) == PoolPlan()
     demand = Demand()
