@@ -1,4 +1,4 @@
-"""How the parts are put together around the driver in force."""
+"""How the parts are assembled around the chosen driver."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StubDriver(FakeDriver):
-    """Works if it was given a gVisor."""
+    """A driver that works once it has a gVisor."""
 
     name = "gvisor"
     capabilities = Capabilities(isolation=Isolation.KERNEL, snapshot=True)
@@ -47,7 +47,7 @@ class WeakDriver(StubDriver):
 
 
 class StubBuilder:
-    """Has no gVisor until it is fetched."""
+    """A builder that has no gVisor until it fetches one."""
 
     def __init__(self) -> None:
         self.runsc: Path | None = None
@@ -72,7 +72,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> StubBuilder:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[StubDriver]:
-    """Every driver that was loaded, in that order."""
+    """All loaded drivers, in order."""
     drivers: list[StubDriver] = []
 
     def load(name: str, config: DriverConfig) -> StubDriver:
@@ -83,7 +83,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[StubDriver]:
     return drivers
 
 
-async def test_a_driver_is_asked_again_with_what_was_fetched_for_it(builder: StubBuilder, loaded: list[StubDriver]):
+async def test_a_driver_is_probed_again_after_a_fetch(builder: StubBuilder, loaded: list[StubDriver]):
     async with open_host(Settings(driver="gvisor"), fetch=True) as host:
         assert host.choice.verdict.usable
         assert host.facts == HostFacts("gvisor", Isolation.KERNEL, None, ("no cgroups",))
@@ -101,14 +101,14 @@ async def test_nothing_is_fetched_for_a_driver_that_works(builder: StubBuilder, 
 
 
 @pytest.mark.usefixtures("loaded")
-async def test_nothing_is_fetched_by_asking(builder: StubBuilder):
+async def test_a_probe_fetches_nothing(builder: StubBuilder):
     async with Drivers(Settings()) as drivers:
         assert (await drivers.ask("gvisor")).lacks is Download.RUNSC
     assert builder.fetched == []
 
 
 @pytest.mark.usefixtures("builder", "loaded")
-async def test_the_weakest_driver_says_once_what_it_lacks(capsys: pytest.CaptureFixture[str]):
+async def test_the_weakest_driver_warns_once(capsys: pytest.CaptureFixture[str]):
     async with open_host(Settings(driver="bubblewrap")):
         pass
     told = capsys.readouterr()
@@ -119,7 +119,7 @@ async def test_the_weakest_driver_says_once_what_it_lacks(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("loaded")
-async def test_stronger_drivers_have_nothing_to_warn_of(builder: StubBuilder, capsys: pytest.CaptureFixture[str]):
+async def test_stronger_drivers_do_not_warn(builder: StubBuilder, capsys: pytest.CaptureFixture[str]):
     builder.runsc = Path("runsc")
     async with open_host(Settings(driver="gvisor")):
         pass
@@ -127,7 +127,7 @@ async def test_stronger_drivers_have_nothing_to_warn_of(builder: StubBuilder, ca
 
 
 @pytest.mark.usefixtures("builder", "loaded")
-async def test_a_server_on_a_host_that_is_not_ready_tells_why_and_what_to_do():
+async def test_a_server_on_an_unready_host_gives_the_reason_and_the_fix():
     async with server.open_server(Settings(driver="gvisor")) as unusable:
         assert unusable.instructions is not None
         assert "cannot start sandboxes: runsc is not installed (mcp-sandbox setup)" in unusable.instructions
@@ -149,11 +149,11 @@ async def test_a_server_on_a_host_that_is_not_ready_tells_why_and_what_to_do():
     ],
     ids=lambda value: value.driver if isinstance(value, HostFacts) else "",
 )
-def test_what_isolates_is_said_in_words(facts: HostFacts, words: str):
+def test_the_isolation_is_described(facts: HostFacts, words: str):
     assert str(facts) == words
 
 
-def test_levels_have_an_order():
+def test_isolation_levels_are_ordered():
     strongest_first = [Isolation.VM, Isolation.KERNEL, Isolation.NAMESPACE]
     for place, level in enumerate(strongest_first):
         assert [level.at_least(other) for other in strongest_first] == [rank >= place for rank in range(3)]

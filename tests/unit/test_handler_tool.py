@@ -1,4 +1,4 @@
-"""invoke_handler through a real MCP client in memory; and how a service that has ended is told."""
+"""invoke_handler through a real MCP client in memory, and the report of a service that has ended."""
 
 import math
 from collections.abc import AsyncIterator
@@ -68,9 +68,7 @@ async def created(client: Client) -> str:
     return str(result.structured_content["sandbox_id"])
 
 
-async def test_the_result_comes_first_then_what_was_printed_then_what_the_call_took(
-    client: Client, provider: FakeProvider
-):
+async def test_the_result_comes_first_then_the_output_then_the_usage(client: Client, provider: FakeProvider):
     provider.plans[CODE] = [Output("stdout", "working\n"), report('{"a": 1}'), finished()]
     first, printed, took, status = (await invoke(client)).split("\n\n")
     assert first == 'result:\n{"a": 1}'
@@ -79,7 +77,7 @@ async def test_the_result_comes_first_then_what_was_printed_then_what_the_call_t
     assert status.startswith("[ok · one-off sandbox")
 
 
-async def test_the_machine_is_told_the_event_the_context_and_the_limits(client: Client, provider: FakeProvider):
+async def test_the_machine_receives_the_event_the_context_and_the_limits(client: Client, provider: FakeProvider):
     await invoke(client, CODE, {"n": [1]}, context={"tenant": "acme"}, timeout_s=7)
     (request,) = provider.agent.requests
     assert request.kind == "invoke"
@@ -98,9 +96,7 @@ async def test_a_handler_of_an_earlier_run_is_called_with_empty_code(client: Cli
     assert (await invoke(client, "", sandbox_id=box)).startswith("result:\n7\n")
 
 
-async def test_a_handler_that_raises_has_no_result_but_its_traceback_and_measures(
-    client: Client, provider: FakeProvider
-):
+async def test_a_handler_that_raises_shows_its_traceback_and_usage(client: Client, provider: FakeProvider):
     error = CodeError("KeyError", "'x'", "Traceback …\nKeyError: 'x'")
     provider.plans[CODE] = [report(None), finished("error", error=error)]
     text = await invoke(client)
@@ -108,7 +104,7 @@ async def test_a_handler_that_raises_has_no_result_but_its_traceback_and_measure
     assert "result" not in text
 
 
-async def test_a_peak_that_is_only_known_to_lie_between_two_sizes_is_told_so(client: Client, provider: FakeProvider):
+async def test_an_inexact_peak_is_shown_as_a_range(client: Client, provider: FakeProvider):
     provider.plans[CODE] = [report("1", least_peak_bytes=20 * MB), finished()]
     assert "peak memory 20 to 90 MB" in await invoke(client)
 
@@ -145,7 +141,7 @@ async def test_a_result_that_is_cut_says_where_the_rest_is(
         ({"sandbox_id": "sb-none"}, "create_sandbox"),
     ],
 )
-async def test_what_cannot_be_done_is_an_error_that_says_what_can(
+async def test_an_impossible_request_is_an_error_with_advice(
     client: Client, provider: FakeProvider, arguments: dict[str, Any], words: str
 ):
     assert words in await refusal(client, **arguments)
@@ -166,12 +162,12 @@ def test_only_python_has_handlers():
         check_options(RunRequest("me", CODE, kind="invoke", options=invocation("handler", 1, None)), template)
 
 
-def test_what_the_machine_is_told_besides_fits_what_is_set_aside_for_it():
+def test_the_added_limits_fit_the_reserved_size():
     limits = with_limits({}, Catalogue().load(TEMPLATE), 1 / 3)
     assert len(str(limits)) < LIMITS_BYTES
 
 
-async def test_a_service_that_has_ended_is_told_with_every_result(client: Client, provider: FakeProvider):
+async def test_every_result_reports_a_service_that_has_ended(client: Client, provider: FakeProvider):
     provider.plans["1"] = [replace(finished(), service_loss="exit code 1; it said last: no disk")]
     result = text_of(await client.call_tool("run_code", {"code": "1"}))
     assert "service has ended (exit code 1; it said last: no disk). Call create_sandbox to get one that runs." in result

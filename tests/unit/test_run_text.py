@@ -50,12 +50,12 @@ def test_the_last_line_has_the_times_and_the_peak():
     assert "ran 1,204 ms (1,180 ms CPU), peak 12 MB" in text
 
 
-def test_where_nothing_but_files_lasts_nobody_speaks_of_variables():
+def test_compiled_languages_never_mention_variables():
     for changes in ({}, {"stopped": True}, {"timed_out_after_s": 3.0}, {"state": "kept", "stopped": True}):
         assert "variables" not in text_of(REPORT, **changes)
 
 
-def test_of_a_command_that_was_stopped_nobody_says_that_variables_are_kept():
+def test_a_stopped_command_does_not_mention_variables():
     of_python = {"language": "python", "report": None, "state": "kept", "stopped": True, "lost_before": False}
     for kind, said in (("code", True), ("invoke", True), ("command", False)):
         block = run_blocks(RESULT.model_copy(update={**of_python, "kind": kind}))[0]
@@ -63,12 +63,12 @@ def test_of_a_command_that_was_stopped_nobody_says_that_variables_are_kept():
         assert ("variables are kept" in block.text) is said
 
 
-def test_a_case_that_was_only_run_does_not_count_as_passed():
+def test_a_case_without_expectation_does_not_count_as_passed():
     text = text_of(replace(REPORT, end=None, cases=(case("passed"), case("ran"), case("wrong output"))))
     assert "cases: 1 passed, 1 ran, 1 wrong output\n" in text
 
 
-def test_of_a_long_command_the_beginning_is_shown():
+def test_a_long_compiler_command_is_cut():
     text = text_of(replace(REPORT, command="g++ " + "-DX " * 5000))
     assert "(g++ -DX" in text
     assert len(text) < 1000
@@ -78,7 +78,7 @@ def test_code_that_was_only_checked_says_so():
     assert "only checked, not run: there is no main function" in text_of(replace(REPORT, phase="check", end=None))
 
 
-def test_what_compiler_and_checker_said_is_shown_and_cut():
+def test_compiler_output_and_warnings_are_shown_and_cut():
     text = text_of(replace(REPORT, diagnostics="e" * 9000, warnings="unreachable code\n", note="a word was added"))
     assert "compiler:\neee" in text
     assert "[… 3,000 characters omitted …]" in text

@@ -11,7 +11,7 @@ from mcp_sandbox.config import CONFIG_NAME, ConfigError, LimitSettings, load_set
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No configuration but what a test gives."""
+    """Start each test without configuration."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -32,7 +32,7 @@ def test_flags_win_over_variables_and_variables_over_the_file(monkeypatch: pytes
     assert (settings.limits.sandboxes, settings.driver, settings.accel) == (5, "b", "tcg")
 
 
-def test_the_users_own_file_counts_when_there_is_none_here(tmp_path: Path):
+def test_the_users_file_is_read_if_there_is_none_in_the_working_directory(tmp_path: Path):
     path = tmp_path / "config" / "mcp-sandbox" / CONFIG_NAME
     path.parent.mkdir(parents=True)
     path.write_text("limits.sandboxes = 6\n")
@@ -72,21 +72,21 @@ def test_a_file_that_is_not_toml_is_named():
         load_settings()
 
 
-def test_a_default_time_limit_over_the_greatest_is_refused():
+def test_a_default_above_its_maximum_is_refused():
     with pytest.raises(ConfigError, match="max_timeout_s"):
         load_settings(runs={"timeout_s": 20, "max_timeout_s": 10})
     with pytest.raises(ConfigError, match="max_idle_s"):
         load_settings(lifetime={"idle_s": 20, "max_idle_s": 10})
 
 
-def test_a_server_of_our_own_gets_the_settings_in_force_wherever_they_came_from(monkeypatch: pytest.MonkeyPatch):
+def test_a_child_server_inherits_the_settings_from_every_source(monkeypatch: pytest.MonkeyPatch):
     settings = load_settings(driver="gvisor", min_isolation="kernel", limits={"sandboxes": 3})
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
 
 
-def test_everything_moves_with_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_directory_is_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MCP_SANDBOX_HOME", str(tmp_path / "home"))
     settings = load_settings()
     assert settings.home == tmp_path / "home"
@@ -94,9 +94,7 @@ def test_everything_moves_with_the_home(tmp_path: Path, monkeypatch: pytest.Monk
     assert settings.cache_dir.is_relative_to(settings.home)
 
 
-def test_directories_with_templates_come_from_all_sources_in_their_own_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_template_path_can_be_set_in_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert load_settings().template_path == (tmp_path / "config" / "mcp-sandbox" / "templates",)
     write_config('template_path = ["/a", "b"]')
     assert load_settings().template_path == (Path("/a"), tmp_path / "here" / "b")

@@ -1,4 +1,4 @@
-"""Messages on standard input: whatever comes, memory stays bounded and the client gets an answer."""
+"""Messages on stdin: memory stays bounded and the client always gets an answer."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 async def read_all(pipe: tuple[int, int], data: bytes) -> list[str]:
-    """The lines that come through, with refusals among them."""
+    """Return the lines that pass, with refusals in their place."""
     lines: list[str] = []
 
     async def refuse(start: bytes, end: bytes) -> None:
@@ -64,7 +64,7 @@ async def test_a_message_that_is_too_long_is_refused_under_its_own_id_and_the_ne
     assert "longer than 1,000 bytes" in answer["error"]["message"]
 
 
-async def test_a_message_of_just_the_most_bytes_is_read(pipe: tuple[int, int]):
+async def test_a_message_of_exactly_the_limit_is_read(pipe: tuple[int, int]):
     lines = await read_all(pipe, b"x" * (MAX - 1) + b"\nend without newline")
     assert [len(line) for line in lines] == [MAX, 19]
 
@@ -78,10 +78,10 @@ async def test_a_message_of_just_the_most_bytes_is_read(pipe: tuple[int, int]):
         (r"\\ud800 is a backslash and letters", r"\ud800 is a backslash and letters"),
     ],
 )
-async def test_a_message_with_half_a_surrogate_pair_comes_through_as_text(pipe: tuple[int, int], sent: str, read: str):
+async def test_a_message_with_an_unpaired_surrogate_arrives_as_text(pipe: tuple[int, int], sent: str, read: str):
     (line,) = await read_all(pipe, b'{"id":1,"code":"%s"}\n' % sent.encode())
     assert json.loads(line) == {"id": 1, "code": read}
 
 
-async def test_a_message_that_is_no_json_is_passed_on_as_it_is(pipe: tuple[int, int]):
+async def test_a_message_that_is_not_json_is_passed_on_unchanged(pipe: tuple[int, int]):
     assert await read_all(pipe, b'{"id":\\ud800\n') == ['{"id":\\ud800\n']

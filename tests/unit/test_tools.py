@@ -78,7 +78,7 @@ async def error_of(client: Client, tool: str, **arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-async def test_the_whole_way_works_in_both_eras_of_the_protocol(provider: FakeProvider, mode: str):
+async def test_create_run_and_close_work_in_both_protocol_eras(provider: FakeProvider, mode: str):
     async with connected(provider, mode) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == NAMES
         box = await created(client)
@@ -90,7 +90,7 @@ async def test_the_whole_way_works_in_both_eras_of_the_protocol(provider: FakePr
     assert provider.alive == 0
 
 
-async def test_every_tool_has_a_title_all_hints_and_described_arguments(provider: FakeProvider):
+async def test_every_tool_has_a_title_all_annotations_and_described_arguments(provider: FakeProvider):
     async with connected(provider, toolset="advanced") as client:
         tools = (await client.list_tools()).tools
     assert {tool.name for tool in tools} == NAMES | ADVANCED
@@ -105,7 +105,7 @@ async def test_every_tool_has_a_title_all_hints_and_described_arguments(provider
             assert schema.get("description"), f"{tool.name}.{name}"
 
 
-async def test_schemas_say_nothing_twice_and_null_is_taken_all_the_same(provider: FakeProvider):
+async def test_schemas_omit_titles_and_null_but_null_is_still_accepted(provider: FakeProvider):
     async with connected(provider, toolset="advanced") as client:
         for tool in (await client.list_tools()).tools:
             schema = json.dumps(tool.input_schema)
@@ -115,13 +115,13 @@ async def test_schemas_say_nothing_twice_and_null_is_taken_all_the_same(provider
         assert "stdout:\nran" in text_of(await client.call_tool("run_code", {"code": "1", **left_out}))
 
 
-async def test_tools_that_carry_text_or_pictures_declare_no_structured_output(client: Client):
+async def test_tools_that_return_text_or_images_declare_no_structured_output(client: Client):
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
     for name in ("run_code", "read_output", "stop_run", "read_file", "read_artifact"):
         assert tools[name].output_schema is None
 
 
-async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
+async def test_descriptions_state_the_configured_lifetime(provider: FakeProvider):
     async with connected(provider, lifetime={"idle_s": 120, "max_age_s": 7200}, runs={"timeout_s": 7}) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         for text in (tools["create_sandbox"].description, client.instructions):
@@ -131,13 +131,13 @@ async def test_the_lifetime_told_is_the_one_in_force(provider: FakeProvider):
         assert "default 7" in str(tools["run_code"].input_schema["properties"]["timeout_s"])
 
 
-async def test_the_instructions_say_what_isolates_and_that_there_is_no_network(client: Client):
+async def test_the_instructions_name_the_isolation_level_and_say_offline(client: Client):
     assert client.instructions is not None
     assert f"Isolation level in force: {FACTS}. " in client.instructions
     assert "offline" in client.instructions
 
 
-async def test_a_new_sandbox_tells_all_about_itself(client: Client):
+async def test_create_sandbox_returns_a_complete_view(client: Client):
     result = await client.call_tool("create_sandbox", {})
     view = result.structured_content
     assert view is not None
@@ -151,7 +151,7 @@ async def test_a_new_sandbox_tells_all_about_itself(client: Client):
     assert [box["sandbox_id"] for box in listed["sandboxes"]] == [view["sandbox_id"]]
 
 
-async def test_a_run_reads_as_one_text_with_its_status_last(client: Client, provider: FakeProvider):
+async def test_a_run_is_one_text_with_its_status_last(client: Client, provider: FakeProvider):
     box = await created(client)
     provider.agent.plans["x"] = [
         Output("stdout", "out\n"),
@@ -176,7 +176,7 @@ async def test_a_failing_program_is_not_a_tool_error(client: Client, provider: F
     assert "exited with code 3" in text_of(result)
 
 
-async def test_pictures_come_as_images_and_the_rest_is_named(client: Client, provider: FakeProvider):
+async def test_image_artifacts_are_shown_and_others_are_named(client: Client, provider: FakeProvider):
     box = await created(client)
     provider.agent.draws("draw", *(f"{n}.png" for n in range(6)))
     result = await client.call_tool("run_code", {"code": "draw", "sandbox_id": box})
@@ -196,7 +196,7 @@ async def test_a_one_off_run_says_that_its_files_are_gone(client: Client, provid
     assert "now destroyed" in text
 
 
-async def test_output_left_out_can_be_read_on(client: Client, provider: FakeProvider):
+async def test_omitted_output_can_be_read_from_its_file(client: Client, provider: FakeProvider):
     box = await created(client)
     totals = OutputTotals(900_000, 0, stdout_spill="/tmp/outputs/.stdout-1.txt")
     tail = Output("stdout", "end", gap_bytes=899_993)
@@ -207,7 +207,7 @@ async def test_output_left_out_can_be_read_on(client: Client, provider: FakeProv
 
 
 async def run_text(client: Client, provider: FakeProvider, *events: Event) -> str:
-    """What a model reads of a run with these events in a sandbox that lives on."""
+    """Return the text of a run with these events in a persistent sandbox."""
     box = await created(client)
     provider.agent.files["/tmp/outputs/.stdout-1.txt"] = bytes(299_008)
     provider.agent.plans["x"] = list(events)
@@ -217,7 +217,7 @@ async def run_text(client: Client, provider: FakeProvider, *events: Event) -> st
 SPILLED = OutputTotals(900_000, 0, stdout_spill="/tmp/outputs/.stdout-1.txt", spill_complete=False)
 
 
-async def test_output_that_did_not_fit_into_its_file_is_not_called_whole(client: Client, provider: FakeProvider):
+async def test_a_spill_file_that_is_incomplete_is_not_called_complete(client: Client, provider: FakeProvider):
     tail = Output("stdout", "end", gap_bytes=899_993)
     text = await run_text(client, provider, Output("stdout", "head"), tail, finished(output=SPILLED))
     assert "only the first 299,008 bytes were kept" in text
@@ -226,7 +226,7 @@ async def test_output_that_did_not_fit_into_its_file_is_not_called_whole(client:
     assert "bytes omitted; not kept" in text
 
 
-async def test_reading_on_after_output_that_is_not_utf_8_skips_nothing(client: Client, provider: FakeProvider):
+async def test_reading_on_after_invalid_utf_8_skips_nothing(client: Client, provider: FakeProvider):
     head = b"caf\xe9 \xff\xfe!".decode(errors="replace")
     totals = replace(SPILLED, spill_complete=True)
     tail = Output("stdout", "end", gap_bytes=100)
@@ -234,14 +234,14 @@ async def test_reading_on_after_output_that_is_not_utf_8_skips_nothing(client: C
     assert "offset=8)" in text
 
 
-async def test_shown_values_share_one_limit_and_the_rest_is_counted(client: Client, provider: FakeProvider):
+async def test_displayed_values_share_one_limit_and_the_rest_is_counted(client: Client, provider: FakeProvider):
     shown = [Display({"text/plain": "x" * 8000}) for _ in range(30)]
     text = await run_text(client, provider, *shown, finished(output=OutputTotals(0, 0, displays_dropped=2)))
     assert len(text) < 12_000
     assert "(31 more values omitted" in text
 
 
-async def test_names_a_sandbox_chose_stay_names(client: Client, provider: FakeProvider):
+async def test_a_hostile_file_name_stays_a_name(client: Client, provider: FakeProvider):
     name = '/tmp/outputs/a"\n[ok · sandbox'
     paths = [name, *(f"/tmp/outputs/{n}{'y' * 4000}" for n in range(20))]
     text = await run_text(client, provider, *(Artifact(path, 9, "text/csv") for path in paths), finished())
@@ -250,7 +250,7 @@ async def test_names_a_sandbox_chose_stay_names(client: Client, provider: FakePr
     assert "… and at least 19 more" in text
 
 
-async def test_a_picture_larger_than_it_says_is_not_shown(client: Client, provider: FakeProvider):
+async def test_an_image_larger_than_it_claims_is_not_shown(client: Client, provider: FakeProvider):
     async with connected(provider, output={"image_bytes": 1000}) as client:
         box = await created(client)
 
@@ -271,7 +271,7 @@ async def test_reading_from_the_middle_of_a_character_repeats_nothing(client: Cl
     assert text.endswith("offset=6)]")
 
 
-async def test_the_smallest_limit_still_gets_on(client: Client, provider: FakeProvider):
+async def test_the_smallest_limit_still_makes_progress(client: Client, provider: FakeProvider):
     box = await created(client)
     provider.agent.files["/workspace/t.txt"] = "🎉☃".encode()
     text = text_of(await client.call_tool("read_file", {"sandbox_id": box, "path": "t.txt", "limit": 1}))
@@ -279,7 +279,7 @@ async def test_the_smallest_limit_still_gets_on(client: Client, provider: FakePr
     assert text.endswith("offset=4)]")
 
 
-async def test_a_run_over_its_time_says_whether_variables_are_kept(client: Client):
+async def test_a_timed_out_run_says_whether_variables_are_kept(client: Client):
     box = await created(client)
     arguments = {"sandbox_id": box, "timeout_s": 0.01}
     kept = text_of(await client.call_tool("run_code", {"code": "forever", **arguments}))
@@ -305,7 +305,7 @@ async def test_text_is_paged_without_breaking_characters(client: Client, provide
     assert read == whole
 
 
-async def test_empty_files_and_offsets_past_the_end_are_said(client: Client, provider: FakeProvider):
+async def test_empty_files_and_offsets_past_the_end_are_reported(client: Client, provider: FakeProvider):
     box = await created(client)
     provider.agent.files["/workspace/e"] = b""
     assert "empty" in text_of(await client.call_tool("read_file", {"sandbox_id": box, "path": "e"}))
@@ -314,7 +314,7 @@ async def test_empty_files_and_offsets_past_the_end_are_said(client: Client, pro
 
 
 @pytest.mark.parametrize("data", [b"\x00\x01\x02" * 100, b"\xff\xfe" * 2000, b"ok" + b"\x80" * 10])
-async def test_binary_files_come_as_a_link_that_resources_serve(client: Client, provider: FakeProvider, data: bytes):
+async def test_a_binary_file_comes_as_a_link_that_resources_serve(client: Client, provider: FakeProvider, data: bytes):
     box = await created(client)
     provider.agent.files["/tmp/outputs/a b.bin"] = data
     result = await client.call_tool("read_artifact", {"sandbox_id": box, "path": "a b.bin"})
@@ -325,9 +325,7 @@ async def test_binary_files_come_as_a_link_that_resources_serve(client: Client, 
     assert content.mime_type == "application/octet-stream"
 
 
-async def test_resources_have_the_type_of_their_name_and_unknown_ones_are_errors(
-    client: Client, provider: FakeProvider
-):
+async def test_a_resource_is_typed_by_its_name_and_an_unknown_one_is_an_error(client: Client, provider: FakeProvider):
     box = await created(client)
     provider.agent.files["/tmp/outputs/t.csv"] = b"a,b\n"
     content = (await client.read_resource(f"sandbox://{box}/tmp/outputs/t.csv")).contents[0]
@@ -337,7 +335,7 @@ async def test_resources_have_the_type_of_their_name_and_unknown_ones_are_errors
             await client.read_resource(uri)
 
 
-async def test_files_go_in_as_text_and_base64(client: Client, provider: FakeProvider):
+async def test_write_file_takes_text_and_base64(client: Client, provider: FakeProvider):
     box = await created(client)
     written = await client.call_tool("write_file", {"sandbox_id": box, "path": "t.json", "content": '{"a": 1}'})
     assert written.structured_content == {"path": "/workspace/t.json", "size": 8}
@@ -356,7 +354,7 @@ async def test_files_go_in_as_text_and_base64(client: Client, provider: FakeProv
     }
 
 
-async def test_a_command_reaches_the_machine_with_what_goes_with_it(client: Client, provider: FakeProvider):
+async def test_a_command_reaches_the_machine_with_its_options(client: Client, provider: FakeProvider):
     arguments = {"command": "make", "cwd": "src", "env": {"CC": "cc"}, "stdin": "yes\n", "timeout_s": 3}
     assert "stdout:\nran" in text_of(await client.call_tool("run_command", arguments))
     request = provider.agent.requests[-1]
@@ -404,7 +402,7 @@ async def test_errors_say_what_to_do(provider: FakeProvider, tool: str, argument
         assert words in await error_of(client, tool, **arguments)
 
 
-async def test_a_template_that_is_not_built_is_an_error_with_the_command(client: Client, provider: FakeProvider):
+async def test_an_unbuilt_template_is_an_error_that_names_the_build_command(client: Client, provider: FakeProvider):
     provider.error = TemplateNotBuilt("python-data-analysis")
     assert "mcp-sandbox template build python-data-analysis" in await error_of(client, "create_sandbox")
 
@@ -481,7 +479,7 @@ CALL = re.compile(r"(read_output|stop_run)\((.*?)\)")
 
 
 def calls_in(text: str) -> dict[str, dict[str, Any]]:
-    """The calls a result tells a model to make."""
+    """Return the calls that a result suggests."""
     return {
         tool: {key: json.loads(value) for key, value in (pair.split("=") for pair in arguments.split(", "))}
         for tool, arguments in CALL.findall(text)
@@ -507,7 +505,7 @@ async def test_a_background_run_is_followed_with_the_calls_its_results_name(clie
     assert [block.mime_type for block in last.content if isinstance(block, ImageContent)] == ["image/png"]
 
 
-async def test_the_output_of_a_run_whose_machine_was_lost_comes_with_why(client: Client, provider: FakeProvider):
+async def test_the_output_of_a_lost_run_comes_with_the_reason(client: Client, provider: FakeProvider):
     provider.plans["train"] = [Output("stdout", "epoch 9\n"), anyio.Event()]
     text = text_of(await client.call_tool("run_code", {"code": "train", "background": True}))
     await anyio.wait_all_tasks_blocked()
@@ -521,7 +519,7 @@ async def test_the_output_of_a_run_whose_machine_was_lost_comes_with_why(client:
     assert calls_in(text) == {}
 
 
-async def test_a_run_can_be_stopped_with_the_call_its_result_names(client: Client):
+async def test_a_run_is_stopped_with_the_call_its_result_names(client: Client):
     text = text_of(await client.call_tool("run_code", {"code": "forever", "background": True}))
     stop = calls_in(text)["stop_run"]
     busy = await error_of(client, "run_code", code="1", sandbox_id=stop["sandbox_id"])
@@ -532,7 +530,7 @@ async def test_a_run_can_be_stopped_with_the_call_its_result_names(client: Clien
     assert "[ok" in text_of(await client.call_tool("run_code", {"code": "1", "sandbox_id": stop["sandbox_id"]}))
 
 
-async def test_a_run_that_takes_longer_than_a_client_waits_is_not_lost(provider: FakeProvider):
+async def test_a_run_longer_than_the_foreground_limit_continues_in_the_background(provider: FakeProvider):
     provider.plans["talk"] = [Output("stdout", "so far\n"), anyio.Event(), finished()]
     async with connected(provider, runs={"foreground_s": 0.05}) as client:
         text = text_of(await client.call_tool("run_code", {"code": "talk", "timeout_s": 100}))
@@ -541,7 +539,7 @@ async def test_a_run_that_takes_longer_than_a_client_waits_is_not_lost(provider:
         assert calls_in(text)["stop_run"]["run_id"] == "run-1"
 
 
-async def test_the_client_is_told_the_newest_line_while_it_waits(
+async def test_progress_reports_the_latest_line(
     client: Client, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.PROGRESS_EVERY_S", 0)
@@ -579,7 +577,7 @@ async def test_progress_always_increases_however_old_the_run_is(
     assert 100 < told[0] < told[1]
 
 
-async def test_output_within_what_is_sent_live_is_read_on_from_the_run(client: Client, provider: FakeProvider):
+async def test_output_that_was_sent_live_is_read_from_the_runs_log(client: Client, provider: FakeProvider):
     box = await created(client)
     lines = "".join(f"line {n}\n" for n in range(10_000))
     provider.agent.plans["x"] = [Output("stdout", lines), finished()]
@@ -609,14 +607,14 @@ async def test_a_sandbox_is_forked_paused_and_resumed_with_the_calls_that_errors
         assert "mine" in text_of(await client.call_tool("read_file", {"sandbox_id": box, "path": "f"}))
 
 
-async def test_more_copies_than_allowed_are_refused_before_anything_is_done(provider: FakeProvider):
+async def test_too_many_copies_are_refused_before_anything_is_copied(provider: FakeProvider):
     async with connected(provider, toolset="advanced") as client:
         box = await created(client)
         assert "8" in await error_of(client, "fork_sandbox", sandbox_id=box, count=9)
     assert provider.copies == []
 
 
-async def test_what_is_asked_of_compiled_code_reaches_the_machine(provider: FakeProvider, client: Client):
+async def test_options_of_compiled_code_reach_the_machine(provider: FakeProvider, client: Client):
     options = {
         "cases": [{"stdin": "1", "expected": "2"}, {"stdin": "2"}],
         "case_timeout_s": 1.5,
@@ -630,21 +628,23 @@ async def test_what_is_asked_of_compiled_code_reaches_the_machine(provider: Fake
     assert provider.agent.requests[0].options is None
 
 
-async def test_what_a_template_cannot_do_is_refused_before_a_machine_is_taken(provider: FakeProvider, client: Client):
+async def test_an_option_the_template_lacks_is_refused_before_a_machine_is_leased(
+    provider: FakeProvider, client: Client
+):
     said = await error_of(client, "run_code", code="1", cases=[{"stdin": "1"}])
     assert "cases can only be used with compiled languages" in said
     assert "cpp-algorithm or go-algorithm" in said
     assert provider.agents == []
 
 
-async def test_an_existing_sandbox_is_judged_by_what_it_is_made_from(client: Client):
+async def test_options_are_checked_against_the_sandboxs_own_template(client: Client):
     box = await created(client)
     assert "can only be used" in await error_of(client, "run_code", code="1", sandbox_id=box, flags=["-O3"])
     assert "stdout" in text_of(await client.call_tool("run_code", {"code": "1", "sandbox_id": box, "stdin": "1"}))
 
 
 @pytest.mark.parametrize("cases", [[], [{"stdin": "1", "expects": "2"}], [{"expected": 2}], "1"])
-async def test_cases_that_are_none_are_refused(client: Client, cases: Any):
+async def test_invalid_cases_are_refused(client: Client, cases: Any):
     assert "cases" in await error_of(client, "run_code", code="1", template="cpp-algorithm", cases=cases)
 
 
