@@ -1,18 +1,18 @@
-"""A run's output while it runs and after: one text of both streams that can be read in pieces."""
+"""A run's output, during and after the run: one text of both streams that can be read page by page."""
 
 import anyio
 
 from guest.client.messages import Stream
 from mcp_sandbox.views import OutputPage
 
-LINE_CHARS = 200  # of the newest line; a progress display shows no more
-LINE_SEARCH_BYTES = 4096  # how far back the newest line is looked for
+LINE_CHARS = 200  # of the newest line shown as progress
+LINE_SEARCH_BYTES = 4096  # how far back to look for the newest line
 
 
 class OutputLog:
-    """Stdout and stderr in the order in which they came, as UTF-8. Where something is missing, it says so.
+    """Stdout and stderr as UTF-8, in the order in which they arrived. Notes mark missing bytes.
 
-    It is bounded: what comes when it is full is counted and not kept.
+    It is bounded: output that arrives when it is full is counted but not kept.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -26,7 +26,7 @@ class OutputLog:
         return len(self._data)
 
     def add(self, stream: Stream, text: str, gap_bytes: int = 0) -> None:
-        """Take in output, which comes `gap_bytes` after what its stream had before."""
+        """Add output that follows the stream's previous output after a gap of `gap_bytes`."""
         note = f"\n[… {gap_bytes:,} bytes of {stream} are missing here …]\n" if gap_bytes else ""
         data = f"{note}{text}".encode(errors="replace")
         if self._lost or len(data) > self._room:
@@ -36,13 +36,13 @@ class OutputLog:
         self._append(data)
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Note how much was not kept, and wake readers: no more output will come."""
         self._closed = True
         note = f"\n[… {self._lost:,} bytes of output that came after this were not kept …]\n" if self._lost else ""
         self._append(note.encode())
 
     def page(self, offset: int, limit: int) -> OutputPage:
-        """Up to `limit` bytes from `offset` on, without breaking a character."""
+        """Return up to `limit` bytes from `offset` on, without splitting a character."""
         size = len(self._data)
         start = self._character_at(min(offset, size))
         end = self._character_at(min(start + limit, size))
@@ -50,12 +50,12 @@ class OutputLog:
         return OutputPage(text=text, start=start, end=end, size=size)
 
     def newest_line(self) -> str:
-        """The last line that is not empty, cut short."""
+        """Return the last line that is not empty, cut to `LINE_CHARS`."""
         lines = self._data[-LINE_SEARCH_BYTES:].decode(errors="ignore").splitlines()
         return next((line.strip()[:LINE_CHARS] for line in reversed(lines) if line.strip()), "")
 
     async def grown(self, size: int) -> None:
-        """Return when there are `size` bytes, or will never be."""
+        """Wait until the log has `size` bytes or is closed."""
         while len(self._data) < size and not self._closed:
             await self._news.wait()
 
@@ -65,7 +65,7 @@ class OutputLog:
         news.set()
 
     def _character_at(self, offset: int) -> int:
-        """The first offset from `offset` on that does not lie within a character."""
+        """Return the first offset from `offset` on that is the start of a character."""
         while offset < len(self._data) and self._data[offset] & 0xC0 == 0x80:
             offset += 1
         return offset

@@ -1,4 +1,4 @@
-"""Files in a sandbox: where a path leads, and what to say when it leads nowhere."""
+"""Access to files in a sandbox: resolving paths, time limits, and errors of the agent."""
 
 import mimetypes
 import posixpath
@@ -25,11 +25,11 @@ from mcp_sandbox.machines.unique import AGENT_TIMEOUT_S
 
 MAX_PATH_BYTES = 4095  # PATH_MAX without its final NUL
 CHUNK_BYTES = 1 << 20  # the most one frame of the guest protocol carries
-# All of one operation. 16 MB take a second or two, but a guest may be busy or mean to be slow.
+# For a whole operation. 16 MB take a second or two, but a guest may be busy, or slow on purpose.
 FILE_TIMEOUT_S = AGENT_TIMEOUT_S - 10.0
 
-SNIFF_BYTES = 16  # enough to know a picture
-_PICTURES = (  # what models can look at, by how its bytes begin
+SNIFF_BYTES = 16  # enough to recognise an image
+_IMAGES = (  # types that models accept, by their first bytes
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF87a", "image/gif"),
@@ -46,7 +46,7 @@ _REFUSALS: dict[str, Callable[[str], FileError]] = {  # by the agent's error cod
 
 
 def resolve(path: str, base: str = WORKSPACE) -> str:
-    """The absolute path in the sandbox that `path` means; a relative one starts at `base`.
+    """Return the absolute path of `path` in the sandbox; a relative one starts at `base`.
 
     Raises:
         BadRequest: no file can have such a path.
@@ -59,23 +59,23 @@ def resolve(path: str, base: str = WORKSPACE) -> str:
 
 
 def mime_of(path: str) -> str:
-    """The type of a file, by its name."""
+    """Return the MIME type of a file by its name."""
     return mimetypes.guess_type(path, strict=False)[0] or "application/octet-stream"
 
 
 def image_mime(data: bytes) -> str | None:
-    """The type of a picture, by its first bytes: clients choke on a file that is only called one."""
+    """Return the MIME type of an image by its first bytes: clients fail on files that only have an image's name."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
-    return next((mime for magic, mime in _PICTURES if data.startswith(magic)), None)
+    return next((mime for magic, mime in _IMAGES if data.startswith(magic)), None)
 
 
 @contextmanager
 def file_operation(path: str) -> Iterator[None]:
-    """Bound what is done with the file at `path` in time, and say what an agent's refusal means for it.
+    """Limit the time of an operation on the file at `path`, and translate the agent's refusal.
 
     Raises:
-        FileError: it was refused, or took too long; the sandbox is as good as before.
+        FileError: it was refused or took too long; the sandbox is unaffected.
     """
     try:
         with anyio.fail_after(FILE_TIMEOUT_S):
@@ -89,7 +89,7 @@ def file_operation(path: str) -> Iterator[None]:
 
 
 async def read_all(agent: AgentClient, path: str, max_bytes: int) -> bytes:
-    """The whole file.
+    """Read a whole file.
 
     Raises:
         FileError: it is longer than `max_bytes`, or cannot be read.

@@ -1,4 +1,4 @@
-"""What is kept of a run's output, and how it is read in pieces."""
+"""The output log of a run and its pages."""
 
 import anyio
 from hypothesis import given
@@ -8,7 +8,7 @@ from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.results import HeadTail
 
 
-def test_both_streams_are_one_text_in_the_order_in_which_they_came():
+def test_both_streams_form_one_text_in_order_of_arrival():
     log = OutputLog(1000)
     log.add("stdout", "one\n")
     log.add("stderr", "two\n")
@@ -18,7 +18,7 @@ def test_both_streams_are_one_text_in_the_order_in_which_they_came():
 
 
 @given(st.lists(st.text(max_size=20)), st.integers(4, 50))
-def test_pages_put_together_are_the_whole_and_break_no_character(texts: list[str], limit: int):
+def test_pages_add_up_to_the_whole_log_and_split_no_character(texts: list[str], limit: int):
     log = OutputLog(10_000)
     for text in texts:
         log.add("stdout", text.encode(errors="replace").decode())
@@ -33,7 +33,7 @@ def test_pages_put_together_are_the_whole_and_break_no_character(texts: list[str
     assert read == "".join(text.encode(errors="replace").decode() for text in texts)
 
 
-def test_an_offset_within_a_character_or_past_the_end_is_moved_to_the_next_one():
+def test_an_offset_inside_a_character_moves_to_the_next_one():
     log = OutputLog(1000)
     log.add("stdout", "☃☃")
     page = log.page(1, 100)
@@ -41,7 +41,7 @@ def test_an_offset_within_a_character_or_past_the_end_is_moved_to_the_next_one()
     assert log.page(99, 100).start == 6
 
 
-def test_what_is_missing_is_said_where_it_is_missing():
+def test_a_note_marks_missing_bytes():
     log = OutputLog(1000)
     log.add("stdout", "start")
     log.add("stdout", "end", gap_bytes=12_345)
@@ -66,7 +66,7 @@ def test_the_newest_line_is_short_and_not_empty():
     assert log.newest_line() == "x" * 200
 
 
-async def test_waiting_for_output_ends_with_the_output_or_with_the_run():
+async def test_waiting_for_output_ends_with_output_or_with_the_run():
     log = OutputLog(1000)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
@@ -81,7 +81,7 @@ async def test_waiting_for_output_ends_with_the_output_or_with_the_run():
             log.close()
 
 
-def test_what_a_result_leaves_out_is_found_in_the_log():
+def test_output_missing_from_a_result_is_in_the_log():
     log, ends = OutputLog(1000), HeadTail(4, 4)
     for stream, text in (("stdout", "ab"), ("stderr", "!!"), ("stdout", "cdefghijkl")):
         if stream == "stdout":
@@ -93,7 +93,7 @@ def test_what_a_result_leaves_out_is_found_in_the_log():
     assert log.page(kept.log_offset, 4).text == "efgh"
 
 
-def test_what_never_came_is_not_in_the_log():
+def test_output_that_never_arrived_is_not_in_the_log():
     ends = HeadTail(100, 100)
     ends.add("start", log_offset=0)
     ends.add("end", gap_bytes=1000, log_offset=5)
