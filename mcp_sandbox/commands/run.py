@@ -12,7 +12,7 @@ from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, guarded
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileError
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import run_command
 from mcp_sandbox.views import RunView, StreamView
@@ -44,10 +44,9 @@ def run_once(settings: Settings, source: Source, timeout_s: float | None, save: 
 
 
 async def _run(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
-    options = None if source.stdin is None else {"stdin": source.stdin}
     async with open_host(settings) as host, open_service(host, pooled=False) as service:
         box = (await service.create(OWNER, source.template)).sandbox_id
-        result = await service.run(RunRequest(OWNER, source.code, box, None, timeout_s, options=options))
+        result = await service.run(CodeRun(OWNER, source.code, box, timeout_s=timeout_s, stdin=source.stdin))
         _print(result)
         if save is not None:
             await _save(service, box, result, save)

@@ -17,7 +17,7 @@ from mcp_sandbox.operating.database import MachineState
 from mcp_sandbox.operating.metrics import Measured, Metrics
 from mcp_sandbox.operating.recovery import recover
 from mcp_sandbox.operating.registry import Registered, Registry, open_registry
-from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
+from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.store import Store
 from vmm.hierarchy import detect
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Operation(Watcher):
+class Operation(Observer):
     """The registry and the metrics of one server, kept up to date by the service and its providers."""
 
     settings: Settings
@@ -43,18 +43,18 @@ class Operation(Watcher):
         """Wrap the provider that the service uses, pooled or not: count its failures."""
         return Measured(source, self.metrics, "acquire")
 
-    def got_machine(self, box: Sandbox, machine: LeasedMachine, waited_s: float) -> None:
+    def machine_ready(self, box: Sandbox, machine: LeasedMachine, waited_s: float) -> None:
         """Record which sandbox has the machine and how long it waited for it."""
         self.metrics.took("acquire", box.template, waited_s)
         self.registry.claimed(machine.id, box.id, box.owner)
 
-    def ran(self, box: Sandbox, outcome: str) -> None:
+    def run_ended(self, box: Sandbox, outcome: str) -> None:
         """Count a run."""
         self.metrics.run_ended(box.template, outcome)
 
-    def refused(self, limit: str) -> None:
+    def limit_refused(self, setting: str) -> None:
         """Count a refusal."""
-        self.metrics.refused(limit)
+        self.metrics.refused(setting)
 
     def controlled(self, service: SandboxService, pools: Pools = tuple) -> AbstractAsyncContextManager[None]:
         """Serve the control socket as long as the block lasts."""

@@ -1,8 +1,6 @@
-"""What a run is asked for, and what comes of it: events from the machine fold into one result."""
+"""What comes of a run: events from the machine fold into one result."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from guest.client.messages import (
     Artifact,
@@ -10,7 +8,6 @@ from guest.client.messages import (
     Event,
     Finished,
     Output,
-    RunKind,
 )
 from guest.client.reports import CompiledReport, HandlerReport, Report
 from mcp_sandbox.runs.output import OutputLog
@@ -18,19 +15,6 @@ from mcp_sandbox.views import StreamView
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
 MAX_ARTIFACTS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """Code to run for an owner, in a sandbox of theirs or in a fresh one that ends with the run."""
-
-    owner: str
-    code: str
-    sandbox_id: str | None = None
-    template: str | None = None
-    timeout_s: float | None = None
-    kind: RunKind = "code"
-    options: Mapping[str, Any] | None = None  # JSON for the kind of run, or for the template's language
 
 
 class HeadTail:

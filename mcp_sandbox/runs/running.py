@@ -1,4 +1,4 @@
-"""Runs that are on, and the finished ones whose result somebody may still ask for."""
+"""Bookkeeping of runs: the active one of a sandbox, and finished ones whose results are kept."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from mcp_sandbox.runs.results import Fold
 if TYPE_CHECKING:
     from mcp_sandbox.views import RunView
 
-PREFIX = "run-"  # of a run's id; its number counts the runs of its sandbox
+PREFIX = "run-"  # of run ids; the number counts the runs of a sandbox
 
 
-class LiveRun:
-    """One run from its start to its result, whoever waits for it."""
+class RunHandle:
+    """One run from its start to its result. It does not depend on the call that started it."""
 
     def __init__(self, run_id: str, timeout_s: float, fold: Fold) -> None:
         self.id = run_id
@@ -25,27 +25,27 @@ class LiveRun:
         self.fold = fold
         self.began_at = anyio.current_time()
         self.ended_at: float | None = None
-        self.background = False  # no call waits for its end
+        self.background = False  # its call no longer waits for it
         self.stopping = False
-        self.sent = False  # the machine has the code, and may have run some of it
+        self.sent = False  # the machine has received the code and may have run some of it
         self.result: RunView | None = None
         self.failure: SandboxError | None = None
         self.done = anyio.Event()
-        self.scope = anyio.CancelScope(deadline=self.began_at + timeout_s)  # the one deadline, and the way to stop
+        self.scope = anyio.CancelScope(deadline=self.began_at + timeout_s)  # its only deadline, and how it is stopped
 
     @property
     def log(self) -> OutputLog:
-        """What it has written so far."""
+        """Its output so far."""
         return self.fold.log
 
     @property
     def elapsed_s(self) -> float:
-        """How long it has been running, or did."""
+        """How long it has been running, or took."""
         return (anyio.current_time() if self.ended_at is None else self.ended_at) - self.began_at
 
     @property
     def outcome(self) -> str:
-        """How it ended, in one word for operators."""
+        """How it ended, as a label for metrics."""
         if self.result is None:
             return "lost"
         if self.result.timed_out_after_s is not None:
@@ -53,20 +53,20 @@ class LiveRun:
         return "stopped" if self.result.stopped else self.result.status
 
     def stop(self) -> None:
-        """Have the code interrupted, and killed if it does not react. The run ends with a result as always."""
+        """Have the code interrupted, and killed if it does not react. The run still ends with a result."""
         if not self.done.is_set():
             self.stopping = True
             self.scope.cancel()
 
     def finish(self) -> None:
-        """Nothing more will come of it."""
+        """Mark the run as over, with a result or without."""
         self.ended_at = anyio.current_time()
         self.log.close()
         self.done.set()
 
     @property
     def kept_bytes(self) -> int:
-        """Roughly what it costs to remember."""
+        """Roughly how much memory its log and result take."""
         if self.result is None:
             return len(self.log)
         pictures = sum(len(picture.data) for picture in self.result.images)
@@ -76,39 +76,39 @@ class LiveRun:
 
 @dataclass(frozen=True, slots=True)
 class LostRun:
-    """What is left of a run whose machine ended under it."""
+    """A run that was active when its machine was lost."""
 
     id: str
     log: OutputLog
     elapsed_s: float
 
 
-class RunBook:
-    """The runs of one sandbox: at most one is on, and of the finished ones the newest are kept."""
+class RunHistory:
+    """The runs of one sandbox: the active one, and the newest finished ones."""
 
     def __init__(self, max_runs: int, max_bytes: int) -> None:
-        self.current: LiveRun | None = None
+        self.current: RunHandle | None = None  # the active run
         self._max_runs = max_runs
         self._max_bytes = max_bytes
         self._count = 0
-        self._kept: OrderedDict[str, LiveRun] = OrderedDict()
+        self._kept: OrderedDict[str, RunHandle] = OrderedDict()
 
     def next_id(self) -> str:
-        """A name no other run of this sandbox has."""
+        """Return an id that no other run of this sandbox has."""
         self._count += 1
         return f"{PREFIX}{self._count}"
 
-    def keep(self, run: LiveRun) -> None:
-        """Remember a finished run, and forget the oldest ones that leave no room for it."""
+    def keep(self, run: RunHandle) -> None:
+        """Keep a finished run, and drop the oldest ones that leave no room for it."""
         self._kept[run.id] = run
         while len(self._kept) > 1 and not self._fits():
             self._kept.popitem(last=False)
 
-    def find(self, sandbox_id: str, run_id: str) -> LiveRun:
-        """The run of that name.
+    def find(self, sandbox_id: str, run_id: str) -> RunHandle:
+        """Return the run with this id.
 
         Raises:
-            RunNotFound: there never was one, or its result is no longer kept.
+            RunNotFound: there was none, or its result is no longer kept.
         """
         if self.current is not None and self.current.id == run_id:
             return self.current

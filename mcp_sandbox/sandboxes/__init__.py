@@ -1,1 +1,1 @@
-"""What owners have: sandboxes, their lives and their files."""
+"""Sandboxes: their life, runs, files, forks and limits."""

@@ -1,6 +1,6 @@
-"""Who may have a machine and who waits: fair between owners, first come first served within one.
+"""Admission to the limits: fair between owners, first come first served within one owner.
 
-`FairQueue` decides and does nothing else; `Admission` lets people wait for its decisions.
+`FairQueue` only decides; `Admission` lets callers wait for its decisions.
 """
 
 from collections import OrderedDict, deque
@@ -11,14 +11,14 @@ from typing import Self
 
 import anyio
 
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import LimitSettings
 from mcp_sandbox.errors import LimitReached, NeverFits, QueueTimeout, SandboxLimit
 from mcp_sandbox.machines.provider import UNLIMITED, Capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much there may be at once; None: no limit of its own."""
+    """How much may be in use at once; None: no limit."""
 
     sandboxes: int
     memory_mb: int | None = None
@@ -27,121 +27,122 @@ class Limits:
     capacity: Capacity = UNLIMITED  # of the provider's hosts; it changes while a server runs
 
     @classmethod
-    def of(cls, settings: Settings, capacity: Capacity) -> Self:
+    def of(cls, settings: LimitSettings, capacity: Capacity) -> Self:
+        """Return the limits of the settings, within the capacity of the hosts."""
         return cls(
-            settings.limits.sandboxes,
-            settings.limits.memory_mb,
-            settings.limits.owner_sandboxes,
-            settings.limits.owner_memory_mb,
+            settings.sandboxes,
+            settings.memory_mb,
+            settings.owner_sandboxes,
+            settings.owner_memory_mb,
             capacity,
         )
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One machine's claim on the limits, from the moment it is asked for until nothing of it is left."""
+    """One machine's claim on the limits, from the request until the machine is torn down."""
 
     owner: str
     memory_mb: int
-    passing: bool = False  # it will be given back soon: made for one run, or being closed
+    short_lived: bool = False  # its place is free again soon: it is for one run, or being closed
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
-    """A limit that has no room for a ticket."""
+class Blocker:
+    """A limit that has no room for a group of tickets."""
 
     setting: str
     value: int
-    owned: bool  # it is the owner's own limit, not the one over all
-    ever: bool  # the ticket would not even fit into an empty house
-    changes: bool  # it may grow by itself: another host may join
+    per_owner: bool  # else it is a limit on all owners together
+    never_fits: bool  # the group exceeds the whole limit
+    may_grow: bool  # another host may join
 
 
-Party = tuple[Ticket, ...]  # tickets of one owner that are served together or not at all
+Group = tuple[Ticket, ...]  # tickets of one owner that are admitted together or not at all
 
 
 class FairQueue:
-    """Tickets that hold a place, and lines of those that wait, one line an owner."""
+    """The tickets that hold a place, and a queue of waiting groups for each owner."""
 
     def __init__(self, limits: Limits) -> None:
         self.holders: list[Ticket] = []
         self.limits = limits
-        self._lines: OrderedDict[str, deque[Party]] = OrderedDict()  # the first owner is the next to be served
+        self._queues: OrderedDict[str, deque[Group]] = OrderedDict()  # the first owner is served next
 
     @property
     def waiting(self) -> int:
-        """How many tickets stand in line."""
-        return sum(len(party) for line in self._lines.values() for party in line)
+        """The number of waiting tickets."""
+        return sum(len(group) for queue in self._queues.values() for group in queue)
 
-    def join(self, *party: Ticket) -> None:
-        """Stand in line, for as many places at once as there are tickets."""
-        self._lines.setdefault(party[0].owner, deque()).append(party)
+    def join(self, *group: Ticket) -> None:
+        """Queue a group of tickets, which need their places at the same time."""
+        self._queues.setdefault(group[0].owner, deque()).append(group)
 
     def leave(self, ticket: Ticket) -> None:
-        """Give back a place, or give up waiting for one, with all of the party."""
+        """Give back a place; or, if the ticket still waits, remove its whole group from the queue."""
         if ticket in self.holders:
             self.holders.remove(ticket)
             return
-        for party in self._lines.get(ticket.owner, ()):
-            if ticket in party:
-                self._take_out(party)
+        for group in self._queues.get(ticket.owner, ()):
+            if ticket in group:
+                self._dequeue(group)
                 return
 
     def admit(self) -> list[Ticket]:
-        """The tickets whose turn has come; they hold their places from now on."""
+        """Give places to the tickets that are next, as far as there is room, and return them."""
         admitted: list[Ticket] = []
-        while party := self._next():
-            owner = party[0].owner
-            self._take_out(party)
-            if owner in self._lines:
-                self._lines.move_to_end(owner)
-            self.holders += party
-            admitted += party
+        while group := self._next():
+            owner = group[0].owner
+            self._dequeue(group)
+            if owner in self._queues:
+                self._queues.move_to_end(owner)
+            self.holders += group
+            admitted += group
         return admitted
 
-    def blocker(self, *party: Ticket) -> Full | None:
-        """The limit that keeps the party out, its owner's before those over all."""
-        owned = [holder for holder in self.holders if holder.owner == party[0].owner]
-        count, memory_mb = len(party), _memory(party)
+    def blocker(self, *group: Ticket) -> Blocker | None:
+        """Return the limit that blocks the group, its owner's limits first."""
+        owned = [holder for holder in self.holders if holder.owner == group[0].owner]
+        count, memory_mb = len(group), _memory(group)
         held, held_mb = len(self.holders), _memory(self.holders)
         limits, capacity = self.limits, self.limits.capacity
         return (
-            _over("limits.owner_sandboxes", limits.owner_sandboxes, len(owned), count, owned=True)
-            or _over("limits.owner_memory_mb", limits.owner_memory_mb, _memory(owned), memory_mb, owned=True)
+            _over("limits.owner_sandboxes", limits.owner_sandboxes, len(owned), count, per_owner=True)
+            or _over("limits.owner_memory_mb", limits.owner_memory_mb, _memory(owned), memory_mb, per_owner=True)
             or _over("limits.sandboxes", limits.sandboxes, held, count)
             or _over("limits.memory_mb", limits.memory_mb, held_mb, memory_mb)
-            or _over("capacity.machines", capacity.machines, held, count, changes=True)
-            or _over("capacity.memory_mb", capacity.memory_mb, held_mb, memory_mb, changes=True)
+            or _over("capacity.machines", capacity.machines, held, count, may_grow=True)
+            or _over("capacity.memory_mb", capacity.memory_mb, held_mb, memory_mb, may_grow=True)
         )
 
-    def first_blocker(self) -> Full | None:
-        """The limit everybody in line waits for, if there is one."""
-        return next((full for line in self._lines.values() if (full := self.blocker(*line[0]))), None)
+    def first_blocker(self) -> Blocker | None:
+        """Return the limit that the first blocked group waits for."""
+        return next((blocker for queue in self._queues.values() if (blocker := self.blocker(*queue[0]))), None)
 
-    def hopeless(self, *party: Ticket) -> bool:
-        """Whether waiting cannot help: only the owner can make room, who waits for this very answer."""
-        full = self.blocker(*party)
-        if full is None or full.changes:
+    def is_futile(self, *group: Ticket) -> bool:
+        """Return whether waiting cannot help: only the owner could make room, and the owner is waiting."""
+        blocker = self.blocker(*group)
+        if blocker is None or blocker.may_grow:
             return False
-        owner = party[0].owner
-        in_the_way = [holder for holder in self.holders if holder.owner == owner or not full.owned]
-        return full.ever or all(holder.owner == owner and not holder.passing for holder in in_the_way)
+        owner = group[0].owner
+        blocking = [holder for holder in self.holders if holder.owner == owner or not blocker.per_owner]
+        return blocker.never_fits or all(holder.owner == owner and not holder.short_lived for holder in blocking)
 
-    def _next(self) -> Party | None:
-        for line in self._lines.values():
-            full = self.blocker(*line[0])
-            if full is None:
-                return line[0]
-            if not full.owned:
-                return None  # nobody smaller passes by, or a large one would wait for ever
+    def _next(self) -> Group | None:
+        for queue in self._queues.values():
+            blocker = self.blocker(*queue[0])
+            if blocker is None:
+                return queue[0]
+            if not blocker.per_owner:
+                return None  # smaller groups do not overtake, or a large one might wait forever
         return None
 
-    def _take_out(self, party: Party) -> None:
-        owner = party[0].owner
-        line = self._lines[owner]
-        line.remove(party)
-        if not line:
-            del self._lines[owner]
+    def _dequeue(self, group: Group) -> None:
+        owner = group[0].owner
+        queue = self._queues[owner]
+        queue.remove(group)
+        if not queue:
+            del self._queues[owner]
 
 
 def _memory(tickets: Iterable[Ticket]) -> int:
@@ -149,92 +150,92 @@ def _memory(tickets: Iterable[Ticket]) -> int:
 
 
 def _over(
-    setting: str, limit: int | None, used: int, wanted: int, *, owned: bool = False, changes: bool = False
-) -> Full | None:
+    setting: str, limit: int | None, used: int, wanted: int, *, per_owner: bool = False, may_grow: bool = False
+) -> Blocker | None:
     if limit is None or used + wanted <= limit:
         return None
-    return Full(setting, limit, owned, ever=wanted > limit and not changes, changes=changes)
+    return Blocker(setting, limit, per_owner, never_fits=wanted > limit and not may_grow, may_grow=may_grow)
 
 
 def _ignore(_setting: str) -> None:
-    """For those who do not count."""
+    """Ignore the refusal."""
 
 
 class Admission:
-    """The queue with people in it."""
+    """Lets callers wait in the queue."""
 
     def __init__(self, limits: Limits, timeout_s: float, on_refusal: Callable[[str], None] = _ignore) -> None:
-        self.on_refusal = on_refusal  # told the setting
+        self.on_refusal = on_refusal  # called with the name of the setting
         self._queue = FairQueue(limits)
         self._timeout_s = timeout_s
-        self._turns: dict[Ticket, anyio.Event] = {}  # of those who wait
+        self._admitted: dict[Ticket, anyio.Event] = {}  # of the waiting tickets
 
     @property
     def holders(self) -> list[Ticket]:
-        """The tickets that have a place now."""
+        """The tickets that hold a place."""
         return list(self._queue.holders)
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
+        """The number of waiting tickets."""
         return self._queue.waiting
 
     def resize(self, limits: Limits) -> None:
-        """Replace the limits. Those who wait are admitted at once if there is room now; nobody loses a place."""
+        """Replace the limits, and admit waiting tickets if there is room now. Holders keep their places."""
         self._queue.limits = limits
         self._admit()
 
     @asynccontextmanager
     async def place(self, ticket: Ticket) -> AsyncIterator[None]:
-        """A place within all limits, for as long as the block lasts.
+        """Hold a place within all limits during the block.
 
         Raises:
-            LimitReached: there was none in time, or waiting could not have helped.
+            LimitReached: there was none in time, or waiting cannot help.
         """
         async with self.places(ticket):
             yield
 
     @asynccontextmanager
-    async def places(self, *party: Ticket) -> AsyncIterator[list[AsyncExitStack]]:
-        """A place for each ticket, all of them or none. Whoever takes one over (`pop_all`) keeps it after the block.
+    async def places(self, *group: Ticket) -> AsyncIterator[list[AsyncExitStack]]:
+        """Hold a place for each ticket, all of them or none. A caller keeps a place after the block with `pop_all`.
 
         Raises:
-            LimitReached: there was no room for all in time, or waiting could not have helped.
+            LimitReached: there was no room for all in time, or waiting cannot help.
         """
-        turn = anyio.Event()
-        self._turns.update(dict.fromkeys(party, turn))
-        self._queue.join(*party)
+        admitted = anyio.Event()
+        self._admitted.update(dict.fromkeys(group, admitted))
+        self._queue.join(*group)
         async with AsyncExitStack() as stack:
-            held = [await stack.enter_async_context(AsyncExitStack()) for _ in party]
-            for place, ticket in zip(held, party, strict=True):
+            held = [await stack.enter_async_context(AsyncExitStack()) for _ in group]
+            for place, ticket in zip(held, group, strict=True):
                 place.callback(self._leave, ticket)
             self._admit()
-            if not turn.is_set():
-                await self._wait(party, turn)
+            if not admitted.is_set():
+                await self._wait(group, admitted)
             yield held
 
     def _leave(self, ticket: Ticket) -> None:
-        self._turns.pop(ticket, None)
+        self._admitted.pop(ticket, None)
         self._queue.leave(ticket)
         self._admit()
 
     def _admit(self) -> None:
         for ticket in self._queue.admit():
-            self._turns.pop(ticket).set()
+            self._admitted.pop(ticket).set()
 
-    async def _wait(self, party: Party, turn: anyio.Event) -> None:
-        if not self._queue.hopeless(*party):
+    async def _wait(self, group: Group, admitted: anyio.Event) -> None:
+        if not self._queue.is_futile(*group):
             with anyio.move_on_after(self._timeout_s):
-                await turn.wait()
-        if not turn.is_set():
-            raise self._refusal(party)
+                await admitted.wait()
+        if not admitted.is_set():
+            raise self._refusal(group)
 
-    def _refusal(self, party: Party) -> LimitReached:
-        full = self._queue.blocker(*party) or self._queue.first_blocker()
-        assert full is not None, "somebody waits only for a limit"
-        self.on_refusal(full.setting)
-        if full.ever:
-            return NeverFits(full.setting, full.value, len(party), party[0].memory_mb)
-        if self._queue.hopeless(*party):
-            return SandboxLimit(full.setting, full.value)
-        return QueueTimeout(full.setting, full.value, self._timeout_s)
+    def _refusal(self, group: Group) -> LimitReached:
+        blocker = self._queue.blocker(*group) or self._queue.first_blocker()
+        assert blocker is not None, "a ticket waits only for a limit"
+        self.on_refusal(blocker.setting)
+        if blocker.never_fits:
+            return NeverFits(blocker.setting, blocker.value, len(group), group[0].memory_mb)
+        if self._queue.is_futile(*group):
+            return SandboxLimit(blocker.setting, blocker.value)
+        return QueueTimeout(blocker.setting, blocker.value, self._timeout_s)

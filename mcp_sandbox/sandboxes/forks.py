@@ -1,66 +1,62 @@
-"""Copies of a sandbox, and sandboxes put aside: what is frozen, what is thawed, and who has a place for it."""
+"""Forking, pausing and resuming sandboxes: freezing and thawing their machines within the limits."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-import anyio.lowlevel
-
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import LimitSettings
 from mcp_sandbox.errors import BadRequest, PausedLimit
 from mcp_sandbox.machines.provider import Frozen, Lease, Provider
-from mcp_sandbox.sandboxes.admission import Admission, Ticket
-from mcp_sandbox.sandboxes.lifecycle import OVER, End, Lifespan
-from mcp_sandbox.sandboxes.run_calls import between_runs, check_free
+from mcp_sandbox.sandboxes.admission import Ticket
+from mcp_sandbox.sandboxes.roster import Roster, all_or_none, all_ready
+from mcp_sandbox.sandboxes.run_calls import between_runs, check_no_run
 from mcp_sandbox.sandboxes.sandbox import Sandbox
 
 MAX_COPIES = 8  # of one fork
 
-Source = AbstractAsyncContextManager[Lease]
-
 
 class Forks:
-    """Freezes and thaws the machines of sandboxes."""
+    """Freezes and thaws the machines of sandboxes. Copies join the roster."""
 
-    def __init__(self, provider: Provider, admission: Admission, settings: Settings) -> None:
+    def __init__(self, provider: Provider, roster: Roster, limits: LimitSettings) -> None:
         self._provider = provider
-        self._admission = admission
-        self._settings = settings
-        self._pauses: Counter[str] = Counter()  # frozen states of each owner
+        self._roster = roster
+        self._limits = limits
+        self._paused: Counter[str] = Counter()  # frozen states of each owner
 
-    async def fork(
-        self, box: Sandbox, count: int, open_: Callable[[str, Lifespan, Ticket, Source], Sandbox]
-    ) -> list[Sandbox]:
-        """Copies of `box`, all ready, or none."""
+    async def fork(self, box: Sandbox, count: int) -> list[Sandbox]:
+        """Return `count` copies of `box`, all of them ready; if one fails, there is none."""
         if not 1 <= count <= MAX_COPIES:
             raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
-        check_free(box)  # before anything is said about places
+        box.usable()
+        check_no_run(box)  # a better answer than that there is no place
         copies: list[Sandbox] = []
         with all_or_none(copies):
             async with AsyncExitStack() as stack:
                 tickets = [Ticket(box.owner, box.ticket.memory_mb) for _ in range(count)]
-                places = await stack.enter_async_context(self._admission.places(*tickets))
+                places = await stack.enter_async_context(self._roster.admission.places(*tickets))
                 async with between_runs(box), box.use_alone() as lease:
                     frozen = await stack.enter_async_context(self._provider.freeze(lease))
                 for ticket, place in zip(tickets, places, strict=True):
-                    copies.append(open_(box.template, box.lifespan, ticket, self._copy(place, frozen)))
+                    copies.append(self._roster.add(box.template, box.lifespan, ticket, self._copy(place, frozen)))
                 await all_ready(copies)
-            await all_ready(copies)  # removing the state took a while
+            await all_ready(copies)  # a copy may have ended while the frozen state was removed
         return copies
 
     async def pause(self, box: Sandbox) -> None:
-        """Freeze `box`, if it is not frozen already."""
+        """Freeze `box`, unless it is frozen already."""
         async with between_runs(box):
             if box.frozen is None:
-                await box.pause(partial(self._paused, box.owner))
+                await box.pause(partial(self._freeze, box.owner))
 
-    async def resume(self, box: Sandbox, placed: Callable[[Ticket, Source], Source]) -> None:
-        """Let `box` go on, if it is frozen."""
+    async def resume(self, box: Sandbox) -> None:
+        """Thaw `box`, if it is frozen."""
         if box.frozen is not None:
             async with between_runs(box):
-                if box.frozen is not None:  # nobody else was quicker
-                    await box.resume(placed(box.ticket, self._provider.thaw(box.frozen, copy=False)))
+                if box.frozen is not None:  # no other call was faster
+                    source = self._provider.thaw(box.frozen, copy=False)
+                    await box.resume(self._roster.admitted(box.ticket, source))
         box.touch()
 
     @asynccontextmanager
@@ -69,50 +65,20 @@ class Forks:
             yield lease
 
     @asynccontextmanager
-    async def _paused(self, owner: str, lease: Lease) -> AsyncIterator[Frozen]:
-        """A frozen state that is counted: it takes no memory, but the disk is not endless."""
+    async def _freeze(self, owner: str, lease: Lease) -> AsyncIterator[Frozen]:
+        """Freeze a machine within the limits on paused sandboxes: they use no memory, but disk."""
         for setting, limit, used in (
-            ("limits.owner_paused", self._settings.limits.owner_paused, self._pauses[owner]),
-            ("limits.paused", self._settings.limits.paused, self._pauses.total()),
+            ("limits.owner_paused", self._limits.owner_paused, self._paused[owner]),
+            ("limits.paused", self._limits.paused, self._paused.total()),
         ):
             if limit is not None and used >= limit:
-                self._admission.on_refusal(setting)
+                self._roster.admission.on_refusal(setting)
                 raise PausedLimit(setting, limit)
-        self._pauses[owner] += 1
+        self._paused[owner] += 1
         try:
             async with self._provider.freeze(lease) as frozen:
                 yield frozen
         finally:
-            self._pauses[owner] -= 1
-            if not self._pauses[owner]:
-                del self._pauses[owner]
-
-
-@contextmanager
-def all_or_none(boxes: list[Sandbox]) -> Iterator[None]:
-    """End all of them if the block fails or is cancelled: the caller would never know their ids."""
-    try:
-        yield
-    except BaseException:
-        for box in boxes:
-            box.end(End.CLOSED, "it was not made in the end")
-        raise
-
-
-async def all_ready(boxes: list[Sandbox]) -> None:
-    """Wait until all of them can be used, and somebody still wants them.
-
-    Raises:
-        SandboxError: one of them cannot be used; nothing is left of any.
-    """
-    for box in boxes:
-        await box.settled.wait()
-    await anyio.lowlevel.checkpoint_if_cancelled()  # both may have happened in the same moment
-    failed = next((box for box in boxes if box.state in OVER), None)
-    if failed is None:
-        return
-    for box in boxes:
-        box.end(End.CLOSED, "another copy failed")
-    for box in boxes:
-        await box.ended.wait()
-    raise failed.error()
+            self._paused[owner] -= 1
+            if not self._paused[owner]:
+                del self._paused[owner]

@@ -1,4 +1,4 @@
-"""The task that keeps a sandbox's machine, or its frozen state, for as long as the sandbox lives."""
+"""The task that holds a sandbox's machine, or its frozen state, for as long as the sandbox lives."""
 
 import logging
 from collections.abc import Callable
@@ -9,113 +9,109 @@ from mcp_sandbox import logs
 from mcp_sandbox.errors import HostLost, SandboxError, StartFailed, StateLost, first_of
 from mcp_sandbox.machines.provider import Lease, LeasedMachine
 from mcp_sandbox.sandboxes.lifecycle import OVER, USABLE, End, State
-from mcp_sandbox.sandboxes.sandbox import Attempt, Sandbox
+from mcp_sandbox.sandboxes.machine_slot import Acquisition
+from mcp_sandbox.sandboxes.sandbox import Sandbox
 
 logger = logging.getLogger(__name__)
 
 
-class KeptSandbox(Sandbox):
-    """A sandbox with what its keeper does."""
+class Keeper:
+    """Fills and empties the machine slot of one sandbox, as the sandbox wants it."""
+
+    def __init__(self, box: Sandbox) -> None:
+        self._box = box
+        self._slot = box.slot
 
     async def keep(self) -> None:
-        """Hold a machine, or its frozen state, until the sandbox is over. Runs in a task of its own, never raises."""
+        """Hold a machine, or its frozen state, until the sandbox is over. Raises nothing but cancellation."""
         try:
-            with logs.about(self.id):
-                while attempt := await self._next_attempt():
-                    await self._have_machine(attempt)
+            with logs.about(self._box.id):
+                while acquisition := await self._next_acquisition():
+                    await self._hold_machine(acquisition)
         except Exception as error:
             self._fail(error)
         finally:
-            self.end(End.CLOSED, "the server stopped")
+            self._box.end(End.CLOSED, "the server stopped")
             with anyio.CancelScope(shield=True):
-                await self._freezer.aclose()
-            if self.state is State.CLOSING:
-                self._move(State.CLOSED)
-            self.lease = self.last_lease = self.frozen = None
-            self._attempt.settled.set()
-            self.ended.set()
+                await self._slot.remove_saved()
+            self._slot.clear()
+            self._box.torn_down()
 
-    async def _next_attempt(self) -> Attempt | None:
-        """What to get a machine from, as soon as one is wanted; None if the sandbox is over."""
-        await self._until(lambda: self._wanted is not None or self.state in OVER)
-        attempt, self._wanted = self._wanted, None
-        return None if self.state in OVER else attempt
+    async def _next_acquisition(self) -> Acquisition | None:
+        """Wait until a machine is wanted; None: the sandbox is over."""
+        await self._until(lambda: self._slot.is_wanted or self._box.state in OVER)
+        acquisition = self._slot.take_wanted()
+        return None if self._box.state in OVER else acquisition
 
-    async def _have_machine(self, attempt: Attempt) -> None:
-        """Get a machine and hold it until it is let go."""
+    async def _hold_machine(self, acquisition: Acquisition) -> None:
+        """Get a machine and hold it until the sandbox is paused or over."""
+        slot = self._slot
         try:
-            with attempt.scope:
-                async with attempt.source as lease, anyio.create_task_group() as self._tasks:
-                    if not attempt.scope.cancel_called:  # else it came at the very moment nobody wanted it any more
-                        self._tasks.start_soon(self._watch, lease.machine)
-                        self._settle(lease, attempt)
-                        await self._freezer.aclose()
-                        await self._until(lambda: self.state not in USABLE)
-                    self._tasks.cancel_scope.cancel()
+            with acquisition.scope:
+                async with acquisition.source as lease, anyio.create_task_group() as slot.tasks:
+                    if not acquisition.scope.cancel_called:  # else it was given up in the same moment
+                        slot.tasks.start_soon(self._watch, lease.machine)
+                        self._settle(lease, acquisition)
+                        await slot.remove_saved()
+                        await self._until(lambda: self._box.state not in USABLE)
+                    slot.tasks.cancel_scope.cancel()
         except Exception as error:
-            if self.state is not State.PAUSED:
+            if self._box.state is not State.PAUSED:
                 raise
-            self._stay_paused(attempt, error)
+            self._stay_paused(acquisition, error)
         finally:
-            self._tasks = None
-            attempt.settled.set()
-            attempt.ended.set()
+            slot.tasks = None
+            acquisition.settled.set()
+            acquisition.ended.set()
 
-    def _settle(self, lease: Lease, attempt: Attempt) -> None:
-        self.lease = self.last_lease = lease
-        self.frozen = None
-        with self._watched():
-            self._watcher.got_machine(self, lease.machine, anyio.current_time() - attempt.asked_at)
-        self._move(State.READY)
-        self.last_used = anyio.current_time()
-        attempt.settled.set()
+    def _settle(self, lease: Lease, acquisition: Acquisition) -> None:
+        self._slot.fill(lease)
+        self._box.machine_ready(lease.machine, anyio.current_time() - acquisition.asked_at)
+        acquisition.settled.set()
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        """Wait for a change, and see to it that the sandbox ends when its time is up."""
+        """Wait until `done()`, and end the sandbox when its time is up."""
         while not done():
-            self._changed = anyio.Event()
-            deadline, why = self.ends_at()
+            changed = self._slot.changed = anyio.Event()
+            deadline, why = self._box.ends_at()
             if deadline <= anyio.current_time():
-                self.end(End.EXPIRED, why)
+                self._box.end(End.EXPIRED, why)
                 continue
             with anyio.CancelScope(deadline=deadline):
-                await self._changed.wait()
+                await changed.wait()
 
     async def _watch(self, machine: LeasedMachine) -> None:
         try:
             reason = f"the machine ended with {await machine.wait()}"
         except HostLost as error:
             reason = _host_lost(error)
-        self.end(End.LOST, reason)
+        self._box.end(End.LOST, reason)
 
-    def _stay_paused(self, attempt: Attempt, error: Exception) -> None:
-        """There is no machine for a resume; or the one that was let go has not ended well, which matters to nobody."""
-        attempt.failure = self._told(error)
-        match attempt.failure:
+    def _stay_paused(self, acquisition: Acquisition, error: Exception) -> None:
+        """Keep the frozen state: a resume got no machine, or the machine of a pause did not end cleanly."""
+        frozen = self._slot.frozen
+        match self._owner_error(error):
             case StateLost() as lost:
-                self.end(End.LOST, str(lost))
-            case HostLost() as lost if self.frozen is not None and lost.host == self.frozen.host.name:
-                self.end(End.LOST, _host_lost(lost))
-            case _:
-                return
-        attempt.failure = None
+                self._box.end(End.LOST, str(lost))
+            case HostLost() as lost if frozen is not None and lost.host == frozen.host.name:
+                self._box.end(End.LOST, _host_lost(lost))
+            case failure:
+                acquisition.failure = failure
 
     def _fail(self, error: Exception) -> None:
-        told = self._told(error)
-        if self.state is State.CREATING:
-            self._failure = told
-            self.end(End.FAILED)
+        failure = self._owner_error(error)
+        if self._box.state is State.CREATING:
+            self._box.start_failed(failure)
         else:
-            self.end(End.LOST, str(first_of(error)))
+            self._box.end(End.LOST, str(first_of(error)))
 
-    def _told(self, error: Exception) -> SandboxError:
-        """The error in words for the owner. One that is not ours is a fault of this program: the log has all of it."""
+    def _owner_error(self, error: Exception) -> SandboxError:
+        """Return the error that the owner gets. An unexpected one is a bug: it is logged with its traceback."""
         first = first_of(error)
         if first is not error or not isinstance(first, SandboxError):
-            logger.warning("sandbox %s ended with an error", self.id, exc_info=error, extra={"sandbox": self.id})
-        if isinstance(first, SandboxError):
-            return first
-        return StartFailed(str(first))
+            box_id = self._box.id
+            logger.warning("sandbox %s ended with an error", box_id, exc_info=error, extra={"sandbox": box_id})
+        return first if isinstance(first, SandboxError) else StartFailed(str(first))
 
 
 def _host_lost(error: HostLost) -> str:

@@ -1,9 +1,9 @@
-"""The life of a sandbox: its states, the moves between them, and how long it lasts."""
+"""The life of a sandbox: its states, the legal moves between them, and how long it may last."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import LifetimeSettings
 from mcp_sandbox.errors import (
     BadRequest,
     MachineLost,
@@ -17,15 +17,15 @@ from mcp_sandbox.runs.running import LostRun
 
 
 class State(StrEnum):
-    """Where a sandbox is in its life."""
+    """The state of a sandbox."""
 
-    CREATING = "creating"  # it waits for a place or for its machine
+    CREATING = "creating"  # waiting for a place or for its machine
     READY = "ready"
-    RUNNING = "running"  # code is being run in it
+    RUNNING = "running"  # a run is active
     PAUSED = "paused"
-    CLOSING = "closing"  # nobody can use it any more, but its machine is still there
+    CLOSING = "closing"  # no longer usable; its machine is being torn down
     CLOSED = "closed"
-    LOST = "lost"  # its machine ended by itself
+    LOST = "lost"  # its machine ended unexpectedly
 
 
 MOVES = {
@@ -43,20 +43,20 @@ OVER = frozenset({State.CLOSING, State.CLOSED, State.LOST})
 
 
 class IllegalMove(RuntimeError):
-    """A sandbox was to go where it cannot: a fault of this program, not of whoever uses it."""
+    """A sandbox was moved to a state that its own state does not lead to: a bug."""
 
 
 def moved(old: State, new: State) -> State:
-    """The state `new`, which must be one that `old` leads to."""
+    """Return the state `new`, which must be a legal move from `old`."""
     if new not in MOVES[old]:
-        raise IllegalMove(f"a sandbox cannot go from {old} to {new}")
+        raise IllegalMove(f"a sandbox cannot move from {old} to {new}")
     return new
 
 
 class End(StrEnum):
     """Why a sandbox ended."""
 
-    CLOSED = "closed"  # by its owner, or because the server ends
+    CLOSED = "closed"  # by its owner or an operator, or because the server stopped
     EXPIRED = "expired"
     LOST = "lost"
     FAILED = "failed"  # it never started
@@ -64,18 +64,18 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a sandbox ended: all that is remembered of it."""
+    """How a sandbox ended: all that is kept of it."""
 
     sandbox_id: str
     owner: str
     end: End
     reason: str = ""
     one_off: bool = False
-    unused: bool = False  # it was never given any code
-    lost_run: LostRun | None = None  # the run that was on when the machine was lost
+    unused: bool = False  # its machine never received code
+    lost_run: LostRun | None = None  # the run that was active when the machine was lost
 
     def error(self) -> SandboxError:
-        """What to tell somebody who wants to use it."""
+        """Return the error for a caller who wants to use the sandbox."""
         match self.end:
             case End.EXPIRED:
                 return SandboxExpired(self.sandbox_id, self.reason)
@@ -89,32 +89,32 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Lifespan:
-    """How long a sandbox may live. Use puts off the idle time-out, and nothing the end of its time to live."""
+    """How long a sandbox may live: every use restarts the idle timeout, nothing extends its maximum age."""
 
     idle_s: float
     ttl_s: float
 
     def ends_at(self, created: float, idle_since: float) -> tuple[float, str]:
-        """When it ends if nothing more happens, and why."""
+        """Return when the sandbox ends if nothing more happens, and why."""
         return min(
             self.too_old_at(created),
             (idle_since + self.idle_s, f"it was idle for {self.idle_s:g} s"),
         )
 
     def too_old_at(self, created: float) -> tuple[float, str]:
-        """When it ends whatever happens, and why."""
+        """Return when the sandbox reaches its maximum age, and the reason to give then."""
         return created + self.ttl_s, f"it was {self.ttl_s:g} s old"
 
 
-def lifespan(settings: Settings, ttl_s: float | None, idle_s: float | None) -> Lifespan:
-    """The lifespan asked for, or what the settings say.
+def lifespan(limits: LifetimeSettings, ttl_s: float | None, idle_s: float | None) -> Lifespan:
+    """Return the requested lifespan, with the defaults of the settings.
 
     Raises:
-        BadRequest: it is longer than the settings allow.
+        BadRequest: it exceeds the limits.
     """
     return Lifespan(
-        idle_s=_within("idle_s", idle_s, settings.lifetime.idle_s, settings.lifetime.max_idle_s),
-        ttl_s=_within("ttl_s", ttl_s, settings.lifetime.max_age_s, settings.lifetime.max_age_s),
+        idle_s=_within("idle_s", idle_s, limits.idle_s, limits.max_idle_s),
+        ttl_s=_within("ttl_s", ttl_s, limits.max_age_s, limits.max_age_s),
     )
 
 

@@ -1,57 +1,40 @@
-"""One sandbox: who owns it, which state it is in, and how it is used. `keeper` has the task that holds its machine."""
+"""One sandbox: its owner, its state, and how it is used. `keeper` has the task that holds its machine."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
 from mcp_sandbox.errors import SandboxError, SandboxPaused
 from mcp_sandbox.machines.provider import Frozen, Lease, LeasedMachine
-from mcp_sandbox.runs.running import LiveRun, LostRun, RunBook
+from mcp_sandbox.runs.running import LostRun, RunHandle, RunHistory
 from mcp_sandbox.sandboxes.admission import Ticket
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
+from mcp_sandbox.sandboxes.machine_slot import MachineSlot, MachineSource
 
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
 
 logger = logging.getLogger(__name__)
 
 
-class Attempt:
-    """One try to have a machine: when the sandbox is made, and whenever it is resumed."""
+class Observer:
+    """Is notified of what happens to sandboxes. This one ignores it."""
 
-    def __init__(self, source: AbstractAsyncContextManager[Lease]) -> None:
-        self.source = source
-        self.asked_at = anyio.current_time()
-        self.scope = anyio.CancelScope()
-        self.settled = anyio.Event()  # there is a machine, or none will come of it
-        self.ended = anyio.Event()  # nothing is left of it
-        self.failure: SandboxError | None = None
+    def machine_ready(self, box: "Sandbox", machine: LeasedMachine, waited_s: float) -> None:
+        """The sandbox got a machine, its first one or another after a pause, `waited_s` after it wanted one."""
 
-    def give_up(self) -> None:
-        """Nobody wants the machine any more. One that is there stays."""
-        if not self.settled.is_set():
-            self.scope.cancel()
+    def run_ended(self, box: "Sandbox", outcome: str) -> None:
+        """A run in the sandbox ended."""
 
-
-class Watcher:
-    """Told of what happens to sandboxes. This one does not care."""
-
-    def got_machine(self, box: "Sandbox", machine: LeasedMachine, waited_s: float) -> None:
-        """The sandbox has a machine, so long after it wanted one: its first, or another one after a pause."""
-
-    def ran(self, box: "Sandbox", outcome: str) -> None:
-        """A run in it is over."""
-
-    def refused(self, limit: str) -> None:
-        """Somebody did not get what they asked for, because of this setting."""
+    def limit_refused(self, setting: str) -> None:
+        """A request was refused because of the limit `setting`."""
 
 
 class Sandbox:
-    """A machine in an owner's hands, from the first request to the last trace of it."""
+    """A machine and its state, owned by one owner, from the request for it until nothing of it is left."""
 
     def __init__(
         self,
@@ -59,48 +42,59 @@ class Sandbox:
         template: str,
         lifespan: Lifespan,
         ticket: Ticket,
-        runs: RunBook,
-        source: AbstractAsyncContextManager[Lease],
+        runs: RunHistory,
+        source: MachineSource,
         *,
         one_off: bool,
-        watcher: Watcher,
+        observer: Observer,
     ) -> None:
         self.id = sandbox_id
-        self._watcher = watcher
         self.owner = ticket.owner
         self.ticket = ticket
         self.template = template
         self.lifespan = lifespan
-        self.one_off = one_off  # made for one run, and ends with it
+        self.one_off = one_off  # created for one run, and ends with it
         self.state = State.CREATING
         self.created = self.last_used = anyio.current_time()
-        self.lease: Lease | None = None
-        self.last_lease: Lease | None = None  # while it is paused, what is known of its machine
-        self.frozen: Frozen | None = None
+        self.slot = MachineSlot(source)
         self.runs = runs
-        self.turn = anyio.Lock()  # the right to start a run: one kernel, one run at a time
+        self.run_lock = anyio.Lock()  # held to start a run, and to fork, pause or resume: one at a time
         self.ended = anyio.Event()  # nothing of it is left
-        self._attempt = Attempt(source)  # the newest one
-        self._wanted: Attempt | None = self._attempt  # what the keeper is to try next
-        self.settled = self._attempt.settled  # it is ready, or never will be
         self.ending: Ending | None = None  # once it is over
-        self._failure: SandboxError | None = None
-        self._untold_loss: LiveRun | None = None  # a run that cost the variables, and nobody knows yet
+        self._observer = observer
+        self._start_error: SandboxError | None = None
+        self._unreported_loss: RunHandle | None = None  # a run that lost the variables, if no result has said so
         self._over = anyio.Event()
-        self._changed = anyio.Event()  # the keeper has to look what is wanted of it
         self._uses: set[anyio.CancelScope] = set()
         self._unused = anyio.Event()
-        self._entrance = anyio.Lock(fast_acquire=True)  # to be passed by whoever is going to use the machine
-        self._tasks: anyio.abc.TaskGroup | None = None  # of what goes on in the machine
-        self._freezer = AsyncExitStack()  # holds the frozen state
+        self._entrance = anyio.Lock(fast_acquire=True)  # passed by every use, held by an exclusive one
 
     # -- state ---------------------------------------------------------------------------------------------
 
+    @property
+    def settled(self) -> anyio.Event:
+        """Set once the sandbox is ready, or never will be."""
+        return self.slot.first_settled
+
+    @property
+    def lease(self) -> Lease | None:
+        """The machine, if it has one now."""
+        return self.slot.lease
+
+    @property
+    def last_lease(self) -> Lease | None:
+        """The machine, or the one it had before it was paused."""
+        return self.slot.last_lease
+
+    @property
+    def frozen(self) -> Frozen | None:
+        """The saved state of a paused sandbox."""
+        return self.slot.frozen
+
     def end(self, end: End, reason: str = "") -> None:
-        """Nobody may use it any more; its keeper lets go of the machine. Only the first call counts."""
+        """Cancel all uses and have the keeper let go of the machine. Only the first call counts."""
         if self.state in OVER:
             return
-        self._attempt.give_up()
         self._move(State.LOST if end is End.LOST else State.CLOSING)
         run = self.runs.current if end is End.LOST else None
         self.ending = Ending(
@@ -112,9 +106,9 @@ class Sandbox:
             unused=run is None or not run.sent,
             lost_run=None if run is None else LostRun(run.id, run.log, run.elapsed_s),
         )
-        self.ticket.passing = True
+        self.ticket.short_lived = True
         self._over.set()
-        self._changed.set()
+        self.slot.give_up()
         for use in self._uses:
             use.cancel()
 
@@ -126,26 +120,46 @@ class Sandbox:
         return was_alive
 
     def error(self) -> SandboxError:
-        """What to tell somebody who wants to use a sandbox that is paused or over."""
+        """Return the error for a caller who wants to use a sandbox that is paused or over."""
         if self.ending is None:
             return SandboxPaused(self.id)
-        return self._failure or self.ending.error()
+        return self._start_error or self.ending.error()
 
-    def keep_on(self) -> None:
-        """It was made for one run, and that takes longer: now it is a sandbox like any other."""
-        self.one_off = self.ticket.passing = False
+    def outlive_run(self) -> None:
+        """Turn a sandbox created for one run into an ordinary one: the run goes on in the background."""
+        self.one_off = self.ticket.short_lived = False
 
     def _move(self, state: State) -> None:
         self.state = moved(self.state, state)
+
+    # -- what the keeper reports ---------------------------------------------------------------------------
+
+    def machine_ready(self, machine: LeasedMachine, waited_s: float) -> None:
+        """Let the sandbox be used: its machine is here, `waited_s` after it was wanted."""
+        with self._observed():
+            self._observer.machine_ready(self, machine, waited_s)
+        self._move(State.READY)
+        self.last_used = anyio.current_time()
+
+    def start_failed(self, error: SandboxError) -> None:
+        """End a sandbox that never got a machine."""
+        self._start_error = error
+        self.end(End.FAILED)
+
+    def torn_down(self) -> None:
+        """Announce that nothing of the sandbox is left."""
+        if self.state is State.CLOSING:
+            self._move(State.CLOSED)
+        self.ended.set()
 
     # -- use -----------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Lease]:
-        """The machine, for as long as the sandbox lives: when it ends, what is done with it is cancelled.
+        """Use the machine. The block is cancelled when the sandbox ends.
 
         Raises:
-            SandboxError: the sandbox is paused or over, or ended in the middle.
+            SandboxError: the sandbox is paused or over, or ended during the block.
         """
         await self.settled.wait()
         async with self._entrance:
@@ -155,7 +169,7 @@ class Sandbox:
 
     @asynccontextmanager
     async def use_alone(self) -> AsyncIterator[Lease]:
-        """Like `use`, when all others have left; whoever comes meanwhile waits. Runs have to be kept out by `turn`."""
+        """Like `use`, once all other uses are over; new ones wait. The caller keeps runs out with `run_lock`."""
         await self.settled.wait()
         async with self._entrance:
             while self._uses:
@@ -185,7 +199,7 @@ class Sandbox:
             raise self.error()
 
     def touch(self) -> None:
-        """Count as a use what needs no machine.
+        """Restart the idle timeout after a use that needs no machine.
 
         Raises:
             SandboxError: the sandbox is over.
@@ -195,17 +209,17 @@ class Sandbox:
         self.last_used = anyio.current_time()
 
     def ends_at(self) -> tuple[float, str]:
-        """When the sandbox ends if nothing more happens, and why. In use it is not idle, and paused neither."""
+        """Return when the sandbox ends if nothing more happens, and why. It is not idle while used or paused."""
         if self.state is State.PAUSED:
             return self.lifespan.too_old_at(self.created)
         return self.lifespan.ends_at(self.created, anyio.current_time() if self._uses else self.last_used)
 
     def expires_in_s(self) -> float:
-        """Seconds until it ends if nothing more happens."""
+        """Return the seconds until it ends if nothing more happens."""
         return max(0.0, self.ends_at()[0] - anyio.current_time())
 
     def usable(self) -> Lease:
-        """The machine of a sandbox that can be used now.
+        """Return the machine.
 
         Raises:
             SandboxError: the sandbox is paused or over.
@@ -216,83 +230,78 @@ class Sandbox:
 
     # -- runs ----------------------------------------------------------------------------------------------
 
-    def start_run(self, run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
-        """Have `work` done for `run`, in a task that ends before the machine does.
+    def start_run(self, run: RunHandle, work: Callable[[], Awaitable[None]]) -> None:
+        """Execute `run` by doing `work`, in a task that ends before the machine does.
 
         Raises:
-            SandboxError: the sandbox is over.
+            SandboxError: the sandbox is paused or over.
         """
+
+        async def execute() -> None:
+            try:
+                await work()
+            finally:
+                self._end_run(run)
+
         self.usable()
-        assert self._tasks is not None, "a sandbox that can be used has its keeper"
         self._move(State.RUNNING)
         self.runs.current = run
-        self._tasks.start_soon(self._work, run, work, name=f"{run.id} in {self.id}")
+        self.slot.start_task(execute, name=f"{run.id} in {self.id}")
 
-    async def _work(self, run: LiveRun, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await work()
-        finally:
-            self.runs.current = None
-            if self.state is State.RUNNING:
-                self._move(State.READY)
-            if run.result is not None and run.result.state == "lost":
-                self._untold_loss = run
-            if run.background or (run.result is not None and run.result.log_needed):
-                self.runs.keep(run)
-            run.finish()
-            with self._watched():
-                self._watcher.ran(self, run.outcome)
+    def _end_run(self, run: RunHandle) -> None:
+        self.runs.current = None
+        if self.state is State.RUNNING:
+            self._move(State.READY)
+        if run.result is not None and run.result.state == "lost":
+            self._unreported_loss = run
+        if run.background or (run.result is not None and run.result.log_needed):
+            self.runs.keep(run)
+        run.finish()
+        with self._observed():
+            self._observer.run_ended(self, run.outcome)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Whoever only watches does no harm."""
+    def _observed(self) -> Iterator[None]:
+        """Log errors of the observer: they must not harm the sandbox."""
         try:
             yield
         except Exception as error:
-            logger.warning("a watcher of sandbox %s failed", self.id, exc_info=error, extra={"sandbox": self.id})
+            logger.warning("an observer of sandbox %s failed", self.id, exc_info=error, extra={"sandbox": self.id})
 
-    def loss_told(self, run: LiveRun) -> None:
-        """Somebody has the result of `run`, and with it the news if it cost the variables."""
-        if self._untold_loss is run:
-            self._untold_loss = None
+    def loss_reported(self, run: RunHandle) -> None:
+        """Note that a client has the result of `run`, which says whether it lost the variables."""
+        if self._unreported_loss is run:
+            self._unreported_loss = None
 
-    def take_loss(self) -> bool:
-        """Whether variables were lost and nobody knows; who asks is going to tell."""
-        lost, self._untold_loss = self._untold_loss is not None, None
+    def take_unreported_loss(self) -> bool:
+        """Return whether variables were lost and no result said so yet. The caller's result will."""
+        lost, self._unreported_loss = self._unreported_loss is not None, None
         return lost
 
     # -- pausing -------------------------------------------------------------------------------------------
 
     async def pause(self, freeze: Callable[[Lease], AbstractAsyncContextManager[Frozen]]) -> None:
-        """Freeze the machine and let it go. Who calls this has the turn.
+        """Freeze the machine and let it go. The caller holds `run_lock`.
 
-        Cancelled before the state is written, it changes nothing; after that the machine goes in any case.
+        Cancelled before the state is saved, it changes nothing; after that, the sandbox is paused in any case.
 
         Raises:
-            SandboxError: it could not be frozen and goes on, or it ended in the middle.
+            SandboxError: it could not be frozen and goes on, or it ended meanwhile.
         """
-        attempt = self._attempt
         async with self.use_alone() as lease, AsyncExitStack() as stack:
             frozen = await stack.enter_async_context(freeze(lease))
-            await anyio.lowlevel.checkpoint_if_cancelled()  # freezing does not stop half-way
+            await anyio.lowlevel.checkpoint_if_cancelled()  # freezing itself cannot be cancelled halfway
             self.usable()
-            self.frozen, self.lease, self._freezer = frozen, None, stack.pop_all()
+            machine_ended = self.slot.swap_out(frozen, stack.pop_all())
             self._move(State.PAUSED)
-            self._changed.set()
-        await attempt.ended.wait()
+        await machine_ended.wait()
 
-    async def resume(self, source: AbstractAsyncContextManager[Lease]) -> None:
-        """Go on with the machine of `source`. Who calls this has the turn.
+    async def resume(self, source: MachineSource) -> None:
+        """Continue with the machine that `source` thaws. The caller holds `run_lock`.
 
         Raises:
-            SandboxError: there is none, and the sandbox is paused as before or over.
+            SandboxError: there is no machine; the sandbox is still paused, or over.
         """
-        attempt = self._attempt = self._wanted = Attempt(source)
-        self._changed.set()
-        try:
-            await attempt.settled.wait()
-        except BaseException:
-            attempt.give_up()
-            raise
+        failure = await self.slot.swap_in(source)
         if self.state not in USABLE:
-            raise attempt.failure or self.error()
+            raise failure or self.error()

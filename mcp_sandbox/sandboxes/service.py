@@ -1,33 +1,25 @@
-"""The one place that knows all sandboxes: owners, limits, deadlines and results."""
+"""What every face calls: finds the owner's sandbox, checks the request and delegates."""
 
 import math
-import secrets
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from types import TracebackType
+from contextlib import asynccontextmanager
 from typing import Self
 
-import anyio
-import anyio.lowlevel
+from anyio import AsyncContextManagerMixin
 
 from guest.client.messages import FileChunk
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FileTooLarge, RunLimit, RunNotStarted, SandboxNotFound
-from mcp_sandbox.machines.provider import Lease, MachineRequest, Provider, find_template
-from mcp_sandbox.runs.options import check_options
-from mcp_sandbox.runs.results import RunRequest
-from mcp_sandbox.runs.running import RunBook
-from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
-from mcp_sandbox.sandboxes.execution import CheckedRun, check
+from mcp_sandbox.errors import FileTooLarge, RunLimit, RunNotStarted
+from mcp_sandbox.machines.provider import Provider, find_template
+from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
+from mcp_sandbox.sandboxes.admission import Admission
 from mcp_sandbox.sandboxes.file_access import file_operation, mime_of, read_all, resolve
-from mcp_sandbox.sandboxes.forks import Forks, all_or_none, all_ready
-from mcp_sandbox.sandboxes.graves import Graves
-from mcp_sandbox.sandboxes.keeper import KeptSandbox
-from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, Lifespan, lifespan
-from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_on, run_in_turn, stop
-from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
+from mcp_sandbox.sandboxes.forks import Forks
+from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, lifespan
+from mcp_sandbox.sandboxes.roster import Roster
+from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_output, run_and_wait, stop_run
+from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
 from mcp_sandbox.sandboxes.view import view_of
 from mcp_sandbox.views import (
     ArtifactList,
@@ -42,61 +34,47 @@ from mcp_sandbox.views import (
 )
 
 
-class SandboxService:
+class SandboxService(AsyncContextManagerMixin):
     """Sandboxes of many owners over one provider. Leaving it ends all of them."""
 
-    def __init__(self, provider: Provider, settings: Settings, watcher: Watcher | None = None) -> None:
+    def __init__(self, provider: Provider, settings: Settings, observer: Observer | None = None) -> None:
         self.settings = settings
-        self._watcher = watcher or Watcher()
-        limits = Limits.of(settings, provider.capacity.now)
-        self.admission = Admission(limits, settings.limits.queue_timeout_s, self._watcher.refused)
-        self._provider = provider
+        self._observer = observer or Observer()
+        self._roster = Roster(provider, settings, self._observer)
+        self._forks = Forks(provider, self._roster, settings.limits)
         self._catalogue = settings.catalogue
-        self._alive: dict[str, Sandbox] = {}
-        self._graves = Graves()
-        self._forks = Forks(provider, self.admission, settings)
-        self._tasks = anyio.create_task_group()
-        self._following = anyio.CancelScope()
 
-    async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._follow_capacity, name="capacity of the hosts")
-        return self
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
+        async with self._roster:
+            yield self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        for box in self._alive.values():
-            box.end(End.CLOSED, "the server stopped")
-        self._following.cancel()
-        return await self._tasks.__aexit__(kind, error, trace)
-
-    async def _follow_capacity(self) -> None:
-        """Keep admission within what the provider's hosts can run."""
-        with self._following:
-            async for capacity in self._provider.capacity:
-                self.admission.resize(Limits.of(self.settings, capacity))
+    @property
+    def admission(self) -> Admission:
+        """The queue for places within the limits."""
+        return self._roster.admission
 
     # -- sandboxes -----------------------------------------------------------------------------------------
 
     async def create(
         self, owner: str, template: str | None = None, *, ttl_s: float | None = None, idle_s: float | None = None
     ) -> SandboxView:
-        """A new sandbox, ready to use.
+        """Create a sandbox and wait until it is ready.
 
         Raises:
             BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, UnusableTemplate, HostNotReady, SandboxError:
                 there is none.
         """
-        return view_of(await self._start(owner, template, lifespan(self.settings, ttl_s, idle_s), one_off=False))
+        span = lifespan(self.settings.lifetime, ttl_s, idle_s)
+        return view_of(await self._roster.open(owner, template, span, one_off=False))
 
     def sandboxes(self, owner: str) -> list[SandboxView]:
-        """The owner's sandboxes, oldest first."""
-        return [view_of(box) for box in self._alive.values() if box.owner == owner and box.state in ALIVE]
+        """Return the owner's sandboxes, oldest first."""
+        return [view_of(box) for box in self._roster.of(owner) if box.state in ALIVE]
 
     def alive(self) -> list[Sandbox]:
-        """All sandboxes, whoever owns them, oldest first: for operators, not for callers."""
-        return list(self._alive.values())
+        """Return the sandboxes of all owners, oldest first. For operators only."""
+        return self._roster.all()
 
     async def close(self, owner: str, sandbox_id: str) -> bool:
         """End a sandbox and wait until nothing of it is left; False if it had ended before.
@@ -104,199 +82,143 @@ class SandboxService:
         Raises:
             SandboxNotFound: the owner never had such a sandbox.
         """
-        if self._graves.find(owner, sandbox_id) is not None:
+        if self._roster.ending(owner, sandbox_id) is not None:
             return False
-        return await self._find(owner, sandbox_id).close()
-
-    async def _start(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
-        name = template or self.settings.template
-        memory_mb = find_template(self._catalogue, name).machine.memory_mb
-        ticket = Ticket(owner, memory_mb, passing=one_off)
-        source = self._placed(ticket, self._provider.acquire(MachineRequest(name, owner)))
-        box = self._open(name, span, ticket, source, one_off=one_off)
-        with all_or_none([box]):
-            await all_ready([box])
-        return box
-
-    def _open(
-        self,
-        template: str,
-        span: Lifespan,
-        ticket: Ticket,
-        source: AbstractAsyncContextManager[Lease],
-        *,
-        one_off: bool = False,
-    ) -> Sandbox:
-        """A sandbox on its way to a machine."""
-        runs = RunBook(self.settings.runs.kept, self.settings.runs.kept_bytes)
-        box = KeptSandbox(
-            f"sb-{secrets.token_hex(8)}", template, span, ticket, runs, source, one_off=one_off, watcher=self._watcher
-        )
-        self._alive[box.id] = box
-        self._tasks.start_soon(self._keep, box, name=f"keeper of {box.id}")
-        return box
-
-    async def _keep(self, box: KeptSandbox) -> None:
-        try:
-            await box.keep()
-        finally:
-            del self._alive[box.id]
-            if box.ending is not None:
-                self._graves.add(box.ending)
-
-    @asynccontextmanager
-    async def _placed(self, ticket: Ticket, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:
-        """A machine of `source`, when its owner's turn has come."""
-        asked_at = anyio.current_time()
-        async with self.admission.place(ticket):
-            waited_s = anyio.current_time() - asked_at
-            async with source as lease:
-                timings = replace(lease.timings, queue_s=lease.timings.queue_s + waited_s)
-                yield replace(lease, timings=timings)
-
-    def _find(self, owner: str, sandbox_id: str) -> Sandbox:
-        if (grave := self._graves.find(owner, sandbox_id)) is not None:
-            raise grave.error()
-        box = self._alive.get(sandbox_id)
-        if box is None or box.owner != owner:
-            raise SandboxNotFound(sandbox_id)
-        return box
+        return await self._roster.find(owner, sandbox_id).close()
 
     # -- forks and pauses ----------------------------------------------------------------------------------
 
     async def fork(self, owner: str, sandbox_id: str, count: int) -> list[SandboxView]:
-        """Copies of a sandbox as it is now, each with a life of its own; the sandbox itself goes on. All or none.
+        """Copy a sandbox as it is now, `count` times or not at all. The sandbox itself goes on.
 
         Raises:
             BadRequest, SandboxNotFound, SandboxBusy, SandboxPaused, CannotFreeze, LimitReached, SandboxError:
                 nothing was copied.
         """
-        return [view_of(copy) for copy in await self._forks.fork(self._find(owner, sandbox_id), count, self._open)]
+        return [view_of(copy) for copy in await self._forks.fork(self._roster.find(owner, sandbox_id), count)]
 
     async def pause(self, owner: str, sandbox_id: str) -> SandboxView:
-        """Freeze a sandbox and give its machine's memory back to the host. Only its time to live goes on.
+        """Freeze a sandbox and give its memory back to the host. It cannot become idle, but still too old.
 
         Raises:
             SandboxNotFound, SandboxBusy, CannotFreeze, LimitReached, SandboxError: it is as it was, or over.
         """
-        box = self._find(owner, sandbox_id)
+        box = self._roster.find(owner, sandbox_id)
         await self._forks.pause(box)
         return view_of(box)
 
     async def resume(self, owner: str, sandbox_id: str) -> SandboxView:
-        """Let a paused sandbox go on, when there is a place for its machine.
+        """Continue a paused sandbox once there is a place for its machine.
 
         Raises:
-            SandboxNotFound, MachineLost, LimitReached, SandboxError: it is paused as before, or over.
+            SandboxNotFound, MachineLost, LimitReached, SandboxError: it is still paused, or over.
         """
-        box = self._find(owner, sandbox_id)
-        await self._forks.resume(box, self._placed)
+        box = self._roster.find(owner, sandbox_id)
+        await self._forks.resume(box)
         return view_of(box)
 
     # -- runs ----------------------------------------------------------------------------------------------
 
     async def run(self, request: RunRequest) -> RunView:
-        """Run code in the sandbox the request names, or in a fresh one that is destroyed afterwards.
+        """Run code in the sandbox that the request names, or in a fresh one that is destroyed afterwards.
 
-        Code that fails is a result. An exception says that there is none.
+        Code that fails is a result. An exception means that there is no result.
 
         Raises:
             BadRequest, SandboxNotFound, SandboxBusy, MachineLost, LimitReached, TemplateNotBuilt: as their names say.
         """
-        checked = check(request, self.settings, self.settings.runs.timeout_s)
-        result = await self._run(request, checked, math.inf, None)
-        assert isinstance(result, RunView), "whoever waits for ever gets a result"
+        checked = check_request(request, self.settings.runs, self.settings.runs.timeout_s)
+        result = await self._run(checked, math.inf, None)
+        assert isinstance(result, RunView), "a call that waits forever gets a result"
         return result
 
     async def run_for_client(
         self, request: RunRequest, *, background: bool = False, report: Report | None = None
     ) -> RunView | RunProgress:
-        """Like `run`, for somebody whose patience ends: then, or at once, the run is left in the background.
+        """Like `run`, but leave the run in the background at once, or when it takes longer than clients wait.
 
         The fresh sandbox of a run that is left in the background stays.
         """
-        settings = self.settings
-        checked = check(request, settings, settings.runs.max_timeout_s if background else settings.runs.timeout_s)
-        until = checked.asked_at + (0 if background else settings.runs.foreground_s)
-        return await self._run(request, checked, until, report)
+        limits = self.settings.runs
+        checked = check_request(request, limits, limits.max_timeout_s if background else limits.timeout_s)
+        until = checked.asked_at + (0 if background else limits.foreground_s)
+        return await self._run(checked, until, report)
 
     async def read_output(
         self, owner: str, sandbox_id: str, run_id: str, *, offset: int, wait_s: float, report: Report | None = None
     ) -> RunProgress:
-        """What a run has written from `offset` on, and its result if it is over, or why there is none.
+        """Return a run's output from `offset` on, and its result if it is over, or why there is none.
 
         Raises:
             SandboxNotFound, RunNotFound, MachineLost: as their names say.
         """
-        if (grave := self._graves.find(owner, sandbox_id)) is not None:
-            return lost_view(grave, run_id, self.settings, offset)
-        box = self._find(owner, sandbox_id)
+        output = self.settings.output
+        if (ending := self._roster.ending(owner, sandbox_id)) is not None:
+            return lost_view(ending, run_id, output, offset)
+        box = self._roster.find(owner, sandbox_id)
         if box.ending is not None:
-            return lost_view(box.ending, run_id, self.settings, offset)
+            return lost_view(box.ending, run_id, output, offset)
         box.touch()
-        return await read_on(box, run_id, self.settings, offset, wait_s, report)
+        return await read_output(box, run_id, output, offset, wait_s, report)
 
     async def stop_run(self, owner: str, sandbox_id: str, run_id: str) -> RunView:
-        """End a run, and return what came of it.
+        """Stop a run and return its result.
 
         Raises:
             SandboxNotFound, RunNotFound, MachineLost: as their names say.
         """
-        box = self._find(owner, sandbox_id)
+        box = self._roster.find(owner, sandbox_id)
         box.touch()
-        return await stop(box, run_id)
+        return await stop_run(box, run_id)
 
-    async def _run(
-        self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
-    ) -> RunView | RunProgress:
-        self._check_runs(request.owner)  # before a machine is taken
+    async def _run(self, run: CheckedRun, until: float, report: Report | None) -> RunView | RunProgress:
+        request = run.request
+        self._check_run_limit(request.owner)  # before a machine is taken
         if request.sandbox_id is not None:
-            box = self._find(request.owner, request.sandbox_id)
-            if (lease := box.lease or box.last_lease) is not None:
-                check_options(request, lease.template)
-            return await self._run_in(box, checked, until, report)
-        check_options(request, find_template(self._catalogue, request.template or self.settings.template))
+            box = self._roster.find(request.owner, request.sandbox_id)
+            if (lease := box.last_lease) is not None:
+                request.check_template(lease.template)
+            return await self._run_in(box, run, until, report)
+        request.check_template(find_template(self._catalogue, request.template or self.settings.template))
         try:
-            return await self._run_once(request, checked, until, report)
-        except RunNotStarted:  # its machine was dead already, as one that had been kept ready may be
-            return await self._run_once(request, checked, until, report)
+            return await self._run_once(run, until, report)
+        except RunNotStarted:  # a pooled machine may have died while it waited
+            return await self._run_once(run, until, report)
 
-    async def _run_once(
-        self, request: RunRequest, checked: CheckedRun, until: float, report: Report | None
-    ) -> RunView | RunProgress:
-        box = await self._start(request.owner, request.template, lifespan(self.settings, None, None), one_off=True)
+    async def _run_once(self, run: CheckedRun, until: float, report: Report | None) -> RunView | RunProgress:
+        span = lifespan(self.settings.lifetime, None, None)
+        box = await self._roster.open(run.request.owner, run.request.template, span, one_off=True)
         try:
-            return await self._run_in(box, checked, until, report)
+            return await self._run_in(box, run, until, report)
         finally:
             if box.one_off:
-                box.end(End.CLOSED)  # its keeper cleans up, the caller need not wait
+                box.end(End.CLOSED)  # its keeper tears it down while the caller already has the result
 
     async def _run_in(
-        self, box: Sandbox, checked: CheckedRun, until: float, report: Report | None
+        self, box: Sandbox, run: CheckedRun, until: float, report: Report | None
     ) -> RunView | RunProgress:
-        self._check_runs(box.owner)
-        return await run_in_turn(box, checked, self.settings, until, report)
+        self._check_run_limit(box.owner)
+        return await run_and_wait(box, run, self.settings.output, until, report)
 
-    def _check_runs(self, owner: str) -> None:
+    def _check_run_limit(self, owner: str) -> None:
         limit = self.settings.limits.owner_runs
-        running = sum(box.owner == owner and box.runs.current is not None for box in self._alive.values())
-        if limit is not None and running >= limit:
-            self._watcher.refused("limits.owner_runs")
+        if limit is not None and sum(box.runs.current is not None for box in self._roster.of(owner)) >= limit:
+            self._observer.limit_refused("limits.owner_runs")
             raise RunLimit("limits.owner_runs", limit)
 
     # -- files ---------------------------------------------------------------------------------------------
 
     async def read(self, owner: str, sandbox_id: str, path: str, *, offset: int = 0, limit: int) -> FileChunk:
-        """A part of a file."""
+        """Read a part of a file."""
         where = resolve(path)
-        async with self._find(owner, sandbox_id).use() as lease:
+        async with self._roster.find(owner, sandbox_id).use() as lease:
             with file_operation(where):
                 return await lease.agent.read(where, offset=offset, limit=limit)
 
     async def read_all(self, owner: str, sandbox_id: str, path: str, *, max_bytes: int | None = None) -> bytes:
-        """A whole file, up to `max_bytes` or the limit of the settings."""
+        """Read a whole file, up to `max_bytes` or the limit in the settings."""
         limit = self.settings.files.max_read_bytes if max_bytes is None else max_bytes
-        async with self._find(owner, sandbox_id).use() as lease:
+        async with self._roster.find(owner, sandbox_id).use() as lease:
             return await read_all(lease.agent, resolve(path), limit)
 
     async def write(self, owner: str, sandbox_id: str, path: str, data: bytes) -> WrittenFile:
@@ -305,15 +227,15 @@ class SandboxService:
         limit = self.settings.files.max_write_bytes
         if len(data) > limit:
             raise FileTooLarge(where, len(data), limit)
-        async with self._find(owner, sandbox_id).use() as lease:
+        async with self._roster.find(owner, sandbox_id).use() as lease:
             with file_operation(where):
                 info = await lease.agent.write(where, data)
         return WrittenFile(path=info.path, size=info.size)
 
     async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool) -> FileList:
-        """What is in a directory."""
+        """List a directory."""
         where = resolve(path)
-        async with self._find(owner, sandbox_id).use() as lease:
+        async with self._roster.find(owner, sandbox_id).use() as lease:
             with file_operation(where):
                 limit = self.settings.files.max_entries
                 listing = await lease.agent.list(where, recursive=recursive, max_entries=limit)
@@ -321,7 +243,7 @@ class SandboxService:
         return FileList(path=where, entries=entries, truncated=listing.truncated)
 
     async def artifacts(self, owner: str, sandbox_id: str) -> ArtifactList:
-        """Return the files in the outputs directory."""
+        """List the files that runs left in the outputs directory."""
         listing = await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
         artifacts = [
             ArtifactView(

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from guest.client.reports import MAX_CASES
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.options import MIN_MEMORY_MB
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs import requests
+from mcp_sandbox.runs.requests import MIN_MEMORY_MB, CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     OFFLINE,
@@ -96,21 +96,20 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             list[Literal["address", "undefined", "thread"]] | None, Field(description="C++: sanitizers.")
         ] = None,
     ) -> CallToolResult:
-        options = _given(
+        request = CodeRun(
+            owner_of(ctx),
+            code,
+            sandbox_id,
+            template,
+            timeout_s,
             stdin=stdin,
-            cases=None if cases is None else [case.model_dump(exclude_none=True) for case in cases],
+            cases=None if cases is None else tuple(requests.Case(case.stdin, case.expected) for case in cases),
             case_timeout_s=case_timeout_s,
             memory_limit_mb=memory_limit_mb,
-            flags=flags,
-            sanitize=sanitize,
+            flags=None if flags is None else tuple(flags),
+            sanitize=None if sanitize is None else tuple(sanitize),
         )
-        request = RunRequest(owner_of(ctx), code, sandbox_id, template, timeout_s, options=options)
         return await result_of(ctx, request, background=background)
-
-
-def _given(**options: object) -> dict[str, object] | None:
-    """Return the options that were given, or None: the usual case, and the fastest."""
-    return {name: value for name, value in options.items() if value is not None} or None
 
 
 def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) -> None:

@@ -8,10 +8,9 @@ from pydantic import Field
 
 from guest.places import WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.commands import command_options
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import OFFLINE, SandboxId, ToolContext, hints, owner_of, tool_errors
+from mcp_sandbox.tools.common import OFFLINE, SandboxId, ToolContext, hints, owner_of
 from mcp_sandbox.tools.run_answers import InBackground, OneOffTemplate, result_of, timeout_field
 
 
@@ -48,7 +47,5 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
         background: InBackground = False,
     ) -> CallToolResult:
-        with tool_errors():
-            options = command_options(cwd, env, stdin)
-        request = RunRequest(owner_of(ctx), command, sandbox_id, template, timeout_s, "command", options)
+        request = CommandRun(owner_of(ctx), command, sandbox_id, template, timeout_s, cwd=cwd, env=env, stdin=stdin)
         return await result_of(ctx, request, background=background)

@@ -7,8 +7,7 @@ from mcp_types import CallToolResult
 from pydantic import Field, JsonValue
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.invocations import invocation
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import HandlerRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     SandboxId,
@@ -61,6 +60,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             ),
         ] = None,
     ) -> CallToolResult:
-        options = invocation(handler, event, context)
-        request = RunRequest(owner_of(ctx), code, sandbox_id, None, timeout_s, "invoke", options)
+        request = HandlerRun(
+            owner_of(ctx), code, sandbox_id, None, timeout_s, event=event, context=context, handler=handler
+        )
         return await result_of(ctx, request, background=False)

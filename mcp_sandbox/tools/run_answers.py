@@ -6,7 +6,7 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import RunRequest
 from mcp_sandbox.tools.common import ToolContext, reporter, service_of, tool_errors
 from mcp_sandbox.tools.run_text import progress_blocks, run_blocks
 from mcp_sandbox.views import RUN_META, RunProgress, RunView

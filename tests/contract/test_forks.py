@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from mcp_sandbox.machines.provider import LeasedMachine
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.functional.machines import Machines
 from tests.waiting import HANG_S, LOOK_AGAIN_S
@@ -76,7 +76,7 @@ class Sandboxes:
         return (await self.service.create(ME)).sandbox_id
 
     async def run(self, box: str, code: str) -> str:
-        result = await self.service.run(RunRequest(ME, code, box))
+        result = await self.service.run(CodeRun(ME, code, box))
         assert result.status == "ok", result.error
         return result.stdout.head.strip()
 

@@ -8,7 +8,7 @@ import pytest
 from mcp_types import TextContent
 
 from mcp_sandbox.app import Host, open_service
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import Case, CodeRun, CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.run_text import run_blocks
 from tests.functional.machines import only
@@ -32,7 +32,7 @@ func main() {
     fmt.Println(2 * n)
 }
 """
-CASES = [{"stdin": "4", "expected": "8"}, {"stdin": "5", "expected": "11"}, {"stdin": "-1"}]
+CASES = (Case("4", "8"), Case("5", "11"), Case("-1"))
 
 
 class Box:
@@ -45,7 +45,7 @@ class Box:
     async def run(self, code: str, **options: Any) -> str:
         """What a model would read."""
         with anyio.fail_after(LIMIT_S):
-            request = RunRequest(OWNER, code, self._id, timeout_s=LIMIT_S, options=options or None)
+            request = CodeRun(OWNER, code, self._id, timeout_s=LIMIT_S, **options)
             block = run_blocks(await self._service.run(request))[0]
         assert isinstance(block, TextContent)
         return block.text
@@ -55,7 +55,7 @@ class Box:
         for path, text in files.items():
             await self._service.write(OWNER, self._id, path, text.encode())
         with anyio.fail_after(LIMIT_S):
-            request = RunRequest(OWNER, command, self._id, timeout_s=LIMIT_S, kind="command")
+            request = CommandRun(OWNER, command, self._id, timeout_s=LIMIT_S)
             block = run_blocks(await self._service.run(request))[0]
         assert isinstance(block, TextContent)
         return block.text

@@ -19,7 +19,7 @@ from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, load_settings
 from mcp_sandbox.errors import TemplateNotBuilt, UnusableTemplate
 from mcp_sandbox.machines.provider import HostFacts
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import BUILT_IN
 from templates.locks import is_held
@@ -61,7 +61,7 @@ class Server:
         return (await self.service.create(ME, NAME)).sandbox_id
 
     async def mark(self, box: str) -> str:
-        result = await self.service.run(RunRequest(ME, MARK, box))
+        result = await self.service.run(CodeRun(ME, MARK, box))
         assert result.status == "ok", result.error
         return result.stdout.head.strip()
 

@@ -9,7 +9,7 @@ import pytest
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import Lease, LeaseTimings, MachineRequest
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun, CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import RunProgress
 from templates.catalogue import Catalogue
@@ -42,7 +42,7 @@ async def service() -> AsyncIterator[SandboxService]:
 
 
 async def started(service: SandboxService, box: str, code: str) -> RunProgress:
-    view = await service.run_for_client(RunRequest(ME, code, box), background=True)
+    view = await service.run_for_client(CodeRun(ME, code, box), background=True)
     assert isinstance(view, RunProgress)
     while not view.page.text:
         await anyio.lowlevel.checkpoint()
@@ -51,7 +51,7 @@ async def started(service: SandboxService, box: str, code: str) -> RunProgress:
 
 
 async def printed(service: SandboxService, box: str, code: str) -> str:
-    return (await service.run(RunRequest(ME, code, box))).stdout.head.strip()
+    return (await service.run(CodeRun(ME, code, box))).stdout.head.strip()
 
 
 async def test_output_comes_while_code_runs_and_a_stop_keeps_its_variables(service: SandboxService):
@@ -73,50 +73,48 @@ async def test_output_comes_while_code_runs_and_a_stop_keeps_its_variables(servi
 async def test_a_command_in_the_background_is_read_and_stopped_as_code_is(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     line = "export X=1; n=0; while true; do n=$((n + 1)); echo tick $n; sleep 0.01; done"
-    view = await service.run_for_client(RunRequest(ME, line, box, kind="command"), background=True)
+    view = await service.run_for_client(CommandRun(ME, line, box), background=True)
     assert isinstance(view, RunProgress)
     while "tick 3\n" not in view.page.text:
         view = await service.read_output(ME, box, view.run_id, offset=0, wait_s=0.05)
         assert view.result is None
     result = await service.stop_run(ME, box, view.run_id)
     assert (result.status, result.state, result.stopped) == ("interrupted", "kept", True)
-    after = await service.run(RunRequest(ME, "echo ${X-none}", box, kind="command"))
+    after = await service.run(CommandRun(ME, "echo ${X-none}", box))
     assert (after.stdout.head, after.lost_before) == ("none\n", False)
 
 
 async def test_a_cancelled_call_interrupts_real_code_and_its_variables_are_there(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(service.run, RunRequest(ME, TICKS, box))
-        while service.sandboxes(ME)[0].run_id is None or not len(service._alive[box].runs.current.log):  # type: ignore[union-attr]
+        tasks.start_soon(service.run, CodeRun(ME, TICKS, box))
+        while service.sandboxes(ME)[0].run_id is None or not len(service.alive()[0].runs.current.log):  # type: ignore[union-attr]
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    after = await service.run(RunRequest(ME, "print(n > 0)", box))
+    after = await service.run(CodeRun(ME, "print(n > 0)", box))
     assert (after.stdout.head, after.lost_before) == ("True\n", False)
 
 
 async def test_code_that_cannot_be_interrupted_is_killed_and_the_next_run_says_so(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
-    await service.run(RunRequest(ME, "x = 1", box))
+    await service.run(CodeRun(ME, "x = 1", box))
     view = await started(service, box, STUBBORN)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.stop_run, ME, box, view.run_id)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()  # nobody learns of the result
-    after = await service.run(RunRequest(ME, "print('x' in globals())", box))
+    after = await service.run(CodeRun(ME, "print('x' in globals())", box))
     assert (after.stdout.head, after.lost_before) == ("False\n", True)
 
 
 async def test_output_beyond_what_is_sent_live_is_missing_in_the_log_and_whole_in_a_file(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
-    result = await service.run(RunRequest(ME, "for n in range(200_000): print('line', n)", box))
+    result = await service.run(CodeRun(ME, "for n in range(200_000): print('line', n)", box))
     assert result.stdout.spill is not None
     whole = await service.read_all(ME, box, result.stdout.spill)
     assert whole == b"".join(b"line %d\n" % n for n in range(200_000))
     assert result.stdout.omitted_bytes == len(whole) - 2 * 8192
-    view = await service.run_for_client(
-        RunRequest(ME, "for n in range(200_000): print('line', n)", box), background=True
-    )
+    view = await service.run_for_client(CodeRun(ME, "for n in range(200_000): print('line', n)", box), background=True)
     assert isinstance(view, RunProgress)
     read, offset = "", 0
     while view.result is None or view.page.end < view.page.size:

@@ -1,4 +1,4 @@
-"""Who gets a place and who waits: the decision without a clock, then people waiting for it."""
+"""Admission: the decisions without a clock, then callers that wait for them."""
 
 import anyio
 import pytest
@@ -18,7 +18,7 @@ def joined(queue: FairQueue, *owners: str, memory_mb: int = 100) -> list[Ticket]
 
 
 def served(queue: FairQueue) -> list[Ticket]:
-    """Everybody in line, in the order of one place coming free after another."""
+    """Return all waiting tickets in the order of admission, as places become free one by one."""
     order = queue.admit()
     while queue.holders:
         queue.leave(queue.holders[0])
@@ -32,19 +32,19 @@ def test_owners_take_turns_and_each_is_served_in_order():
     assert served(queue) == [a1, b1, c1, a2, b2, a3]
 
 
-def test_who_comes_later_does_not_pass_by():
+def test_a_later_owner_does_not_overtake():
     queue = FairQueue(Limits(sandboxes=1))
     first, second = joined(queue, "a", "b")
     assert queue.admit() == [first]
     (third,) = joined(queue, "c")
     queue.leave(first)
     assert queue.admit() == [second]
-    queue.leave(third)  # gives up
+    queue.leave(third)  # stops waiting
     queue.leave(second)
     assert queue.admit() == []
 
 
-def test_an_owner_over_their_own_limit_keeps_nobody_else_waiting():
+def test_an_owner_at_the_owner_limit_does_not_block_others():
     queue = FairQueue(Limits(sandboxes=3, owner_sandboxes=1))
     a1, a2, b1 = joined(queue, "a", "a", "b")
     assert queue.admit() == [a1, b1]
@@ -52,7 +52,7 @@ def test_an_owner_over_their_own_limit_keeps_nobody_else_waiting():
     assert queue.admit() == [a2]
 
 
-def test_a_large_one_is_not_starved_by_small_ones():
+def test_a_large_ticket_is_not_starved_by_small_ones():
     queue = FairQueue(Limits(sandboxes=9, memory_mb=300))
     (small,) = joined(queue, "a")
     assert queue.admit() == [small]
@@ -63,18 +63,18 @@ def test_a_large_one_is_not_starved_by_small_ones():
     assert queue.admit() == [large]
 
 
-def test_a_party_is_served_together_or_waits_without_holding_anything():
+def test_a_group_is_admitted_as_a_whole_or_waits_without_holding_places():
     queue = FairQueue(Limits(sandboxes=3))
     (single,) = joined(queue, "a")
     queue.admit()
-    parties = [[Ticket(owner, 100) for _ in range(3)] for owner in "bc"]
-    for party in parties:
-        queue.join(*party)
+    groups = [[Ticket(owner, 100) for _ in range(3)] for owner in "bc"]
+    for group in groups:
+        queue.join(*group)
     assert (queue.admit(), queue.waiting) == ([], 6)
     queue.leave(single)
-    assert queue.admit() == parties[0]
-    queue.leave(parties[1][0])  # one gives up, all do
-    assert (queue.waiting, queue.holders) == (0, parties[0])
+    assert queue.admit() == groups[0]
+    queue.leave(groups[1][0])  # removes the whole group
+    assert (queue.waiting, queue.holders) == (0, groups[0])
 
 
 @pytest.mark.parametrize(
@@ -89,32 +89,32 @@ def test_a_party_is_served_together_or_waits_without_holding_anything():
         (Limits(sandboxes=1, capacity=Capacity(machines=1)), "limits.sandboxes"),
     ],
 )
-def test_the_limit_in_the_way_is_known(limits: Limits, setting: str):
+def test_the_blocking_limit_is_known(limits: Limits, setting: str):
     queue = FairQueue(limits)
     joined(queue, "a")
     queue.admit()
     (waiting,) = joined(queue, "a")
-    full = queue.blocker(waiting)
-    assert full is not None
-    assert full.setting == setting
+    blocker = queue.blocker(waiting)
+    assert blocker is not None
+    assert blocker.setting == setting
 
 
-def test_waiting_helps_only_if_somebody_else_or_something_passing_is_in_the_way():
+def test_waiting_is_futile_if_only_the_owners_own_lasting_sandboxes_block():
     queue = FairQueue(Limits(sandboxes=2))
     mine, _ = joined(queue, "a", "a")
     queue.admit()
     (asking,) = joined(queue, "a")
-    assert queue.hopeless(asking)
-    mine.passing = True
-    assert not queue.hopeless(asking)
+    assert queue.is_futile(asking)
+    mine.short_lived = True
+    assert not queue.is_futile(asking)
     (other,) = joined(queue, "b")
-    assert not queue.hopeless(other)
+    assert not queue.is_futile(other)
 
 
-def test_what_could_never_fit_need_not_wait():
+def test_waiting_is_futile_for_a_ticket_larger_than_the_limit():
     queue = FairQueue(Limits(sandboxes=2, memory_mb=300))
     (huge,) = joined(queue, "a", memory_mb=301)
-    assert queue.hopeless(huge)
+    assert queue.is_futile(huge)
 
 
 @given(
@@ -123,7 +123,7 @@ def test_what_could_never_fit_need_not_wait():
     st.integers(60, 120),
     st.integers(1, 3),
 )
-def test_no_limit_is_ever_passed_and_everybody_is_served_once(
+def test_no_limit_is_ever_exceeded_and_every_ticket_is_admitted_once(
     wanted: list[tuple[str, int]], sandboxes: int, memory_mb: int, owner_sandboxes: int
 ):
     queue = FairQueue(Limits(sandboxes, memory_mb, owner_sandboxes))
@@ -142,7 +142,7 @@ def test_no_limit_is_ever_passed_and_everybody_is_served_once(
         assert [t for t in order if t.owner == owner] == [t for t in tickets if t.owner == owner]
 
 
-async def test_a_place_given_back_goes_to_the_next_in_line():
+async def test_a_returned_place_goes_to_the_next_in_the_queue():
     admission = Admission(Limits(sandboxes=1), timeout_s=20)
     got: list[str] = []
 
@@ -160,7 +160,7 @@ async def test_a_place_given_back_goes_to_the_next_in_line():
     assert (admission.holders, admission.waiting) == ([], 0)
 
 
-async def test_who_stops_waiting_takes_nothing_along():
+async def test_a_cancelled_wait_leaves_the_queue():
     admission = Admission(Limits(sandboxes=1), timeout_s=20)
 
     async def wait() -> None:
@@ -176,7 +176,7 @@ async def test_who_stops_waiting_takes_nothing_along():
         assert (len(admission.holders), admission.waiting) == (1, 0)
 
 
-async def test_nobody_waits_longer_than_the_settings_say_and_the_limit_is_named():
+async def test_waiting_times_out_and_the_error_names_the_limit():
     admission = Admission(Limits(sandboxes=1), timeout_s=0.01)
     async with admission.place(Ticket("a", 100)):
         with pytest.raises(LimitReached, match=r"limits\.sandboxes = 1 .*within 0.01 s"):
@@ -185,7 +185,7 @@ async def test_nobody_waits_longer_than_the_settings_say_and_the_limit_is_named(
         assert (len(admission.holders), admission.waiting) == (1, 0)
 
 
-async def test_a_place_that_was_taken_over_outlasts_its_party():
+async def test_a_place_that_was_taken_over_outlasts_its_group():
     admission = Admission(Limits(sandboxes=2), timeout_s=1)
     async with admission.places(Ticket("a", 100), Ticket("a", 100)) as (first, _):
         taken = first.pop_all()
@@ -197,7 +197,7 @@ async def test_a_place_that_was_taken_over_outlasts_its_party():
     assert (admission.holders, admission.waiting) == ([], 0)
 
 
-async def test_who_alone_can_make_room_is_told_at_once():
+async def test_an_owner_who_alone_can_make_room_is_refused_at_once():
     admission = Admission(Limits(sandboxes=9, owner_sandboxes=1, memory_mb=300), timeout_s=3600)
     with anyio.fail_after(5):
         async with admission.place(Ticket("a", 100)):
@@ -212,7 +212,7 @@ async def test_who_alone_can_make_room_is_told_at_once():
 def test_waiting_helps_while_another_host_may_join():
     queue = FairQueue(Limits(sandboxes=9, capacity=Capacity(machines=0)))
     (asking,) = joined(queue, "a")
-    assert not queue.hopeless(asking)
+    assert not queue.is_futile(asking)
 
 
 async def test_requests_that_wait_are_admitted_as_soon_as_there_is_more_room():

@@ -1,4 +1,4 @@
-"""Nothing is left behind, at whichever await a call is cancelled."""
+"""Calls that are cancelled at every await leave nothing behind."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -15,14 +15,14 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxClosed, SandboxError
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.lifecycle import State
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
+from tests.unit.cancel_everywhere import cancel_at_each_iteration
 from tests.unit.fake_guest import FakeGuest
 from tests.unit.fakes import TEMPLATE
-from tests.unit.turns import cancelled_at_each_turn
 from vmm.drivers.fake import STATE, FakeDriver, Memory
 from vmm.types import GuestKernel, Snapshot
 
@@ -35,7 +35,7 @@ ME = "me"
 
 
 class Bench:
-    """The service over the real provider, the real wire and machines of the fake driver."""
+    """The service with the real provider, the real protocol and machines of the fake driver."""
 
     def __init__(self, path: Path) -> None:
         self.guests: list[FakeGuest] = []
@@ -64,16 +64,16 @@ class Bench:
         await self.guests[-1].serve(stream)
 
     async def nothing_left(self) -> None:
-        """Wait until nothing is left of any sandbox, which must not need the end of the service."""
-        while self.driver.running or self.service._alive:
+        """Wait until nothing is left of any sandbox while the service still runs."""
+        while self.driver.running or self.service.alive():
             await anyio.lowlevel.checkpoint()
         assert self.service.admission.holders == []
         assert self.service.admission.waiting == 0
         assert self.frozen() == []
 
-    async def only(self, box: str) -> None:
+    async def only(self, only: str) -> None:
         """Wait until nothing is left but this sandbox and its machine."""
-        while len(self.driver.running) > 1 or list(self.service._alive) != [box] or self.frozen():
+        while len(self.driver.running) > 1 or [box.id for box in self.service.alive()] != [only] or self.frozen():
             await anyio.lowlevel.checkpoint()
         assert len(self.service.admission.holders) == 1
 
@@ -81,7 +81,7 @@ class Bench:
         return list(self.run_dir.glob("*"))
 
     async def count(self, box: str) -> str:
-        return (await self.service.run(RunRequest(ME, "count", box))).stdout.head.strip()
+        return (await self.service.run(CodeRun(ME, "count", box))).stdout.head.strip()
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def test_a_creation_cancelled_anywhere_leaves_nothing(bench: Bench):
 
     async def create() -> None:
         box = await bench.service.create(ME)
-        await anyio.lowlevel.checkpoint_if_cancelled()  # then nobody gets the answer
+        await anyio.lowlevel.checkpoint_if_cancelled()  # then the caller never gets the answer
         boxes.append(box.sandbox_id)
 
     async def check() -> None:
@@ -115,68 +115,66 @@ async def test_a_creation_cancelled_anywhere_leaves_nothing(bench: Bench):
             await bench.service.close(ME, box)
         await bench.nothing_left()
 
-    assert await cancelled_at_each_turn(create, check) > 5
+    assert await cancel_at_each_iteration(create, check) > 5
     assert bench.driver.restored > 5
 
 
-async def test_a_creation_cancelled_while_it_waits_for_a_place_leaves_its_line(bench: Bench):
-    taken = [(await bench.service.create("somebody")).sandbox_id for _ in range(3)]
-    for turns in range(10):
+async def test_a_creation_cancelled_while_it_waits_for_a_place_leaves_the_queue(bench: Bench):
+    taken = [(await bench.service.create("other")).sandbox_id for _ in range(3)]
+    for iterations in range(10):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(bench.service.create, ME)
-            for _ in range(turns):
+            for _ in range(iterations):
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         while bench.service.admission.waiting:
             await anyio.lowlevel.checkpoint()
     assert len(bench.service.admission.holders) == 3
     for box in taken:
-        await bench.service.close("somebody", box)
+        await bench.service.close("other", box)
     await bench.nothing_left()
 
 
 async def test_a_one_off_run_cancelled_anywhere_leaves_nothing(bench: Bench):
     async def run() -> None:
-        await bench.service.run(RunRequest(ME, "count"))
+        await bench.service.run(CodeRun(ME, "count"))
 
-    assert await cancelled_at_each_turn(run, bench.nothing_left) > 10
+    assert await cancel_at_each_iteration(run, bench.nothing_left) > 10
     assert bench.service.sandboxes(ME) == []
 
 
-async def test_a_run_cancelled_anywhere_leaves_a_sandbox_that_still_counts(bench: Bench):
+async def test_a_run_cancelled_anywhere_leaves_a_working_sandbox(bench: Bench):
     async with sandbox(bench) as box:
 
         async def run() -> None:
-            await bench.service.run(RunRequest(ME, "count", box))
+            await bench.service.run(CodeRun(ME, "count", box))
 
         async def check() -> None:
             assert await bench.count(box) == str(bench.guests[-1].count)
             assert bench.guests[-1].run is None
 
-        assert await cancelled_at_each_turn(run, check) > 3
+        assert await cancel_at_each_iteration(run, check) > 3
         assert bench.guests[-1].count > 3
     assert len(bench.guests) == 1
 
 
 @pytest.mark.parametrize(("code", "kept"), [("forever", True), ("stubborn", False)])
-async def test_a_cancelled_run_keeps_its_state_if_it_could_be_interrupted_and_else_says_so(
-    bench: Bench, code: str, kept: bool
-):
+async def test_a_cancelled_run_keeps_its_state_or_the_next_result_reports_the_loss(bench: Bench, code: str, kept: bool):
     async with sandbox(bench) as box:
         assert await bench.count(box) == "1"
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(bench.service.run, RunRequest(ME, code, box))
+            tasks.start_soon(bench.service.run, CodeRun(ME, code, box))
             while bench.guests[-1].run is None:
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
-        after = await bench.service.run(RunRequest(ME, "count", box))
+        after = await bench.service.run(CodeRun(ME, "count", box))
         assert after.stdout.head.strip() == ("2" if kept else "1")
         assert after.lost_before is not kept
-        assert (await bench.service.run(RunRequest(ME, "count", box))).lost_before is False
+        assert (await bench.service.run(CodeRun(ME, "count", box))).lost_before is False
 
 
 @pytest.mark.parametrize("size", [10, 3 * MAX_BODY])
-async def test_a_transfer_cancelled_anywhere_leaves_no_half_file_and_a_good_sandbox(bench: Bench, size: int):
+async def test_a_transfer_cancelled_anywhere_leaves_no_partial_file_and_a_working_sandbox(bench: Bench, size: int):
     async with sandbox(bench) as box:
         guest = bench.guests[-1]
         calls: list[Callable[[], Awaitable[object]]] = [
@@ -190,33 +188,33 @@ async def test_a_transfer_cancelled_anywhere_leaves_no_half_file_and_a_good_sand
             assert set(map(len, guest.files.values())) <= {size}
 
         for call in calls:
-            assert await cancelled_at_each_turn(call, check) > 1
+            assert await cancel_at_each_iteration(call, check) > 1
         assert len(await bench.service.read_all(ME, box, "f")) == size
 
 
-async def test_a_close_cancelled_anywhere_goes_on_to_its_end(bench: Bench):
+async def test_a_close_cancelled_anywhere_still_completes(bench: Bench):
     boxes = [(await bench.service.create(ME)).sandbox_id]
 
     async def close() -> None:
         await bench.service.close(ME, boxes[-1])
 
     async def check() -> None:
-        if bench.service.sandboxes(ME):  # cancelled before it had begun
+        if bench.service.sandboxes(ME):  # cancelled before it started
             await bench.service.close(ME, boxes[-1])
         await bench.nothing_left()
         boxes.append((await bench.service.create(ME)).sandbox_id)
 
-    assert await cancelled_at_each_turn(close, check) > 1
+    assert await cancel_at_each_iteration(close, check) > 1
     await bench.service.close(ME, boxes[-1])
 
 
 @pytest.mark.parametrize("background", [True, False])
-async def test_closing_with_a_run_on_ends_both(bench: Bench, background: bool):
+async def test_closing_ends_the_active_run_too(bench: Bench, background: bool):
     box = (await bench.service.create(ME)).sandbox_id
 
     async def run() -> None:
         with suppress(SandboxClosed):
-            await bench.service.run_for_client(RunRequest(ME, "forever", box), background=background)
+            await bench.service.run_for_client(CodeRun(ME, "forever", box), background=background)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
@@ -226,14 +224,14 @@ async def test_closing_with_a_run_on_ends_both(bench: Bench, background: bool):
     await bench.nothing_left()
 
 
-async def test_a_fork_cancelled_anywhere_leaves_no_copy_and_a_good_original(bench: Bench):
+async def test_a_fork_cancelled_anywhere_leaves_no_copy_and_a_working_original(bench: Bench):
     async with sandbox(bench) as box:
         copies: list[str] = []
         counted = 0
 
         async def fork() -> None:
             made = await bench.service.fork(ME, box, 2)
-            await anyio.lowlevel.checkpoint_if_cancelled()  # then nobody gets the answer
+            await anyio.lowlevel.checkpoint_if_cancelled()  # then the caller never gets the answer
             copies.extend(copy.sandbox_id for copy in made)
 
         async def check() -> None:
@@ -245,10 +243,10 @@ async def test_a_fork_cancelled_anywhere_leaves_no_copy_and_a_good_original(benc
             counted += 1
             assert await bench.count(box) == str(counted)
 
-        assert await cancelled_at_each_turn(fork, check) > 10
+        assert await cancel_at_each_iteration(fork, check) > 10
 
 
-async def test_a_pause_cancelled_anywhere_leaves_a_sandbox_that_goes_on_or_can_be_resumed(bench: Bench):
+async def test_a_pause_cancelled_anywhere_leaves_a_sandbox_that_is_ready_or_can_be_resumed(bench: Bench):
     async with sandbox(bench) as box:
         counted, states = 0, set()
 
@@ -263,11 +261,11 @@ async def test_a_pause_cancelled_anywhere_leaves_a_sandbox_that_goes_on_or_can_b
             counted += 1
             assert await bench.count(box) == str(counted)
 
-        assert await cancelled_at_each_turn(pause, check) > 5
+        assert await cancel_at_each_iteration(pause, check) > 5
         assert states == {State.READY, State.PAUSED}
 
 
-async def test_a_resume_cancelled_anywhere_leaves_a_sandbox_that_is_paused_or_goes_on(bench: Bench):
+async def test_a_resume_cancelled_anywhere_leaves_a_sandbox_that_is_paused_or_ready(bench: Bench):
     async with sandbox(bench) as box:
         counted, states = 0, set()
         await bench.service.pause(ME, box)
@@ -287,22 +285,22 @@ async def test_a_resume_cancelled_anywhere_leaves_a_sandbox_that_is_paused_or_go
             assert bench.service.admission.holders == []
             assert len(bench.frozen()) == 1
 
-        assert await cancelled_at_each_turn(resume, check) > 5
+        assert await cancel_at_each_iteration(resume, check) > 5
         assert states == {State.READY, State.PAUSED}
 
 
-async def test_closing_a_sandbox_at_any_moment_of_a_fork_a_pause_or_a_resume_leaves_nothing(bench: Bench):
+async def test_closing_a_sandbox_during_a_fork_pause_or_resume_leaves_nothing(bench: Bench):
     async def cycle(box: str) -> None:
         with suppress(SandboxError):
             await bench.service.fork(ME, box, 1)
             await bench.service.pause(ME, box)
             await bench.service.resume(ME, box)
 
-    for turns in range(0, 200, 3):
+    for iterations in range(0, 200, 3):
         box = (await bench.service.create(ME)).sandbox_id
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cycle, box)
-            for _ in range(turns):
+            for _ in range(iterations):
                 await anyio.lowlevel.checkpoint()
             await bench.service.close(ME, box)
         for copy in bench.service.sandboxes(ME):

@@ -12,11 +12,10 @@ from mcp_types import CallToolResult, TextContent
 
 from guest.client.messages import CodeError, Output
 from guest.client.reports import HandlerReport, ProcessEnd
+from guest.protocol import encode_json
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest
-from mcp_sandbox.runs.invocations import LIMITS_BYTES, invocation, with_limits
-from mcp_sandbox.runs.options import check_options
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import HANDLER_LIMITS_BYTES, HandlerRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server
 from templates.catalogue import Catalogue
@@ -151,7 +150,7 @@ async def test_an_impossible_request_is_an_error_with_advice(
 async def test_an_event_that_is_not_json_is_refused(provider: FakeProvider):
     async with SandboxService(provider, Settings()) as service:
         for event in (math.nan, {1, 2}, object()):
-            request = RunRequest("me", CODE, kind="invoke", options=invocation("handler", event, None))
+            request = HandlerRun("me", CODE, event=event)
             with pytest.raises(BadRequest, match="must be JSON"):
                 await service.run(request)
 
@@ -159,12 +158,13 @@ async def test_an_event_that_is_not_json_is_refused(provider: FakeProvider):
 def test_only_python_has_handlers():
     template = Catalogue().load(TEMPLATE).model_copy(update={"name": "fast", "language": "cpp"})
     with pytest.raises(BadRequest, match="Only Python has handlers, and template 'fast' is for cpp"):
-        check_options(RunRequest("me", CODE, kind="invoke", options=invocation("handler", 1, None)), template)
+        HandlerRun("me", CODE, event=1).check_template(template)
 
 
 def test_the_added_limits_fit_the_reserved_size():
-    limits = with_limits({}, Catalogue().load(TEMPLATE), 1 / 3)
-    assert len(str(limits)) < LIMITS_BYTES
+    run = HandlerRun("me", CODE, event=1)
+    message = run.guest_options(Catalogue().load(TEMPLATE), 1 / 3)
+    assert 0 < len(encode_json(message)) - len(encode_json(run.options())) < HANDLER_LIMITS_BYTES
 
 
 async def test_every_result_reports_a_service_that_has_ended(client: Client, provider: FakeProvider):

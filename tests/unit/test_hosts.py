@@ -13,7 +13,7 @@ from mcp_sandbox.errors import HostLost, MachineLost, NoHost, QueueTimeout, Temp
 from mcp_sandbox.machines.pool import Pool
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.provider import Capacity, CapacityFeed, Frozen, Lease, MachineRequest, Provider
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import Catalogue
 from templates.model import Template
@@ -125,8 +125,8 @@ async def test_a_lost_host_ends_only_its_own_sandboxes():
         cluster.lose("b", "no heartbeat for 10 s")
         await anyio.wait_all_tasks_blocked()
         with pytest.raises(MachineLost, match="its host b was lost: no heartbeat for 10 s"):
-            await service.run(RunRequest(ME, "1", on["b"]))
-        assert (await service.run(RunRequest(ME, "1", on["a"]))).status == "ok"
+            await service.run(CodeRun(ME, "1", on["b"]))
+        assert (await service.run(CodeRun(ME, "1", on["a"]))).status == "ok"
         assert host_of(service, (await service.create(ME)).sandbox_id) == "a"
 
 

@@ -12,7 +12,7 @@ from mcp_sandbox.errors import LimitReached
 from mcp_sandbox.operating.metrics import Metrics
 from mcp_sandbox.operating.operation import Operation, ServicePanel
 from mcp_sandbox.operating.registry import open_registry
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import RunProgress
 from tests.unit.fakes import TEMPLATE, FakeProvider
@@ -58,9 +58,9 @@ async def test_refusals_are_counted_by_the_limit_that_was_reached(tmp_path: Path
             await service.create(ME)
         with pytest.raises(LimitReached):
             await service.pause(ME, box)
-        await service.run_for_client(RunRequest(ME, "forever", box), background=True)
+        await service.run_for_client(CodeRun(ME, "forever", box), background=True)
         with pytest.raises(LimitReached):
-            await service.run(RunRequest(ME, "1", box))
+            await service.run(CodeRun(ME, "1", box))
         text = await panel.metrics()
     for limit in ("limits.sandboxes", "limits.paused", "limits.owner_runs"):
         assert value(text, "mcp_sandbox_refused_total", limit=limit) == 1
@@ -78,11 +78,11 @@ async def test_sandboxes_are_counted_by_state(tmp_path: Path):
 async def test_timed_out_and_stopped_runs_are_counted_separately(tmp_path: Path):
     async with watched(tmp_path) as (service, panel):
         box = (await service.create(ME)).sandbox_id
-        await service.run(RunRequest(ME, "forever", box, timeout_s=0.01))
-        run = await service.run_for_client(RunRequest(ME, "forever", box), background=True)
+        await service.run(CodeRun(ME, "forever", box, timeout_s=0.01))
+        run = await service.run_for_client(CodeRun(ME, "forever", box), background=True)
         assert isinstance(run, RunProgress)
         await service.stop_run(ME, box, run.run_id)
-        await service.run(RunRequest(ME, "1", box))
+        await service.run(CodeRun(ME, "1", box))
         text = await panel.metrics()
     for outcome in ("timeout", "stopped", "ok"):
         assert value(text, "mcp_sandbox_runs_total", outcome=outcome) == 1

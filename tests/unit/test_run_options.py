@@ -1,20 +1,19 @@
-"""What may be asked of a run besides its code, and what is said where it may not."""
+"""Options of code runs: which template supports which, and how the others are refused."""
 
 from typing import Any
 
 import pytest
 
 from mcp_sandbox.errors import BadRequest
-from mcp_sandbox.runs.options import check_options
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import Case, CodeRun
 from templates.catalogue import Catalogue
 
 CPP, GO, PYTHON = (Catalogue().load(name) for name in ("cpp-algorithm", "go-algorithm", "python-data-analysis"))
-CASES = [{"stdin": "1", "expected": "2"}]
+CASES = (Case("1", "2"),)
 
 
-def request(**options: Any) -> RunRequest:
-    return RunRequest("me", "int main() {}", options=options)
+def request(**options: Any) -> CodeRun:
+    return CodeRun("me", "int main() {}", **options)
 
 
 @pytest.mark.parametrize(
@@ -29,15 +28,15 @@ def request(**options: Any) -> RunRequest:
         {"memory_limit_mb": CPP.machine.memory_mb},
     ],
 )
-def test_what_makes_sense_is_let_through(options: dict[str, Any]):
-    check_options(request(**options), CPP)
+def test_supported_options_are_accepted(options: dict[str, Any]):
+    request(**options).check_template(CPP)
 
 
 @pytest.mark.parametrize("language", ["python", "shell"])
-def test_every_language_takes_stdin_and_a_run_without_options_is_always_right(language: str):
+def test_every_language_accepts_stdin_and_no_options(language: str):
     template = PYTHON.model_copy(update={"language": language})
-    check_options(request(stdin="1"), template)
-    check_options(RunRequest("me", "1 + 1"), template)
+    request(stdin="1").check_template(template)
+    CodeRun("me", "1 + 1").check_template(template)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +47,16 @@ def test_every_language_takes_stdin_and_a_run_without_options_is_always_right(la
         ({"memory_limit_mb": 64}, "memory_limit_mb can only be used"),
     ],
 )
-def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options: dict[str, Any], words: str):
+def test_python_refuses_options_of_compiled_languages_and_names_their_templates(options: dict[str, Any], words: str):
     with pytest.raises(BadRequest, match=words):
-        check_options(request(**options), PYTHON)
+        request(**options).check_template(PYTHON)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"stdin": "1", "cases": CASES}, "not both"),
-        ({"cases": []}, "give 1 to 100"),
+        ({"cases": ()}, "give 1 to 100"),
         ({"cases": CASES * 101}, "There are 101 cases"),
         ({"case_timeout_s": 1}, "case_timeout_s needs cases"),
         ({"memory_limit_mb": 1}, "must be 32 to 1024"),
@@ -75,18 +74,18 @@ def test_what_python_does_not_have_is_refused_with_the_templates_that_do(options
         ({"stdin": "x" * 2**20}, "Use fewer cases at once"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_what_to_do(options: dict[str, Any], words: str):
+def test_a_wrong_option_is_refused_with_what_to_do(options: dict[str, Any], words: str):
     with pytest.raises(BadRequest, match=words):
-        check_options(request(**options), CPP)
+        request(**options).check_template(CPP)
 
 
 @pytest.mark.parametrize("flag", ["-o", "-o=elsewhere", "--o=elsewhere"])
-def test_go_is_not_told_where_to_put_the_program(flag: str):
+def test_go_refuses_flags_that_set_the_output_path(flag: str):
     with pytest.raises(BadRequest, match="Leave out the flag -o"):
-        check_options(request(flags=[flag]), GO)
-    check_options(request(flags=["-overlay=files.json"]), GO)
+        request(flags=[flag]).check_template(GO)
+    request(flags=["-overlay=files.json"]).check_template(GO)
 
 
-def test_go_has_no_sanitizers_and_says_why():
+def test_go_refuses_sanitizers_and_says_why():
     with pytest.raises(BadRequest, match="race detector needs a C compiler"):
-        check_options(request(sanitize=["thread"]), GO)
+        request(sanitize=["thread"]).check_template(GO)

@@ -1,4 +1,4 @@
-"""Sandboxes of many owners, with machines that exist only in memory."""
+"""The service with fake machines: sandboxes of many owners, their limits, runs and files."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +16,6 @@ from mcp_sandbox.errors import (
     LimitReached,
     MachineLost,
     SandboxClosed,
-    SandboxError,
     SandboxExpired,
     SandboxNotFound,
     StartFailed,
@@ -24,9 +23,9 @@ from mcp_sandbox.errors import (
     UnknownTemplate,
 )
 from mcp_sandbox.machines.provider import Lease, LeasedMachine, MachineRequest
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun, RunRequest
 from mcp_sandbox.sandboxes.lifecycle import End, State
-from mcp_sandbox.sandboxes.sandbox import Sandbox, Watcher
+from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import PNG, TEMPLATE, FakeAgent, FakeProvider, FakeRun, finished
 
@@ -49,70 +48,70 @@ async def test_a_sandbox_is_created_used_and_closed(service: SandboxService, pro
     info = await service.create(ME)
     assert info.template == TEMPLATE
     assert [box.sandbox_id for box in service.sandboxes(ME)] == [info.sandbox_id]
-    result = await service.run(RunRequest(ME, "1", info.sandbox_id))
+    result = await service.run(CodeRun(ME, "1", info.sandbox_id))
     assert (result.status, result.stdout.head, result.sandbox_id) == ("ok", "ran\n", info.sandbox_id)
     assert await service.close(ME, info.sandbox_id) is True
     assert provider.alive == 0
     assert service.sandboxes(ME) == []
 
 
-class Notes(Watcher):
-    """Writes down what it is told."""
+class Notes(Observer):
+    """Records what it observes."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, ...]] = []
+        self.seen: list[tuple[str, ...]] = []
 
-    def got_machine(self, box: Sandbox, machine: LeasedMachine, waited_s: float) -> None:
-        self.told.append((box.owner, "got", machine.id))
+    def machine_ready(self, box: Sandbox, machine: LeasedMachine, waited_s: float) -> None:
+        self.seen.append((box.owner, "got", machine.id))
 
-    def ran(self, box: Sandbox, outcome: str) -> None:
-        self.told.append((box.owner, "ran", outcome))
+    def run_ended(self, box: Sandbox, outcome: str) -> None:
+        self.seen.append((box.owner, "ran", outcome))
 
 
-async def test_whoever_watches_is_told_whose_machine_it_is_and_how_runs_end(provider: FakeProvider):
+async def test_the_observer_hears_of_machines_and_ended_runs(provider: FakeProvider):
     notes = Notes()
     async with SandboxService(provider, Settings(), notes) as service:
         box = (await service.create(ME)).sandbox_id
-        await service.run(RunRequest(ME, "1", box))
+        await service.run(CodeRun(ME, "1", box))
         machine = provider.agent.machine.id
-    assert notes.told == [(ME, "got", machine), (ME, "ran", "ok")]
+    assert notes.seen == [(ME, "got", machine), (ME, "ran", "ok")]
 
 
-async def test_closing_twice_is_no_error_and_use_after_close_says_what_to_do(service: SandboxService):
+async def test_closing_twice_is_no_error_and_a_closed_sandbox_cannot_be_used(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     await service.close(ME, box)
     assert await service.close(ME, box) is False
     with pytest.raises(SandboxClosed, match="was closed;"):
-        await service.run(RunRequest(ME, "1", box))
+        await service.run(CodeRun(ME, "1", box))
 
 
-async def test_who_closed_a_sandbox_is_told_if_it_was_not_its_owner(service: SandboxService):
+async def test_an_owner_learns_that_an_operator_closed_the_sandbox(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     await service.alive()[0].close("an operator closed it")
     with pytest.raises(SandboxClosed, match=r"was closed \(an operator closed it\);"):
-        await service.run(RunRequest(ME, "1", box))
+        await service.run(CodeRun(ME, "1", box))
     assert await service.close(ME, box) is False
 
 
-async def test_somebody_elses_sandbox_looks_exactly_like_one_that_never_was(service: SandboxService):
+async def test_a_sandbox_of_another_owner_looks_like_one_that_never_existed(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     with pytest.raises(SandboxNotFound) as other:
-        await service.run(RunRequest("somebody", "1", box))
+        await service.run(CodeRun("other", "1", box))
     with pytest.raises(SandboxNotFound) as unknown:
-        await service.run(RunRequest("somebody", "1", "sb-0"))
+        await service.run(CodeRun("other", "1", "sb-0"))
     assert str(other.value).replace(box, "sb-0") == str(unknown.value)
     assert type(other.value) is type(unknown.value)
-    assert service.sandboxes("somebody") == []
+    assert service.sandboxes("other") == []
     with pytest.raises(SandboxNotFound):
-        await service.close("somebody", box)
+        await service.close("other", box)
     await service.close(ME, box)
     with pytest.raises(SandboxNotFound) as dead:
-        await service.close("somebody", box)
+        await service.close("other", box)
     assert type(dead.value) is SandboxNotFound
 
 
-async def test_a_run_without_a_sandbox_leaves_none(service: SandboxService, provider: FakeProvider):
-    result = await service.run(RunRequest(ME, "1"))
+async def test_a_one_off_run_leaves_no_sandbox(service: SandboxService, provider: FakeProvider):
+    result = await service.run(CodeRun(ME, "1"))
     assert result.sandbox_id is None
     assert result.timings.restore_ms == pytest.approx(100)
     assert result.timings.queue_ms >= 1
@@ -130,21 +129,21 @@ async def test_leaving_the_service_ends_all_machines(provider: FakeProvider):
         assert provider.alive == 0
 
 
-async def test_the_limit_on_sandboxes_is_named(service: SandboxService):
+async def test_the_error_names_the_limit_on_sandboxes(service: SandboxService):
     await service.create(ME)
     await service.create(ME)
     with pytest.raises(LimitReached, match=r"limits\.sandboxes = 2"):
         await service.create(ME)
 
 
-async def test_who_waits_for_a_place_gets_it_when_one_is_closed(service: SandboxService):
+async def test_a_waiting_creation_gets_the_place_of_a_closed_sandbox(service: SandboxService):
     taken = [(await service.create(ME)).sandbox_id for _ in range(2)]
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(service.create, "somebody")
+        tasks.start_soon(service.create, "other")
         await anyio.wait_all_tasks_blocked()
-        assert service.sandboxes("somebody") == []
+        assert service.sandboxes("other") == []
         await service.close(ME, taken[0])
-    assert len(service.sandboxes("somebody")) == 1
+    assert len(service.sandboxes("other")) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,23 +154,25 @@ async def test_who_waits_for_a_place_gets_it_when_one_is_closed(service: Sandbox
         (Settings(limits={"memory_mb": 600}), "limits.memory_mb = 600"),
     ],
 )
-async def test_owners_have_limits_of_their_own(provider: FakeProvider, settings: Settings, limit: str):
+async def test_limits_per_owner_and_on_memory_are_enforced(provider: FakeProvider, settings: Settings, limit: str):
     with anyio.fail_after(5):
         async with SandboxService(provider, settings) as service:
             await service.create(ME)
             with pytest.raises(LimitReached, match=limit):
                 await service.create(ME)
             if settings.limits.memory_mb is None:
-                await service.create("somebody")
+                await service.create("other")
 
 
-async def test_an_unknown_template_is_refused_before_anybody_waits(service: SandboxService, provider: FakeProvider):
+async def test_an_unknown_template_is_refused_before_waiting_for_a_place(
+    service: SandboxService, provider: FakeProvider
+):
     with pytest.raises(UnknownTemplate, match=TEMPLATE):
         await service.create(ME, "nonsense")
     assert (provider.agents, service.admission.holders) == ([], [])
 
 
-async def test_a_lifespan_asked_for_is_in_force(service: SandboxService, provider: FakeProvider):
+async def test_a_requested_lifespan_is_enforced(service: SandboxService, provider: FakeProvider):
     info = await service.create(ME, ttl_s=100, idle_s=50)
     assert 0 < info.expires_in_s <= 50 < info.ends_in_s <= 100
     with pytest.raises(BadRequest, match="ttl_s"):
@@ -179,20 +180,20 @@ async def test_a_lifespan_asked_for_is_in_force(service: SandboxService, provide
     short = await service.create(ME, idle_s=0.01)
     await provider.released.wait()
     with pytest.raises(SandboxExpired, match=r"idle for 0.01 s"):
-        await service.run(RunRequest(ME, "1", short.sandbox_id))
+        await service.run(CodeRun(ME, "1", short.sandbox_id))
 
 
-async def test_states_follow_what_a_sandbox_does(service: SandboxService, provider: FakeProvider):
+async def test_the_state_shows_whether_a_run_is_active(service: SandboxService, provider: FakeProvider):
     info = await service.create(ME)
     assert info.state == State.READY
-    await service.run_for_client(RunRequest(ME, "forever", info.sandbox_id), background=True)
+    await service.run_for_client(CodeRun(ME, "forever", info.sandbox_id), background=True)
     assert [box.state for box in service.sandboxes(ME)] == [State.RUNNING]
     await service.stop_run(ME, info.sandbox_id, "run-1")
     assert [box.state for box in service.sandboxes(ME)] == [State.READY]
 
 
 class SlowlyReleased(FakeProvider):
-    """Its machines take their time to go, and it remembers how many there were at once."""
+    """Tears its machines down slowly, and counts how many existed at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +211,7 @@ class SlowlyReleased(FakeProvider):
                     await self.go.wait()
 
 
-async def test_a_machine_that_is_still_going_counts_and_the_next_waits_for_it():
+async def test_a_machine_counts_until_it_is_torn_down():
     provider = SlowlyReleased()
     with anyio.fail_after(5):
         async with (
@@ -218,13 +219,13 @@ async def test_a_machine_that_is_still_going_counts_and_the_next_waits_for_it():
             anyio.create_task_group() as tasks,
         ):
             for _ in range(4):
-                tasks.start_soon(service.run, RunRequest(ME, "1"))
+                tasks.start_soon(service.run, CodeRun(ME, "1"))
                 await anyio.wait_all_tasks_blocked()
             provider.go.set()
     assert (provider.most, len(provider.agents)) == (2, 4)
 
 
-async def test_of_errors_that_come_together_the_first_is_told_and_none_is_dropped(
+async def test_the_first_of_several_errors_is_raised_and_all_are_logged(
     provider: FakeProvider, caplog: pytest.LogCaptureFixture
 ):
     class Broken(FakeProvider):
@@ -239,12 +240,12 @@ async def test_of_errors_that_come_together_the_first_is_told_and_none_is_droppe
     assert "and the disk is on fire" in caplog.text
 
 
-async def test_a_template_that_is_not_built_is_named(service: SandboxService, provider: FakeProvider):
+async def test_the_error_names_a_template_that_is_not_built(service: SandboxService, provider: FakeProvider):
     provider.error = TemplateNotBuilt(TEMPLATE)
     with pytest.raises(TemplateNotBuilt, match=TEMPLATE):
         await service.create(ME)
     provider.error = None
-    await service.create(ME)  # a failure takes nothing from the limit
+    await service.create(ME)  # the failure holds no place
 
 
 async def test_a_cancelled_creation_leaves_no_machine(service: SandboxService, provider: FakeProvider):
@@ -258,7 +259,7 @@ async def test_a_cancelled_creation_leaves_no_machine(service: SandboxService, p
     assert (provider.alive, provider.agents) == (0, [])
 
 
-async def test_a_machine_that_comes_at_the_moment_its_creation_is_cancelled_goes_again(
+async def test_a_machine_that_arrives_as_its_creation_is_cancelled_is_released(
     service: SandboxService, provider: FakeProvider, caplog: pytest.LogCaptureFixture
 ):
     provider.hold = anyio.Event()
@@ -266,22 +267,24 @@ async def test_a_machine_that_comes_at_the_moment_its_creation_is_cancelled_goes
         tasks.start_soon(service.create, ME)
         await provider.waiting.wait()
         provider.hold.set()
-        next(iter(service._alive.values())).end(End.CLOSED)  # in the same turn of the event loop
+        service.alive()[0].end(End.CLOSED)  # in the same iteration of the event loop
         tasks.cancel_scope.cancel()
     await anyio.wait_all_tasks_blocked()
     assert (provider.alive, service.admission.holders, caplog.records) == (0, [], [])
 
 
-async def test_a_run_over_its_time_is_interrupted_and_keeps_its_state(service: SandboxService, provider: FakeProvider):
+async def test_a_run_past_its_timeout_is_interrupted_and_keeps_its_state(
+    service: SandboxService, provider: FakeProvider
+):
     box = (await service.create(ME)).sandbox_id
-    result = await service.run(RunRequest(ME, "forever", box, timeout_s=0.01))
+    result = await service.run(CodeRun(ME, "forever", box, timeout_s=0.01))
     assert (result.status, result.state, result.timed_out_after_s) == ("interrupted", "kept", 0.01)
     assert result.stdout.head == "partial"
     assert provider.agent.stops == 1
 
 
 class LateRun(FakeRun):
-    """Is done at the very moment it is told to stop."""
+    """Ends in the moment it is told to stop."""
 
     def __init__(self, agent: FakeAgent, request: RunCode) -> None:
         super().__init__(agent, request)
@@ -294,33 +297,33 @@ class LateRun(FakeRun):
         return await super().__anext__()
 
 
-async def test_a_run_that_was_done_at_its_deadline_was_not_stopped(
+async def test_a_run_that_ends_at_its_deadline_is_not_reported_as_stopped(
     service: SandboxService, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tests.unit.fakes.FakeRun", LateRun)
-    result = await service.run(RunRequest(ME, "1", timeout_s=0.01))
+    result = await service.run(CodeRun(ME, "1", timeout_s=0.01))
     assert (result.status, result.timed_out_after_s) == ("ok", None)
 
 
-async def test_a_run_that_does_not_react_loses_its_state_and_says_so(service: SandboxService):
+async def test_a_run_that_ignores_the_interrupt_loses_its_state_and_says_so(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
-    result = await service.run(RunRequest(ME, "stubborn", box, timeout_s=0.01))
+    result = await service.run(CodeRun(ME, "stubborn", box, timeout_s=0.01))
     assert (result.status, result.state) == ("killed", "lost")
 
 
 async def test_a_cancelled_run_is_stopped_and_its_sandbox_stays(service: SandboxService, provider: FakeProvider):
     box = (await service.create(ME)).sandbox_id
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(service.run, RunRequest(ME, "forever", box))
+        tasks.start_soon(service.run, CodeRun(ME, "forever", box))
         await provider.agent.running.wait()
         tasks.cancel_scope.cancel()
     assert provider.agent.stops == 1
-    assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
+    assert (await service.run(CodeRun(ME, "1", box))).status == "ok"
 
 
 async def test_a_cancelled_one_off_run_frees_its_machine(service: SandboxService, provider: FakeProvider):
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(service.run, RunRequest(ME, "forever"))
+        tasks.start_soon(service.run, CodeRun(ME, "forever"))
         while not provider.agents:
             await anyio.wait_all_tasks_blocked()
         await provider.agent.running.wait()
@@ -334,7 +337,7 @@ async def test_closing_during_a_run_ends_the_run(service: SandboxService, provid
 
     async def run() -> None:
         with pytest.raises(SandboxClosed):
-            await service.run(RunRequest(ME, "forever", box))
+            await service.run(CodeRun(ME, "forever", box))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
@@ -343,10 +346,12 @@ async def test_closing_during_a_run_ends_the_run(service: SandboxService, provid
     assert provider.alive == 0
 
 
-async def test_a_machine_lost_during_a_run_says_why_and_is_gone(service: SandboxService, provider: FakeProvider):
+async def test_a_machine_lost_during_a_run_ends_the_sandbox_with_the_reason(
+    service: SandboxService, provider: FakeProvider
+):
     box = (await service.create(ME)).sandbox_id
     with pytest.raises(MachineLost, match="signal 9: out of memory"):
-        await service.run(RunRequest(ME, "die", box))
+        await service.run(CodeRun(ME, "die", box))
     with pytest.raises(MachineLost, match="files are gone"):
         await service.read(ME, box, "x", limit=1)
     await anyio.wait_all_tasks_blocked()
@@ -358,7 +363,7 @@ async def test_a_machine_lost_while_idle_is_reported_at_the_next_use(service: Sa
     provider.agent.machine.ended.set()
     await anyio.wait_all_tasks_blocked()
     with pytest.raises(MachineLost, match="out of memory"):
-        await service.run(RunRequest(ME, "1", box))
+        await service.run(CodeRun(ME, "1", box))
 
 
 @pytest.mark.parametrize(
@@ -371,24 +376,24 @@ async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settin
             box = (await service.create(ME)).sandbox_id
             await provider.released.wait()
             with pytest.raises(SandboxExpired, match=reason):
-                await service.run(RunRequest(ME, "1", box))
+                await service.run(CodeRun(ME, "1", box))
 
 
 async def test_a_sandbox_in_use_is_not_idle(provider: FakeProvider):
     with anyio.fail_after(5):
         async with SandboxService(provider, Settings(lifetime={"idle_s": 0.05})) as service:
             box = (await service.create(ME)).sandbox_id
-            result = await service.run(RunRequest(ME, "forever", box, timeout_s=0.2))
+            result = await service.run(CodeRun(ME, "forever", box, timeout_s=0.2))
             assert result.status == "interrupted"
             await provider.released.wait()
 
 
-async def test_runs_in_one_sandbox_take_turns(service: SandboxService, provider: FakeProvider):
+async def test_runs_in_one_sandbox_execute_one_after_another(service: SandboxService, provider: FakeProvider):
     box = (await service.create(ME)).sandbox_id
     results = []
 
     async def run(code: str, timeout_s: float) -> None:
-        results.append(await service.run(RunRequest(ME, code, box, timeout_s=timeout_s)))
+        results.append(await service.run(CodeRun(ME, code, box, timeout_s=timeout_s)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, "forever", 0.05)
@@ -405,48 +410,48 @@ async def test_long_output_keeps_both_ends(provider: FakeProvider):
     settings = Settings(output={"head_bytes": 256, "tail_bytes": 256})
     async with SandboxService(provider, settings) as service:
         box = (await service.create(ME)).sandbox_id
-        out = (await service.run(RunRequest(ME, "flood", box))).stdout
+        out = (await service.run(CodeRun(ME, "flood", box))).stdout
     assert (out.head, out.tail, out.omitted_bytes) == ("a" * 256, "z" * 256, 788)
     assert out.spill == "/tmp/outputs/stdout.txt"
 
 
-async def test_output_is_cut_on_the_host_too(provider: FakeProvider):
+async def test_the_host_truncates_output_too(provider: FakeProvider):
     provider.plans["flood"] = [*(Output("stdout", "é" * 100) for _ in range(50)), finished()]
     async with SandboxService(provider, Settings(output={"head_bytes": 301, "tail_bytes": 301})) as service:
         box = (await service.create(ME)).sandbox_id
-        out = (await service.run(RunRequest(ME, "flood", box))).stdout
+        out = (await service.run(CodeRun(ME, "flood", box))).stdout
     assert out.head == out.tail == "é" * 150
     assert out.omitted_bytes == 10_000 - 602
 
 
-async def test_new_pictures_come_with_the_result_up_to_the_limits(provider: FakeProvider):
+async def test_a_result_contains_new_images_up_to_the_limits(provider: FakeProvider):
     async with SandboxService(provider, Settings(output={"images": 2})) as service:
         box = (await service.create(ME)).sandbox_id
         provider.agent.draws("draw", "a.png", "b.png", "c.png")
-        result = await service.run(RunRequest(ME, "draw", box))
+        result = await service.run(CodeRun(ME, "draw", box))
         assert [picture.data for picture in result.images] == [PNG, PNG]
         assert len(result.artifacts) == 3
         provider.agent.draws("fake", "not.png", data=b"not a picture")
-        assert (await service.run(RunRequest(ME, "fake", box))).images == ()
+        assert (await service.run(CodeRun(ME, "fake", box))).images == ()
 
 
 async def test_code_that_fails_is_a_result(service: SandboxService, provider: FakeProvider):
     error = CodeError("ValueError", "no", "Traceback …\nValueError: no")
     provider.plans["raise"] = [finished("error", error=error)]
-    result = await service.run(RunRequest(ME, "raise"))
+    result = await service.run(CodeRun(ME, "raise"))
     assert (result.status, result.error) == ("error", error)
 
 
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (RunRequest(ME, ""), "empty"),
-        (RunRequest(ME, " \n"), "empty"),
-        (RunRequest(ME, "a\0b"), "null byte"),
-        (RunRequest(ME, "x" * 2000), "1,024 bytes"),
-        (RunRequest(ME, "1", timeout_s=0), "timeout_s"),
-        (RunRequest(ME, "1", timeout_s=1e9), "at most 600"),
-        (RunRequest(ME, "1", "sb-1", "python-data-analysis"), "not both"),
+        (CodeRun(ME, ""), "empty"),
+        (CodeRun(ME, " \n"), "empty"),
+        (CodeRun(ME, "a\0b"), "null byte"),
+        (CodeRun(ME, "x" * 2000), "1,024 bytes"),
+        (CodeRun(ME, "1", timeout_s=0), "timeout_s"),
+        (CodeRun(ME, "1", timeout_s=1e9), "at most 600"),
+        (CodeRun(ME, "1", "sb-1", "python-data-analysis"), "not both"),
     ],
 )
 async def test_a_bad_request_starts_no_machine(provider: FakeProvider, request_: RunRequest, words: str):
@@ -473,7 +478,7 @@ async def test_an_impossible_path_is_refused(service: SandboxService, path: str)
         await service.read(ME, box, path, limit=1)
 
 
-async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: FakeProvider):
+async def test_missing_and_oversized_files_have_errors_of_their_own(provider: FakeProvider):
     async with SandboxService(provider, Settings(files={"max_read_bytes": 1024, "max_write_bytes": 1024})) as service:
         box = (await service.create(ME)).sandbox_id
         with pytest.raises(FileNotFound, match="does not exist"):
@@ -486,12 +491,12 @@ async def test_a_missing_file_and_one_that_is_too_large_are_explained(provider: 
 
 
 @pytest.fixture
-def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_file_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("sandboxes.file_access", "sandboxes.execution"):
         monkeypatch.setattr(f"mcp_sandbox.{module}.FILE_TIMEOUT_S", 0.02)
 
 
-async def one_byte_a_round(path: str, *, offset: int = 0, limit: int) -> FileChunk:
+async def one_byte_at_a_time(path: str, *, offset: int = 0, limit: int) -> FileChunk:
     await anyio.lowlevel.checkpoint()
     return FileChunk(b"x", 1000, eof=False)
 
@@ -500,8 +505,8 @@ async def no_answer(*_: object, **__: object) -> None:
     await anyio.sleep_forever()
 
 
-@pytest.mark.usefixtures("_little_patience")
-async def test_a_slow_file_answer_is_an_error_to_try_again_and_the_sandbox_stays(
+@pytest.mark.usefixtures("_short_file_timeout")
+async def test_a_file_operation_that_times_out_leaves_the_sandbox_usable(
     service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
     box = (await service.create(ME)).sandbox_id
@@ -516,25 +521,25 @@ async def test_a_slow_file_answer_is_an_error_to_try_again_and_the_sandbox_stays
     ):
         with pytest.raises(FileError, match="did not answer"):
             await call()
-    assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
+    assert (await service.run(CodeRun(ME, "1", box))).status == "ok"
 
 
-@pytest.mark.usefixtures("_little_patience")
-async def test_an_agent_that_never_comes_to_an_end_does_not_keep_the_host_busy(provider: FakeProvider):
+@pytest.mark.usefixtures("_short_file_timeout")
+async def test_an_agent_that_sends_a_file_endlessly_times_out(provider: FakeProvider):
     with anyio.fail_after(5):
         async with SandboxService(
             provider, Settings(files={"max_read_bytes": 1 << 30}, output={"image_bytes": 1 << 30})
         ) as service:
             box = (await service.create(ME)).sandbox_id
             provider.agent.draws("draw", "a.png", "b.png")
-            provider.agent.read = one_byte_a_round  # type: ignore[method-assign]
+            provider.agent.read = one_byte_at_a_time  # type: ignore[method-assign]
             with pytest.raises(FileError, match="did not answer"):
                 await service.read_all(ME, box, "endless")
-            assert (await service.run(RunRequest(ME, "draw", box))).images == ()
+            assert (await service.run(CodeRun(ME, "draw", box))).images == ()
 
 
-async def test_an_unexpected_failure_of_the_provider_reaches_the_caller_as_words(provider: FakeProvider):
-    provider.error = StartFailed("the disk is on fire")
+async def test_an_unexpected_provider_error_becomes_a_start_failure(provider: FakeProvider):
+    provider.error = OSError("the disk is on fire")  # type: ignore[assignment]
     async with SandboxService(provider, Settings()) as service:
-        with pytest.raises(SandboxError, match="on fire"):
-            await service.run(RunRequest(ME, "1"))
+        with pytest.raises(StartFailed, match="on fire"):
+            await service.run(CodeRun(ME, "1"))

@@ -1,4 +1,4 @@
-"""Copies of sandboxes and sandboxes put aside: who may, what it costs, and what is said when it does not work."""
+"""Forking, pausing and resuming with fake machines: limits, errors and cleanup."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,8 +23,8 @@ from mcp_sandbox.errors import (
     StateLost,
 )
 from mcp_sandbox.machines.provider import Frozen, Lease
-from mcp_sandbox.runs.results import RunRequest
-from mcp_sandbox.sandboxes.lifecycle import State
+from mcp_sandbox.runs.requests import CodeRun
+from mcp_sandbox.sandboxes.lifecycle import Lifespan, State
 from mcp_sandbox.sandboxes.service import SandboxService
 from tests.unit.fakes import FakeProvider
 
@@ -63,7 +63,7 @@ def states(service: SandboxService) -> list[str]:
 # -- forks -------------------------------------------------------------------------------------------------
 
 
-async def test_copies_are_sandboxes_like_any_other(service: SandboxService, provider: FakeProvider):
+async def test_copies_are_ordinary_sandboxes(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     copies = await service.fork(ME, box, 3)
     assert len({box, *(copy.sandbox_id for copy in copies)}) == 4
@@ -84,7 +84,7 @@ async def test_the_number_of_copies_is_limited(service: SandboxService, count: i
         await service.fork(ME, box, count)
 
 
-async def test_there_are_all_copies_or_none(provider: FakeProvider):
+async def test_a_fork_makes_all_copies_or_none(provider: FakeProvider):
     async with served(provider, limits={"sandboxes": 3}) as service:
         box = await with_file(service)
         with pytest.raises(LimitReached, match=r"limits\.sandboxes = 3"):
@@ -93,10 +93,10 @@ async def test_there_are_all_copies_or_none(provider: FakeProvider):
         assert len(await service.fork(ME, box, 2)) == 2
 
 
-async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(provider: FakeProvider):
+async def test_a_fork_checks_the_sandbox_before_the_limits(provider: FakeProvider):
     async with served(provider, limits={"sandboxes": 1}) as service:
         box = await with_file(service)
-        await service.run_for_client(RunRequest(ME, "forever", box), background=True)
+        await service.run_for_client(CodeRun(ME, "forever", box), background=True)
         with pytest.raises(SandboxBusy, match="run-1"):
             await service.fork(ME, box, 1)
         await service.stop_run(ME, box, "run-1")
@@ -106,7 +106,7 @@ async def test_in_a_full_house_a_fork_says_first_what_is_wrong_with_the_sandbox(
             await service.fork(ME, box, 1)
 
 
-async def test_two_owners_who_fork_at_the_limit_do_not_hold_places_against_each_other(provider: FakeProvider):
+async def test_two_forks_at_the_limit_do_not_deadlock(provider: FakeProvider):
     async with served(provider, limits={"sandboxes": 5, "queue_timeout_s": 5}) as service:
         boxes = {owner: (await service.create(owner)).sandbox_id for owner in ("me", "you")}
         passing = (await service.create("them")).sandbox_id
@@ -127,7 +127,7 @@ async def test_two_owners_who_fork_at_the_limit_do_not_hold_places_against_each_
         assert made == [3, 3]
 
 
-async def test_one_owner_cannot_take_all_pauses(provider: FakeProvider):
+async def test_one_owner_cannot_use_up_the_limit_on_paused_sandboxes(provider: FakeProvider):
     async with served(provider, limits={"paused": 2, "owner_paused": 1}) as service:
         first, second = await with_file(service), await with_file(service)
         await service.pause(ME, first)
@@ -142,7 +142,7 @@ async def test_one_owner_cannot_take_all_pauses(provider: FakeProvider):
                 await service.pause(owner, other)
 
 
-class FailsAtTheThird(FakeProvider):
+class FailsOnThirdThaw(FakeProvider):
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
         async with super().thaw(frozen, copy=copy) as lease:
@@ -151,8 +151,8 @@ class FailsAtTheThird(FakeProvider):
             yield lease
 
 
-async def test_if_one_copy_fails_none_is_left():
-    provider = FailsAtTheThird()
+async def test_if_one_copy_fails_all_are_removed():
+    provider = FailsOnThirdThaw()
     async with served(provider) as service:
         box = await with_file(service)
         with pytest.raises(SandboxError, match="no more memory"):
@@ -162,7 +162,7 @@ async def test_if_one_copy_fails_none_is_left():
         assert await service.read_all(ME, box, "f") == b"mine"
 
 
-class LosesACopyAtTheEnd(FakeProvider):
+class LosesCopyAtTheEnd(FakeProvider):
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
         async with super().freeze(lease) as frozen:
@@ -172,8 +172,8 @@ class LosesACopyAtTheEnd(FakeProvider):
                 await anyio.wait_all_tasks_blocked()
 
 
-async def test_if_a_copy_dies_while_the_state_is_removed_none_is_left():
-    provider = LosesACopyAtTheEnd()
+async def test_if_a_copy_dies_while_the_state_is_removed_all_are_removed():
+    provider = LosesCopyAtTheEnd()
     async with served(provider) as service:
         box = await with_file(service)
         with pytest.raises(MachineLost, match="out of memory"):
@@ -189,14 +189,14 @@ async def test_another_owners_sandbox_cannot_be_forked_paused_or_resumed(service
 
 
 @pytest.mark.parametrize("background", [True, False])
-async def test_with_a_run_on_forks_and_pauses_are_refused_with_what_to_do(
+async def test_forks_and_pauses_are_refused_while_a_run_is_active(
     service: SandboxService, provider: FakeProvider, background: bool
 ):
     box = await with_file(service)
     async with anyio.create_task_group() as tasks:
 
         async def run() -> None:
-            await service.run_for_client(RunRequest(ME, "forever", box), background=background)
+            await service.run_for_client(CodeRun(ME, "forever", box), background=background)
 
         tasks.start_soon(run)
         await provider.agent.running.wait()
@@ -207,7 +207,7 @@ async def test_with_a_run_on_forks_and_pauses_are_refused_with_what_to_do(
     assert (await service.pause(ME, box)).state == State.PAUSED
 
 
-async def test_a_run_in_a_sandbox_that_is_being_forked_is_told_so(provider: FakeProvider):
+async def test_a_run_is_refused_while_its_sandbox_is_being_forked(provider: FakeProvider):
     async with served(provider) as service:
         box = await with_file(service)
         freezing, go_on = anyio.Event(), anyio.Event()
@@ -225,7 +225,7 @@ async def test_a_run_in_a_sandbox_that_is_being_forked_is_told_so(provider: Fake
             tasks.start_soon(service.fork, ME, box, 1)
             await freezing.wait()
             with pytest.raises(SandboxChanging, match="being forked, paused or resumed"):
-                await service.run_for_client(RunRequest(ME, "1", box), background=True)
+                await service.run_for_client(CodeRun(ME, "1", box), background=True)
             go_on.set()
 
 
@@ -239,7 +239,7 @@ async def test_a_driver_without_snapshots_can_neither_fork_nor_pause(service: Sa
     assert len(service.admission.holders) == 1
 
 
-async def test_nothing_is_on_its_way_to_the_machine_while_it_is_frozen(service: SandboxService, provider: FakeProvider):
+async def test_no_request_is_in_flight_while_a_machine_is_frozen(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     reading, go_on = anyio.Event(), anyio.Event()
     read = provider.agent.read
@@ -256,7 +256,7 @@ async def test_nothing_is_on_its_way_to_the_machine_while_it_is_frozen(service: 
         await reading.wait()
         tasks.start_soon(service.fork, ME, box, 1)
         await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(service.write, ME, box, "late", b"")  # waits until the fork is done with the machine
+        tasks.start_soon(service.write, ME, box, "late", b"")  # waits until the fork releases the machine
         await anyio.wait_all_tasks_blocked()
         assert "/workspace/late" not in provider.agents[0].files
         go_on.set()
@@ -267,7 +267,7 @@ async def test_nothing_is_on_its_way_to_the_machine_while_it_is_frozen(service: 
 # -- pauses ------------------------------------------------------------------------------------------------
 
 
-async def test_a_paused_sandbox_has_no_machine_and_comes_back_as_it_was(
+async def test_a_paused_sandbox_has_no_machine_and_resumes_with_its_state(
     service: SandboxService, provider: FakeProvider
 ):
     box = await with_file(service)
@@ -291,7 +291,7 @@ async def test_pausing_and_resuming_twice_changes_nothing(service: SandboxServic
     assert provider.copies == [False]
 
 
-async def test_of_two_resumes_at_once_one_brings_the_machine(service: SandboxService, provider: FakeProvider):
+async def test_two_concurrent_resumes_thaw_one_machine(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     await service.pause(ME, box)
     async with anyio.create_task_group() as tasks:
@@ -304,8 +304,8 @@ async def test_using_a_paused_sandbox_is_refused(service: SandboxService):
     box = await with_file(service)
     await service.pause(ME, box)
     calls = (
-        service.run(RunRequest(ME, "1", box)),
-        service.run_for_client(RunRequest(ME, "1", box), background=True),
+        service.run(CodeRun(ME, "1", box)),
+        service.run_for_client(CodeRun(ME, "1", box), background=True),
         service.read_all(ME, box, "f"),
         service.write(ME, box, "f", b""),
         service.artifacts(ME, box),
@@ -316,9 +316,9 @@ async def test_using_a_paused_sandbox_is_refused(service: SandboxService):
             await call
 
 
-async def test_results_of_runs_can_be_read_while_their_sandbox_is_paused(service: SandboxService):
+async def test_results_can_be_read_while_the_sandbox_is_paused(service: SandboxService):
     box = await with_file(service)
-    view = await service.run_for_client(RunRequest(ME, "1", box), background=True)
+    view = await service.run_for_client(CodeRun(ME, "1", box), background=True)
     assert view.run_id == "run-1"
     await service.stop_run(ME, box, "run-1")
     await service.pause(ME, box)
@@ -326,28 +326,30 @@ async def test_results_of_runs_can_be_read_while_their_sandbox_is_paused(service
     assert "ran" in page.page.text
 
 
-async def test_while_paused_only_the_time_to_live_goes_on(provider: FakeProvider):
+async def test_a_paused_sandbox_does_not_become_idle(provider: FakeProvider):
     async with served(provider) as service:
         box = (await service.create(ME, ttl_s=1000, idle_s=0.05)).sandbox_id
         info = await service.pause(ME, box)
         assert info.expires_in_s == pytest.approx(info.ends_in_s, abs=1)
-        await anyio.sleep(0.1)  # longer than it may be idle
+        await anyio.sleep(0.1)  # longer than the idle timeout
         assert states(service) == [State.PAUSED]
         assert (await service.resume(ME, box)).state == State.READY
 
 
-async def test_a_paused_sandbox_ends_with_its_time_to_live(provider: FakeProvider):
+async def test_a_paused_sandbox_still_reaches_its_maximum_age(provider: FakeProvider):
     async with served(provider) as service:
-        box = (await service.create(ME, ttl_s=0.2)).sandbox_id
+        box = (await service.create(ME)).sandbox_id
         await service.pause(ME, box)
-        while states(service):
-            await anyio.sleep(0.01)
-        with pytest.raises(SandboxExpired, match=r"0\.2 s old"):
+        (paused,) = service.alive()
+        paused.lifespan = Lifespan(idle_s=1000, ttl_s=0)  # as if its time had passed
+        paused.slot.changed.set()
+        await paused.ended.wait()
+        with pytest.raises(SandboxExpired, match="0 s old"):
             await service.resume(ME, box)
         assert provider.frozen == 0
 
 
-async def test_closing_a_paused_sandbox_removes_its_state(service: SandboxService, provider: FakeProvider):
+async def test_closing_a_paused_sandbox_removes_its_frozen_state(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     await service.pause(ME, box)
     assert await service.close(ME, box)
@@ -356,7 +358,7 @@ async def test_closing_a_paused_sandbox_removes_its_state(service: SandboxServic
         await service.resume(ME, box)
 
 
-async def test_the_place_of_a_paused_sandbox_is_free_and_without_one_it_stays_paused(provider: FakeProvider):
+async def test_a_pause_frees_a_place_and_a_resume_without_one_leaves_it_paused(provider: FakeProvider):
     async with served(provider, limits={"sandboxes": 1}) as service:
         box = await with_file(service)
         await service.pause(ME, box)
@@ -369,7 +371,7 @@ async def test_the_place_of_a_paused_sandbox_is_free_and_without_one_it_stays_pa
         assert await service.read_all(ME, box, "f") == b"mine"
 
 
-async def test_paused_sandboxes_are_limited_too(provider: FakeProvider):
+async def test_the_limit_on_paused_sandboxes_is_enforced(provider: FakeProvider):
     async with served(provider, limits={"paused": 1}) as service:
         box, other = await with_file(service), await with_file(service)
         await service.pause(ME, box)
@@ -390,7 +392,7 @@ async def test_a_sandbox_that_cannot_be_frozen_goes_on(service: SandboxService, 
     assert await service.read_all(ME, box, "f") == b"mine"
 
 
-async def test_a_pause_whose_call_is_cancelled_while_the_state_is_written_changes_nothing():
+async def test_a_pause_cancelled_while_the_state_is_saved_changes_nothing():
     class Quick(FakeProvider):
         @asynccontextmanager
         async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
@@ -411,7 +413,7 @@ async def test_a_pause_whose_call_is_cancelled_while_the_state_is_written_change
         assert await service.read_all(ME, box, "f") == b"mine"
 
 
-async def test_a_resume_that_fails_leaves_it_paused(service: SandboxService, provider: FakeProvider):
+async def test_a_failed_resume_leaves_the_sandbox_paused(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     await service.pause(ME, box)
     for error in (StartFailed("not now"), OSError("out of files")):
@@ -425,7 +427,7 @@ async def test_a_resume_that_fails_leaves_it_paused(service: SandboxService, pro
     assert await service.read_all(ME, box, "f") == b"mine"
 
 
-async def test_a_state_that_cannot_be_read_is_a_lost_sandbox(service: SandboxService, provider: FakeProvider):
+async def test_an_unreadable_frozen_state_loses_the_sandbox(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     await service.pause(ME, box)
     provider.error = StateLost("its files are gone")
@@ -435,7 +437,7 @@ async def test_a_state_that_cannot_be_read_is_a_lost_sandbox(service: SandboxSer
     assert (states(service), provider.frozen) == ([], 0)
 
 
-async def test_a_machine_lost_after_a_resume_is_told(service: SandboxService, provider: FakeProvider):
+async def test_a_machine_lost_after_a_resume_is_reported(service: SandboxService, provider: FakeProvider):
     box = await with_file(service)
     await service.pause(ME, box)
     await service.resume(ME, box)
@@ -443,10 +445,10 @@ async def test_a_machine_lost_after_a_resume_is_told(service: SandboxService, pr
     await provider.released.wait()
     await anyio.wait_all_tasks_blocked()
     with pytest.raises(MachineLost, match="out of memory"):
-        await service.run(RunRequest(ME, "1", box))
+        await service.run(CodeRun(ME, "1", box))
 
 
-async def test_leaving_the_service_removes_what_is_paused(provider: FakeProvider):
+async def test_leaving_the_service_removes_frozen_states(provider: FakeProvider):
     async with served(provider) as service:
         await service.pause(ME, await with_file(service))
         assert provider.frozen == 1

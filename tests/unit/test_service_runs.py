@@ -1,4 +1,4 @@
-"""Runs that outlive the call which started them, and calls that read, wait and stop."""
+"""Background runs, and the calls that read their output and stop them."""
 
 import gc
 import weakref
@@ -22,11 +22,11 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.machines.provider import Lease
 from mcp_sandbox.runs.output import OutputLog
-from mcp_sandbox.runs.results import RunRequest
+from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.runs.running import LostRun
-from mcp_sandbox.sandboxes.graves import MAX_ENDINGS, MAX_LOST_RUNS, Graves
 from mcp_sandbox.sandboxes.lifecycle import End, Ending
-from mcp_sandbox.sandboxes.sandbox import Watcher
+from mcp_sandbox.sandboxes.roster import MAX_ENDINGS, MAX_LOST_RUNS, Endings
+from mcp_sandbox.sandboxes.sandbox import Observer
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import RunProgress, RunView
 from tests.unit.fakes import FakeProvider, finished
@@ -35,7 +35,7 @@ ME = "me"
 
 
 class Talk:
-    """Code that says things when a test wants it to."""
+    """Code that writes a line whenever the test lets it."""
 
     def __init__(self, provider: FakeProvider, *lines: str) -> None:
         self.gates = [anyio.Event() for _ in lines]
@@ -59,7 +59,7 @@ async def service(provider: FakeProvider) -> AsyncIterator[SandboxService]:
 
 
 async def started(service: SandboxService, box: str | None, code: str = "forever") -> RunProgress:
-    view = await service.run_for_client(RunRequest(ME, code, box), background=True)
+    view = await service.run_for_client(CodeRun(ME, code, box), background=True)
     assert isinstance(view, RunProgress)
     return view
 
@@ -68,7 +68,7 @@ async def read(service: SandboxService, view: RunProgress, offset: int = 0, wait
     return await service.read_output(ME, view.sandbox_id, view.run_id, offset=offset, wait_s=wait_s)
 
 
-async def test_a_background_run_gives_its_id_at_once_and_its_output_as_it_comes(
+async def test_a_background_run_returns_its_id_at_once_and_streams_its_output(
     service: SandboxService, provider: FakeProvider
 ):
     talk = Talk(provider, "one", "two")
@@ -97,12 +97,12 @@ async def test_waiting_for_output_ends_when_the_page_is_full(service: SandboxSer
     assert (page.result, page.page.end, page.page.size) == (None, 1024, 5001)
 
 
-async def test_a_call_that_loses_patience_leaves_its_run_in_the_background(
+async def test_a_call_that_reaches_foreground_s_leaves_its_run_in_the_background(
     service: SandboxService, provider: FakeProvider
 ):
     talk = Talk(provider, "so far")
     box = (await service.create(ME)).sandbox_id
-    view = await service.run_for_client(RunRequest(ME, "talk", box))
+    view = await service.run_for_client(CodeRun(ME, "talk", box))
     assert isinstance(view, RunProgress)
     assert (view.page.text, view.result) == ("so far\n", None)
     talk.gates[0].set()
@@ -113,16 +113,16 @@ async def test_a_call_that_loses_patience_leaves_its_run_in_the_background(
 
 async def test_a_run_left_in_the_background_keeps_its_own_deadline(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
-    view = await service.run_for_client(RunRequest(ME, "forever", box, timeout_s=0.1))
+    view = await service.run_for_client(CodeRun(ME, "forever", box, timeout_s=0.1))
     assert isinstance(view, RunProgress)
     over = await read(service, view)
     assert over.result is not None
     assert (over.result.status, over.result.timed_out_after_s) == ("interrupted", 0.1)
 
 
-async def test_the_sandbox_of_a_one_off_run_that_takes_longer_stays(service: SandboxService, provider: FakeProvider):
+async def test_the_sandbox_of_a_one_off_run_in_the_background_stays(service: SandboxService, provider: FakeProvider):
     talk = Talk(provider, "working")
-    view = await service.run_for_client(RunRequest(ME, "talk"))
+    view = await service.run_for_client(CodeRun(ME, "talk"))
     assert isinstance(view, RunProgress)
     talk.gates[0].set()
     over = await read(service, view)
@@ -133,57 +133,57 @@ async def test_the_sandbox_of_a_one_off_run_that_takes_longer_stays(service: San
     assert provider.alive == 0
 
 
-async def test_who_has_patience_waits_to_the_end(service: SandboxService):
-    result = await service.run(RunRequest(ME, "forever", timeout_s=0.2))
+async def test_run_waits_for_the_result_however_long_it_takes(service: SandboxService):
+    result = await service.run(CodeRun(ME, "forever", timeout_s=0.2))
     assert (result.status, result.sandbox_id) == ("interrupted", None)
 
 
-async def test_a_sandbox_with_a_background_run_says_which_run_keeps_it_busy(service: SandboxService):
+async def test_a_busy_sandbox_names_its_background_run(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     await started(service, box)
     for background in (True, False):
         with pytest.raises(SandboxBusy, match=r"run-1 has been running"):
-            await service.run_for_client(RunRequest(ME, "1", box), background=background)
+            await service.run_for_client(CodeRun(ME, "1", box), background=background)
 
 
-async def test_a_call_behind_one_that_goes_on_in_the_background_is_refused(
+async def test_a_waiting_call_is_refused_when_the_run_before_it_moves_to_the_background(
     service: SandboxService, provider: FakeProvider
 ):
     box = (await service.create(ME)).sandbox_id
 
     async def second() -> None:
         with pytest.raises(SandboxBusy, match="run-1"):
-            await service.run_for_client(RunRequest(ME, "1", box))
+            await service.run_for_client(CodeRun(ME, "1", box))
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(service.run_for_client, RunRequest(ME, "forever", box))
+        tasks.start_soon(service.run_for_client, CodeRun(ME, "forever", box))
         await provider.agent.running.wait()
         tasks.start_soon(second)
 
 
 @pytest.mark.parametrize(("code", "state"), [("forever", "kept"), ("stubborn", "lost")])
-async def test_a_stopped_run_says_what_became_of_its_state(service: SandboxService, code: str, state: str):
+async def test_a_stopped_run_says_whether_its_state_was_kept(service: SandboxService, code: str, state: str):
     box = (await service.create(ME)).sandbox_id
     view = await started(service, box, code)
     result = await service.stop_run(ME, box, view.run_id)
     assert (result.stopped, result.state, result.timed_out_after_s) == (True, state, None)
     assert (await service.stop_run(ME, box, view.run_id)).stopped  # stopping twice changes nothing
-    assert (await service.run(RunRequest(ME, "1", box))).lost_before is False  # the result told it
+    assert (await service.run(CodeRun(ME, "1", box))).lost_before is False  # stop_run reported the loss
 
 
-async def test_variables_lost_in_a_run_nobody_read_are_told_by_the_next(
+async def test_a_loss_of_variables_that_no_result_reported_is_in_the_next_result(
     service: SandboxService, provider: FakeProvider
 ):
     box = (await service.create(ME)).sandbox_id
-    view = await service.run_for_client(RunRequest(ME, "stubborn", box, timeout_s=0.1))
+    view = await service.run_for_client(CodeRun(ME, "stubborn", box, timeout_s=0.1))
     assert isinstance(view, RunProgress)
     while service.sandboxes(ME)[0].run_id is not None:
         await anyio.lowlevel.checkpoint()
-    assert (await service.run(RunRequest(ME, "1", box))).lost_before is True
-    assert (await service.run(RunRequest(ME, "1", box))).lost_before is False
+    assert (await service.run(CodeRun(ME, "1", box))).lost_before is True
+    assert (await service.run(CodeRun(ME, "1", box))).lost_before is False
 
 
-async def test_the_newest_results_are_kept_and_older_ones_say_that_they_are_not(service: SandboxService):
+async def test_only_the_newest_results_are_kept_and_the_error_says_so(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     views = []
     for _ in range(3):
@@ -196,7 +196,7 @@ async def test_the_newest_results_are_kept_and_older_ones_say_that_they_are_not(
         await service.stop_run(ME, box, "run-9")
 
 
-async def test_large_results_make_each_other_forgotten(provider: FakeProvider):
+async def test_large_results_push_out_older_ones(provider: FakeProvider):
     provider.plans["talk"] = [Output("stdout", "x" * 2000), finished()]
     with anyio.fail_after(20):
         async with SandboxService(provider, Settings(runs={"kept_bytes": 3000})) as service:
@@ -209,40 +209,42 @@ async def test_large_results_make_each_other_forgotten(provider: FakeProvider):
                 await read(service, first)
 
 
-async def test_output_a_result_leaves_out_can_be_read_from_the_run(provider: FakeProvider):
+async def test_output_missing_from_a_result_can_be_read_from_the_run(provider: FakeProvider):
     provider.plans["flood"] = [Output("stderr", "!"), Output("stdout", "a" * 300 + "b" * 300), finished()]
     settings = Settings(output={"head_bytes": 256, "tail_bytes": 256})
     with anyio.fail_after(20):
         async with SandboxService(provider, settings) as service:
             box = (await service.create(ME)).sandbox_id
-            result = await service.run(RunRequest(ME, "flood", box))
+            result = await service.run(CodeRun(ME, "flood", box))
             offset = result.stdout.log_offset
             assert offset is not None
             view = await service.read_output(ME, box, result.run_id, offset=offset, wait_s=0)
             assert view.page.text == "a" * 44 + "b" * 300
 
 
-async def test_runs_of_one_owner_are_limited_and_the_limit_is_named(service: SandboxService, provider: FakeProvider):
+async def test_the_limit_on_runs_per_owner_is_enforced_and_named(service: SandboxService, provider: FakeProvider):
     for _ in range(2):
         await started(service, None)
     with pytest.raises(LimitReached, match=r"limits\.owner_runs = 2"):
-        await service.run(RunRequest(ME, "1"))
+        await service.run(CodeRun(ME, "1"))
     assert len(provider.agents) == 2  # no machine was taken for it
-    assert (await service.run(RunRequest("somebody", "1"))).status == "ok"
+    assert (await service.run(CodeRun("other", "1"))).status == "ok"
     await anyio.wait_all_tasks_blocked()
     assert provider.alive == 2
 
 
-async def test_runs_of_somebody_elses_sandbox_do_not_exist(service: SandboxService):
+async def test_runs_in_a_sandbox_of_another_owner_do_not_exist(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     view = await started(service, box)
     with pytest.raises(SandboxNotFound):
-        await service.read_output("somebody", box, view.run_id, offset=0, wait_s=0)
+        await service.read_output("other", box, view.run_id, offset=0, wait_s=0)
     with pytest.raises(SandboxNotFound):
-        await service.stop_run("somebody", box, view.run_id)
+        await service.stop_run("other", box, view.run_id)
 
 
-async def test_a_reader_is_told_when_the_sandbox_ends_under_the_run(service: SandboxService, provider: FakeProvider):
+async def test_a_reader_gets_an_error_when_the_sandbox_ends_during_the_run(
+    service: SandboxService, provider: FakeProvider
+):
     box = (await service.create(ME)).sandbox_id
     view = await started(service, box)
 
@@ -257,7 +259,7 @@ async def test_a_reader_is_told_when_the_sandbox_ends_under_the_run(service: San
     assert provider.alive == 0
 
 
-async def test_what_a_run_wrote_before_its_machine_was_lost_can_be_read(
+async def test_the_output_of_a_run_can_be_read_after_its_machine_was_lost(
     service: SandboxService, provider: FakeProvider
 ):
     Talk(provider, "last words")
@@ -279,13 +281,13 @@ async def test_what_a_run_wrote_before_its_machine_was_lost_can_be_read(
         assert seen.error is not None
         assert seen.error.code == "machine_lost"
     with pytest.raises(MachineLost) as lost:
-        await service.run(RunRequest(ME, "1", view.sandbox_id))
+        await service.run(CodeRun(ME, "1", view.sandbox_id))
     assert (lost.value.sandbox_id, lost.value.run_id) == (view.sandbox_id, "run-1")
     with pytest.raises(SandboxNotFound):
-        await service.read_output("somebody", view.sandbox_id, "run-1", offset=0, wait_s=0)
+        await service.read_output("other", view.sandbox_id, "run-1", offset=0, wait_s=0)
 
 
-async def test_a_call_that_waits_when_the_machine_is_lost_learns_how_to_read_what_was_written(
+async def test_a_call_whose_machine_is_lost_gets_the_run_id_to_read_its_output(
     service: SandboxService, provider: FakeProvider
 ):
     provider.plans["die late"] = [Output("stdout", "so far\n"), anyio.Event()]
@@ -293,7 +295,7 @@ async def test_a_call_that_waits_when_the_machine_is_lost_learns_how_to_read_wha
 
     async def run() -> None:
         with pytest.raises(RunLost) as error:
-            await service.run(RunRequest(ME, "die late"))
+            await service.run(CodeRun(ME, "die late"))
         errors.append(error.value)
 
     async with anyio.create_task_group() as tasks:
@@ -306,7 +308,7 @@ async def test_a_call_that_waits_when_the_machine_is_lost_learns_how_to_read_wha
     assert view.page.text == "so far\n"
 
 
-async def test_a_one_off_run_whose_machine_was_dead_already_gets_another_one():
+async def test_a_one_off_run_whose_machine_was_already_dead_gets_another_one():
     class FirstIsDead(FakeProvider):
         @asynccontextmanager
         async def _machine(self, template: str) -> AsyncIterator[Lease]:
@@ -326,78 +328,78 @@ async def test_a_one_off_run_whose_machine_was_dead_already_gets_another_one():
     provider = FirstIsDead()
     with anyio.fail_after(20):
         async with SandboxService(provider, Settings()) as service:
-            assert (await service.run(RunRequest(ME, "1"))).status == "ok"
+            assert (await service.run(CodeRun(ME, "1"))).status == "ok"
             assert len(provider.agents) == 2
             provider.dead = 99
             with pytest.raises(RunLost, match="no result"):
-                await service.run(RunRequest(ME, "1"))
+                await service.run(CodeRun(ME, "1"))
             assert len(provider.agents) == 4
 
 
-async def test_a_one_off_run_that_was_begun_is_never_repeated(service: SandboxService, provider: FakeProvider):
+async def test_a_one_off_run_that_had_started_is_never_retried(service: SandboxService, provider: FakeProvider):
     with pytest.raises(RunLost):
-        await service.run(RunRequest(ME, "die"))
+        await service.run(CodeRun(ME, "die"))
     assert len(provider.agents) == 1
 
 
-async def test_nothing_is_kept_of_what_ran_in_a_sandbox_that_is_closed(service: SandboxService, provider: FakeProvider):
+async def test_closing_a_sandbox_frees_the_logs_of_its_runs(service: SandboxService, provider: FakeProvider):
     box = (await service.create(ME)).sandbox_id
     await read(service, await started(service, box, "1"))
-    log = weakref.ref(service._alive[box].runs.find(box, "run-1").log)
+    log = weakref.ref(service.alive()[0].runs.find(box, "run-1").log)
     await service.close(ME, box)
     provider.agents.clear()
     gc.collect()
     assert log() is None
 
 
-def test_of_lost_runs_the_newest_few_are_kept_and_all_endings_are_explained():
-    graves = Graves()
+def test_the_newest_lost_runs_and_endings_are_kept():
+    endings = Endings()
     for number in range(MAX_ENDINGS + 1):
-        graves.add(Ending(f"sb-{number}", ME, End.LOST, "gone", lost_run=LostRun("run-1", OutputLog(10), 1.0)))
-    found = [graves.find(ME, f"sb-{number}") for number in range(MAX_ENDINGS + 1)]
-    endings = [ending for ending in found if ending is not None]
-    assert (found[0], len(endings)) == (None, MAX_ENDINGS)
-    assert [ending.sandbox_id for ending in endings if ending.lost_run] == [
+        endings.add(Ending(f"sb-{number}", ME, End.LOST, "gone", lost_run=LostRun("run-1", OutputLog(10), 1.0)))
+    found = [endings.find(ME, f"sb-{number}") for number in range(MAX_ENDINGS + 1)]
+    kept = [ending for ending in found if ending is not None]
+    assert (found[0], len(kept)) == (None, MAX_ENDINGS)
+    assert [ending.sandbox_id for ending in kept if ending.lost_run] == [
         f"sb-{number}" for number in range(MAX_ENDINGS + 1 - MAX_LOST_RUNS, MAX_ENDINGS + 1)
     ]
 
 
-async def test_a_watcher_that_fails_harms_nobody(provider: FakeProvider, caplog: pytest.LogCaptureFixture):
-    class Broken(Watcher):
-        def got_machine(self, box: object, machine: object, waited_s: float) -> None:
+async def test_a_failing_observer_harms_no_sandbox(provider: FakeProvider, caplog: pytest.LogCaptureFixture):
+    class Broken(Observer):
+        def machine_ready(self, box: object, machine: object, waited_s: float) -> None:
             raise RuntimeError("no disk")
 
-        def ran(self, box: object, outcome: str) -> None:
+        def run_ended(self, box: object, outcome: str) -> None:
             raise RuntimeError("no disk")
 
     with anyio.fail_after(20):
         async with SandboxService(provider, Settings(), Broken()) as service:
             box = (await service.create(ME)).sandbox_id
             for _ in range(2):
-                assert (await service.run(RunRequest(ME, "1", box))).status == "ok"
-    assert "a watcher of sandbox" in caplog.text
+                assert (await service.run(CodeRun(ME, "1", box))).status == "ok"
+    assert "an observer of sandbox" in caplog.text
 
 
-async def test_progress_tells_the_newest_line(
+async def test_progress_reports_the_newest_line(
     service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.PROGRESS_EVERY_S", 0)
     talk = Talk(provider, "one", "two", "three")
-    told: list[str] = []
+    lines: list[str] = []
 
     async def report(elapsed_s: float, line: str) -> None:
-        told.append(line)
-        talk.gates[len(told) - 1].set()
+        lines.append(line)
+        talk.gates[len(lines) - 1].set()
 
-    result = await service.run_for_client(RunRequest(ME, "talk"), report=report)
+    result = await service.run_for_client(CodeRun(ME, "talk"), report=report)
     assert isinstance(result, RunView)
-    assert told == ["one", "two", "three"]
+    assert lines == ["one", "two", "three"]
 
 
 async def test_a_background_run_keeps_its_sandbox_from_being_idle(provider: FakeProvider):
     with anyio.fail_after(20):
         async with SandboxService(provider, Settings(lifetime={"idle_s": 0.05})) as service:
             box = (await service.create(ME)).sandbox_id
-            await service.run_for_client(RunRequest(ME, "forever", box, timeout_s=0.2), background=True)
+            await service.run_for_client(CodeRun(ME, "forever", box, timeout_s=0.2), background=True)
             await provider.released.wait()
             assert provider.agent.stops == 1  # its own deadline came first

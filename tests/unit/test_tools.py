@@ -17,7 +17,7 @@ from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 from guest.client.messages import Artifact, CodeError, Display, Event, FileChunk, Output, OutputTotals
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TemplateNotBuilt
-from mcp_sandbox.runs.running import LiveRun
+from mcp_sandbox.runs.running import RunHandle
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import SandboxServer, create_server
 from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
@@ -561,7 +561,7 @@ async def test_progress_always_increases_however_old_the_run_is(
 ):
     monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.PROGRESS_EVERY_S", 0)
     monkeypatch.setattr("mcp_sandbox.sandboxes.run_calls.SILENCE_S", 0)
-    monkeypatch.setattr(LiveRun, "elapsed_s", property(lambda run: 100 + anyio.current_time() - run.began_at))
+    monkeypatch.setattr(RunHandle, "elapsed_s", property(lambda run: 100 + anyio.current_time() - run.began_at))
     gate = anyio.Event()
     provider.plans["train"] = [gate, finished()]
     text = text_of(await client.call_tool("run_code", {"code": "train", "background": True}))
