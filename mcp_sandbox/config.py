@@ -1,4 +1,6 @@
-"""The settings: one model, filled from flags, MCP_SANDBOX_* variables and mcp-sandbox.toml, in that order.
+"""The settings: one model, filled from flags, MCP_SANDBOX_* variables and two files called mcp-sandbox.toml.
+
+The first source wins: flags, variables, the file in the working directory, the user's own file.
 
 Settings that belong together form a group. A group is a table in the file (`[pool]`, `min = 2`) and a prefix of
 environment variables (`MCP_SANDBOX_POOL_MIN=2`). Code that needs one group takes that group, not all settings.
@@ -22,6 +24,9 @@ from vmm.types import Isolation
 APP = "mcp-sandbox"
 CONFIG_NAME = "mcp-sandbox.toml"
 ENV_PREFIX = "MCP_SANDBOX_"
+# What the file in the working directory may set. An IDE starts the server in any repository its user opens, so a
+# project may neither run code (home, guest_kernel, template_path) nor weaken isolation or limits.
+PROJECT_SETTINGS = frozenset({"template", "toolset", "runs.timeout_s", "lifetime.idle_s"})
 AUTO = "auto"  # for `driver` and `accel`: the best one that works on this host
 
 
@@ -202,28 +207,38 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - passed by name
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - passed by name
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Prefer flags to environment variables, and those to the file."""
-        return init_settings, env_settings, _TomlFile(settings_cls)
+        """Prefer flags to environment variables, those to the project's file, and that to the user's file."""
+        project = _TomlFile(settings_cls, project_config_file(), trusted=False)
+        return init_settings, env_settings, project, _TomlFile(settings_cls, user_config_file(), trusted=True)
 
 
 class _TomlFile(PydanticBaseSettingsSource):
-    """The values of the first configuration file found."""
+    """The values of one configuration file."""
+
+    def __init__(self, settings_cls: type[BaseSettings], path: Path, *, trusted: bool) -> None:
+        super().__init__(settings_cls)
+        self._path = path
+        self._trusted = trusted
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
         return None, field_name, False  # `__call__` returns all values at once
 
     def __call__(self) -> dict[str, Any]:
-        path = find_config_file()
-        if path is None:
-            return {}
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = tomllib.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+            raise ConfigError(f"{self._path}: {error}") from error
         known = dict(setting_names())
         for name in _dotted(values):
-            if name not in known and name not in Settings.model_fields:
-                raise ConfigError(f"{path}: unknown setting {name!r}{_suggestion(name, known)}")
+            if name not in known:
+                raise ConfigError(f"{self._path}: unknown setting {name!r}{_suggestion(name, known)}")
+            if not self._trusted and name not in PROJECT_SETTINGS:
+                raise ConfigError(
+                    f"{self._path}: a project may not set {name!r}, only {', '.join(sorted(PROJECT_SETTINGS))}. "
+                    f"Put it into {user_config_file()}, a flag or {variable_of(name)}."
+                )
         return values
 
 
@@ -241,10 +256,19 @@ def variable_of(setting: str) -> str:
     return f"{ENV_PREFIX}{setting.replace('.', '_').upper()}"
 
 
-def find_config_file() -> Path | None:
-    """Return the configuration file in the working directory, else the user's own."""
-    places = (Path.cwd() / CONFIG_NAME, platformdirs.user_config_path(APP) / CONFIG_NAME)
-    return next((path for path in places if path.is_file()), None)
+def project_config_file() -> Path:
+    """Return the configuration file of the working directory, which may be a stranger's repository."""
+    return Path.cwd() / CONFIG_NAME
+
+
+def user_config_file() -> Path:
+    """Return the user's own configuration file."""
+    return platformdirs.user_config_path(APP) / CONFIG_NAME
+
+
+def config_files() -> list[Path]:
+    """Return the configuration files that exist, most important first."""
+    return [path for path in (project_config_file(), user_config_file()) if path.is_file()]
 
 
 def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks them
@@ -258,8 +282,8 @@ def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks t
         settings = Settings(**{key: value for key, value in flags.items() if value is not None})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
-        source = find_config_file()
-        raise ConfigError(f"bad setting: {problems} (from a flag, {ENV_PREFIX}* or {source or CONFIG_NAME})") from error
+        sources = ", ".join(["a flag", f"{ENV_PREFIX}*", *map(str, config_files())])
+        raise ConfigError(f"bad setting: {problems} (from one of: {sources})") from error
     path = tuple(directory.expanduser().absolute() for directory in settings.template_path)
     return settings.model_copy(update={"home": settings.home.expanduser().absolute(), "template_path": path})
 

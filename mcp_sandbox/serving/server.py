@@ -1,5 +1,6 @@
 """The MCP server: tools and resources over a SandboxService, served on stdio."""
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,7 +20,7 @@ from pydantic import AnyUrl
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import Settings, config_files
 from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
@@ -28,6 +29,8 @@ from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
 from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
 from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
 from mcp_sandbox.tools.common import lifetime_of
+
+logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
 
@@ -149,6 +152,8 @@ def _in_force(host: Host) -> str:
 def run_stdio(settings: Settings) -> None:
     """Serve this host's sandboxes on stdio until everything has ended."""
     logs.configure(settings.log.level, settings.log.format)
+    for path in config_files():
+        logger.info("settings from %s", path)
     if settings.tracing:
         enable_tracing()
     serve = partial(

@@ -1,12 +1,21 @@
-"""One model of settings, three sources, and no silent mistakes."""
+"""One model of settings, four sources, and no silent mistakes."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from mcp_sandbox.commands.common import environment
-from mcp_sandbox.config import CONFIG_NAME, ConfigError, LimitSettings, load_settings, setting_names, variable_of
+from mcp_sandbox.config import (
+    CONFIG_NAME,
+    PROJECT_SETTINGS,
+    ConfigError,
+    load_settings,
+    setting_names,
+    user_config_file,
+    variable_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +29,12 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_config(text: str) -> None:
+    path = user_config_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def write_project_config(text: str) -> None:
     Path(CONFIG_NAME).write_text(text)
 
 
@@ -32,13 +47,35 @@ def test_flags_win_over_variables_and_variables_over_the_file(monkeypatch: pytes
     assert (settings.limits.sandboxes, settings.driver, settings.accel) == (5, "b", "tcg")
 
 
-def test_the_users_file_is_read_if_there_is_none_in_the_working_directory(tmp_path: Path):
-    path = tmp_path / "config" / "mcp-sandbox" / CONFIG_NAME
-    path.parent.mkdir(parents=True)
-    path.write_text("limits.sandboxes = 6\n")
-    assert load_settings().limits.sandboxes == 6
-    write_config("")
-    assert load_settings().limits.sandboxes == LimitSettings().sandboxes
+def test_the_projects_file_wins_over_the_users():
+    write_config('template = "a"\n[runs]\ntimeout_s = 7\nmax_timeout_s = 50\n')
+    write_project_config('template = "b"\n[runs]\ntimeout_s = 9\n')
+    settings = load_settings()
+    assert (settings.template, settings.runs.timeout_s, settings.runs.max_timeout_s) == ("b", 9, 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("home", '"h"'),
+        ("driver", '"bubblewrap"'),
+        ("min_isolation", '"namespace"'),
+        ("template_path", '["t"]'),
+        ("guest_kernel", '"vmlinuz"'),
+        ("limits.sandboxes", "1000"),
+        ("runs.max_timeout_s", "9999"),
+    ],
+)
+def test_a_project_can_neither_run_code_nor_weaken_isolation_or_limits(name: str, value: str):
+    write_project_config(f"{name} = {value}\n")
+    with pytest.raises(ConfigError, match=f"a project may not set '{re.escape(name)}'") as refusal:
+        load_settings()
+    assert variable_of(name) in str(refusal.value)
+
+
+def test_a_project_may_set_only_harmless_settings():
+    assert {"template", "toolset", "runs.timeout_s", "lifetime.idle_s"} == PROJECT_SETTINGS
+    assert set(dict(setting_names())) >= PROJECT_SETTINGS
 
 
 def test_an_unknown_key_in_the_file_is_named():
