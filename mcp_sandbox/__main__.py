@@ -1,4 +1,4 @@
-"""`python -m mcp_sandbox` is the `mcp-sandbox` command."""
+"""Run the `mcp-sandbox` command as `python -m mcp_sandbox`."""
 
 from mcp_sandbox.cli import app
 

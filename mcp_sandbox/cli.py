@@ -1,6 +1,6 @@
-"""The command line. Without a command it is an MCP server on stdio.
+"""The command line. Without a command it runs an MCP server on stdio.
 
-Every command imports what it needs when it runs: loading all of it takes more than a second.
+Each command imports its own modules when it runs: importing all of them takes more than a second.
 """
 
 from importlib.metadata import version
@@ -20,26 +20,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-template_app = typer.Typer(no_args_is_help=True, help="Build and manage what sandboxes are made from.")
+template_app = typer.Typer(no_args_is_help=True, help="Build and manage templates, which sandboxes start from.")
 app.add_typer(template_app, name="template")
-sandbox_app = typer.Typer(no_args_is_help=True, help="See and close the sandboxes of running servers.")
+sandbox_app = typer.Typer(no_args_is_help=True, help="List and close the sandboxes of running servers.")
 app.add_typer(sandbox_app, name="sandbox")
 
-# As in templates.model, which takes long to load.
+# The same as in templates.model, which takes long to import.
 Language = Literal["python", "cpp", "go", "shell"]
 Source = Literal["debian", "oci", "dockerfile"]
 
-TemplateName = Annotated[str | None, typer.Argument(help="Name of a template; the default one if left out.")]
+TemplateName = Annotated[str | None, typer.Argument(help="Template. Default: the `template` setting.")]
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Tell people what is wrong, on stderr, and end."""
+    """Print a message on stderr and exit."""
     typer.echo(f"mcp-sandbox: {message}", err=True)
     raise typer.Exit(code)
 
 
 def settings_of(ctx: typer.Context) -> "Settings":
-    """The settings in force for this command line."""
+    """Return the settings for this command line. Exits if one is invalid."""
     from mcp_sandbox.config import ConfigError, load_settings
 
     try:
@@ -54,19 +54,23 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="Sandboxes for AI agents. Without a command: an MCP server on stdin and stdout.")
+@app.callback(help="Sandboxes for AI agents. Without a command, run an MCP server on stdin and stdout.")
 def main(
     ctx: typer.Context,
-    home: Annotated[Path | None, typer.Option(help="Where images, snapshots and machines are kept.")] = None,
-    driver: Annotated[str | None, typer.Option(help="How machines run: auto, or a driver's name.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Directory of images, snapshots and running machines.")] = None,
+    driver: Annotated[str | None, typer.Option(help="How machines run: auto, or the name of a driver.")] = None,
     min_isolation: Annotated[
-        str | None, typer.Option(help="Use nothing that isolates less: vm, kernel or namespace.")
+        str | None, typer.Option(help="Refuse drivers that isolate less: vm, kernel or namespace.")
     ] = None,
-    accel: Annotated[str | None, typer.Option(help="auto, kvm or tcg.")] = None,
+    accel: Annotated[
+        str | None, typer.Option(help="How a virtual machine's CPU runs: auto, kvm or tcg (emulated).")
+    ] = None,
     template_path: Annotated[
-        list[Path] | None, typer.Option(help="A directory with templates of your own; can be given several times.")
+        list[Path] | None, typer.Option(help="Directory of custom templates; may be repeated.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR, on stderr.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="Least severe level logged on stderr: DEBUG, INFO, WARNING or ERROR.")
+    ] = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -84,30 +88,28 @@ def main(
 
 
 def _serve_stdio(settings: "Settings") -> None:
-    from mcp_sandbox.commands.common import guarded
+    from mcp_sandbox.commands.common import report_errors
     from mcp_sandbox.serving.server import run_stdio
 
     def serve() -> int:
         run_stdio(settings)
         return 0
 
-    raise typer.Exit(guarded(serve))
+    raise typer.Exit(report_errors(serve))
 
 
 @app.command()
 def run(
     ctx: typer.Context,
-    file: Annotated[typer.FileText, typer.Argument(help="Source file, or - for stdin.")],
+    file: Annotated[typer.FileText, typer.Argument(help="Source file; - reads it from stdin.")],
     template: Annotated[
-        str | None, typer.Option(help="What the sandbox is made from; else the file's name says it: .py, .cpp, .go.")
+        str | None, typer.Option(help="Template of the sandbox. Default: by the file's suffix (.py, .cpp, .go).")
     ] = None,
-    stdin: Annotated[
-        typer.FileText | None, typer.Option(help="File that the code reads from its standard input.")
-    ] = None,
-    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds the run may take.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Directory to put the run's artifacts into.")] = None,
+    stdin: Annotated[typer.FileText | None, typer.Option(help="File to use as the code's standard input.")] = None,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Time limit in seconds.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Directory to save the run's artifacts in.")] = None,
 ) -> None:
-    """Run a file in a fresh sandbox and destroy it."""
+    """Run a file in a fresh sandbox, print its output, and destroy the sandbox."""
     from mcp_sandbox.commands.run import Source, run_once, template_for
 
     source = Source(file.read(), template or template_for(file.name), stdin.read() if stdin else None)
@@ -117,13 +119,13 @@ def run(
 @app.command()
 def setup(
     ctx: typer.Context,
-    check: Annotated[bool, typer.Option("--check", help="Only say what is missing.")] = False,
-    driver: Annotated[str | None, typer.Option(help="Set up this driver, not the one in force.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only show what is missing.")] = False,
+    driver: Annotated[str | None, typer.Option(help="Driver to set up. Default: the one that would be used.")] = None,
     images: Annotated[
-        bool, typer.Option("--images", help="Also for templates made from OCI images and Dockerfiles.")
+        bool, typer.Option("--images", help="Also install the tools for OCI images and Dockerfiles.")
     ] = False,
 ) -> None:
-    """Get what the driver in force needs: system packages, and a guest kernel or gVisor."""
+    """Install what the driver needs: system packages, and a guest kernel or gVisor."""
     from mcp_sandbox.commands import setup as setup_cli
 
     ctx.find_root().obj |= {"driver": driver} if driver else {}
@@ -135,7 +137,7 @@ def doctor(
     ctx: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Say whether this host can run sandboxes, how well, and what to do if not."""
+    """Show whether this host can run sandboxes, how well, and how to fix what is missing."""
     from mcp_sandbox.commands import doctor_view
 
     raise typer.Exit(doctor_view.main(settings_of(ctx), as_json=as_json))
@@ -143,7 +145,7 @@ def doctor(
 
 @app.command()
 def demo(ctx: typer.Context) -> None:
-    """Show the product at work: a short tour through a real MCP client."""
+    """Take a short tour of the product with a real MCP client."""
     from mcp_sandbox.commands import demo as demo_cli
 
     raise typer.Exit(demo_cli.main(settings_of(ctx)))
@@ -154,13 +156,13 @@ def bench(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="restore, calls, cpu, compile, pool, fork, soak; all but soak if left out."),
+        typer.Argument(help="Topics: restore, calls, cpu, compile, pool, fork, soak. Default: all but soak."),
     ] = None,
-    driver: Annotated[str | None, typer.Option(help="Measure this driver only, not all that work here.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples.")] = False,
-    soak: Annotated[bool, typer.Option("--soak", help="Also the soak, which takes many minutes.")] = False,
-    cycles: Annotated[int | None, typer.Option(min=1, help="Sandboxes of a soak; else as many as promised.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    driver: Annotated[str | None, typer.Option(help="Driver to measure. Default: all that work on this host.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Take fewer samples.")] = False,
+    soak: Annotated[bool, typer.Option("--soak", help="Also measure soak, which takes many minutes.")] = False,
+    cycles: Annotated[int | None, typer.Option(min=1, help="Number of sandboxes in a soak.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Measure on this host the numbers that docs/specification.md promises."""
     from mcp_sandbox.commands.bench import command
@@ -175,14 +177,14 @@ def template_init(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the new template.")],
     language: Annotated[
-        Language | None, typer.Option(help="What run_code takes; if left out, python for Debian and shell for images.")
+        Language | None, typer.Option(help="Language of its code. Default: python for Debian, shell for images.")
     ] = None,
-    source: Annotated[Source, typer.Option(help="Where the files come from.")] = "debian",
+    source: Annotated[Source, typer.Option(help="Source of its files.")] = "debian",
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Put it there, not into the first directory of the search path.")
+        Path | None, typer.Option("--dir", help="Directory to create it in. Default: the first one of template_path.")
     ] = None,
 ) -> None:
-    """Begin a template of your own: a template.toml with comments, which can be built as it is."""
+    """Create a custom template: a commented template.toml that builds as it is."""
     from mcp_sandbox.commands import template_init as begin
 
     raise typer.Exit(begin.init(settings_of(ctx), name, language, source, directory))
@@ -191,11 +193,11 @@ def template_init(
 @template_app.command("build")
 def template_build(
     ctx: typer.Context,
-    names: Annotated[list[str] | None, typer.Argument(help="Names of templates; the default one if left out.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Build all templates there are.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Build again whenever one of them changes.")] = False,
+    names: Annotated[list[str] | None, typer.Argument(help="Templates. Default: the `template` setting.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Build all templates.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Rebuild whenever one of them changes.")] = False,
 ) -> None:
-    """Build templates: files, guest kernel and snapshot. What did not change is not made again."""
+    """Build templates: files, guest kernel and snapshot. Steps whose inputs have not changed are skipped."""
     from mcp_sandbox.commands import template_build as building
 
     raise typer.Exit(building.build(settings_of(ctx), names or (), every=every, watch=watch))
@@ -204,11 +206,11 @@ def template_build(
 @template_app.command("update")
 def template_update(
     ctx: typer.Context,
-    names: Annotated[list[str] | None, typer.Argument(help="Names of templates; the default one if left out.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Templates. Default: the `template` setting.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Update all templates.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be updated.")] = False,
 ) -> None:
-    """Bring newer Debian packages, guest kernels and gVisor releases into built templates."""
+    """Rebuild templates with newer Debian packages, guest kernels and gVisor releases."""
     from mcp_sandbox.commands import template_update as updating
 
     raise typer.Exit(updating.update(settings_of(ctx), names or (), every=every, dry_run=dry_run))
@@ -216,7 +218,7 @@ def template_update(
 
 @template_app.command("list")
 def template_list(ctx: typer.Context) -> None:
-    """List all templates and what is built of them."""
+    """List all templates and whether they are built."""
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.show_all(settings_of(ctx)))
@@ -224,15 +226,15 @@ def template_list(ctx: typer.Context) -> None:
 
 @template_app.command("show")
 def template_show(ctx: typer.Context, name: TemplateName = None) -> None:
-    """Show one template and everything the store holds for it."""
+    """Show a template's definition and its builds."""
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.show(settings_of(ctx), name))
 
 
 @template_app.command("remove")
-def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Name of a template.")]) -> None:
-    """Remove what was built of a template. Its definition stays, and so does what sandboxes use."""
+def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Template.")]) -> None:
+    """Remove a template's builds, except those in use. Its definition stays."""
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.remove(settings_of(ctx), name))
@@ -241,10 +243,10 @@ def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help
 @template_app.command("prune")
 def template_prune(
     ctx: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also what templates are made from now.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also remove current builds.")] = False,
 ) -> None:
-    """Remove what no template is made from any more. What sandboxes and servers use stays."""
+    """Remove builds that no template uses any more, except those that sandboxes or servers use."""
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.prune(settings_of(ctx), dry_run=dry_run, every=every))
@@ -255,15 +257,15 @@ def sandbox_list(
     ctx: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the sandboxes of all servers that use this home, and what killed ones have left."""
+    """List the sandboxes of all servers that use this home, and leftovers of killed servers."""
     from mcp_sandbox.commands import sandbox
 
     raise typer.Exit(sandbox.show(settings_of(ctx), as_json=as_json))
 
 
 @sandbox_app.command("close")
-def sandbox_close(ctx: typer.Context, sandbox_id: Annotated[str, typer.Argument(help="Id of a sandbox.")]) -> None:
-    """Close a sandbox, whoever owns it. Its variables and files are gone."""
+def sandbox_close(ctx: typer.Context, sandbox_id: Annotated[str, typer.Argument(help="Sandbox ID.")]) -> None:
+    """Close a sandbox of any owner. Its variables and files are lost."""
     from mcp_sandbox.commands import sandbox
 
     raise typer.Exit(sandbox.close(settings_of(ctx), sandbox_id))
@@ -271,7 +273,7 @@ def sandbox_close(ctx: typer.Context, sandbox_id: Annotated[str, typer.Argument(
 
 @app.command()
 def metrics(ctx: typer.Context) -> None:
-    """Print the metrics of all servers that use this home, in Prometheus' text format."""
+    """Print the metrics of all servers that use this home, in the Prometheus text format."""
     from mcp_sandbox.commands import sandbox
 
     raise typer.Exit(sandbox.print_metrics(settings_of(ctx)))

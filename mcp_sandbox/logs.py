@@ -1,4 +1,4 @@
-"""What the server says on stderr: lines for people or JSON for machines, each with the sandbox it is about."""
+"""Logging on stderr, as text or JSON. Every record about a sandbox carries its id."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ _sandbox: ContextVar[str | None] = ContextVar("sandbox", default=None)
 
 @contextmanager
 def about(sandbox_id: str) -> Iterator[None]:
-    """Whatever is logged in the block, and in tasks started by it, is about this sandbox."""
+    """Add the sandbox's id to everything logged in the block and in tasks started by it."""
     token = _sandbox.set(sandbox_id)
     try:
         yield
@@ -25,7 +25,7 @@ def about(sandbox_id: str) -> Iterator[None]:
 
 
 def configure(level: str, log_format: LogFormat, stream: TextIO | None = None) -> None:
-    """Log to stderr, and nowhere else: stdout belongs to the protocol."""
+    """Log to stderr only, because stdout belongs to the protocol."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.addFilter(_add_sandbox)
     handler.setFormatter(_Json() if log_format == "json" else _Text("%(levelname)s %(name)s: %(message)s"))
@@ -33,7 +33,7 @@ def configure(level: str, log_format: LogFormat, stream: TextIO | None = None) -
 
 
 def _add_sandbox(record: logging.LogRecord) -> bool:
-    """Put the sandbox into the record, unless whoever logged it has (`extra={"sandbox": …}`)."""
+    """Set the record's sandbox, unless the caller has (`extra={"sandbox": …}`)."""
     if not hasattr(record, "sandbox"):
         record.sandbox = _sandbox.get()
     return True
@@ -47,7 +47,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """One object a line, whatever is in the message."""
+    """One JSON object per line, even for messages of several lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

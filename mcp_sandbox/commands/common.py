@@ -1,4 +1,4 @@
-"""What all commands share: how they tell people what went wrong, and how they start a server of their own."""
+"""Shared by the commands: printing errors, and what it takes to start and read an MCP server as a child process."""
 
 import os
 import sys
@@ -15,39 +15,39 @@ from templates.errors import BuildFailed, TemplateError
 from vmm.errors import DriverUnavailable, VmmError
 
 EXIT_ERROR = 1
-EXPECTED = (SandboxError, TemplateError, VmmError, OSError)  # not bugs of ours
-SERVER = ("-m", "mcp_sandbox")  # arguments of this Python that make it an MCP server on stdio
+EXPECTED_ERRORS = (SandboxError, TemplateError, VmmError, OSError)  # anything else is a bug and ends in a traceback
+SERVER_ARGS = ("-m", "mcp_sandbox")  # arguments for this Python interpreter: an MCP server on stdio
 
 
-def guarded(main: Callable[[], int]) -> int:
-    """Run `main` to its exit status and print expected errors on stderr."""
+def report_errors(main: Callable[[], int]) -> int:
+    """Run `main` and return its exit code. Print an expected error on stderr and return EXIT_ERROR."""
     try:
         return main()
-    except EXPECTED as error:
-        tell(error)
+    except EXPECTED_ERRORS as error:
+        print_error(error)
     return EXIT_ERROR
 
 
-def tell(error: Exception) -> None:
-    """Print what went wrong and what to do next."""
+def print_error(error: Exception) -> None:
+    """Print an error and the next step on stderr."""
     if isinstance(error, SandboxError):
         sys.stderr.write(f"mcp-sandbox: {with_next_step(error, NEXT_STEPS)}\n")
         return
     if isinstance(error, BuildFailed):
-        sys.stderr.write(f"mcp-sandbox: {error}\n{error.log_tail}\nThe log: {error.log_path}\n")
+        sys.stderr.write(f"mcp-sandbox: {error}\n{error.log_tail}\nLog: {error.log_path}\n")
         return
     fix = error.fix if isinstance(error, DriverUnavailable) else None
     sys.stderr.write(f"mcp-sandbox: {error}{f'; {fix}' if fix else ''}\n")
 
 
 def run_of(result: CallToolResult) -> RunView:
-    """Return the view of a finished run from the result of a tool."""
+    """Return the finished run that a tool result carries, without its images."""
     view = (result.meta or {})[RUN_META]
     return RunView.model_validate({**view, "images": ()}, strict=False)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return our environment plus the settings as variables, for a server that is to have the same settings."""
+    """Return the environment for a child server with these settings: ours, plus a variable for each setting."""
     values = settings.model_dump(mode="json", exclude_none=True)
     return {**os.environ, **dict(_variables(values))}
 

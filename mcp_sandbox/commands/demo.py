@@ -1,4 +1,4 @@
-"""`mcp-sandbox demo`: a tour of the product, through the real server and a real MCP client on stdio."""
+"""`mcp-sandbox demo`: a tour of the product with a real server and a real MCP client on stdio."""
 
 import base64
 import sys
@@ -17,7 +17,7 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 
 from mcp_sandbox.commands import template_build
-from mcp_sandbox.commands.common import SERVER, environment, guarded, run_of
+from mcp_sandbox.commands.common import SERVER_ARGS, environment, report_errors, run_of
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.config import Settings
@@ -26,7 +26,7 @@ from mcp_sandbox.serving.lifetime import run_command
 from mcp_sandbox.views import ArtifactList, SandboxList, SandboxView
 from vmm.process_table import ProcessId, children_of, is_alive, of_pid, own_child
 
-TOUR_S = 180.0  # the tour takes seconds; on a busy host under emulation it may take far longer
+TOUR_S = 180.0  # it takes seconds, but far longer on a busy host under emulation
 CHART = Path("demo-output") / "chart.png"
 
 FIRST = "import random\nnumbers = [random.gauss(100, 15) for _ in range(1000)]\nlen(numbers)"
@@ -58,8 +58,8 @@ class DemoFailed(SandboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """One step of the tour: how long it took for the client, and what the server says about it."""
+class Timing:
+    """How long a step of the tour took for the client, and what the server reported."""
 
     step: str
     client_ms: float
@@ -67,24 +67,24 @@ class Timed:
 
 
 def main(settings: Settings) -> int:
-    """Build the template if it is not there yet, and show the tour; the result is an exit status."""
+    """Build the template if necessary, run the tour and return an exit code."""
     status = template_build.build(settings, (), every=False, watch=False)
     if status != 0:
         return status
-    return guarded(lambda: _shown(settings))
+    return report_errors(lambda: _run_demo(settings))
 
 
-def _shown(settings: Settings) -> int:
+def _run_demo(settings: Settings) -> int:
     try:
         return run_command(lambda: _demo(settings))
     except MCPError as error:
-        raise DemoFailed(f"The server refused or ended: {error}") from error
+        raise DemoFailed(f"The server refused a call or ended: {error}") from error
     except TimeoutError:
         raise DemoFailed(f"The tour took longer than {TOUR_S:.0f} s and was stopped.") from None
 
 
 async def _demo(settings: Settings) -> int:
-    with err.status("looking at this host"):
+    with err.status("probing this host"):
         report = await examine(settings)
     show_verdict(report, out)
     if not report.ready:
@@ -97,45 +97,45 @@ async def _demo(settings: Settings) -> int:
     return 0 if left == 0 else 1
 
 
-async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timed]]:
-    """Everything between the start of the server and its end: the machines that ran, and the timings."""
+async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timing]]:
+    """Start a server, call its tools, and return the machines that ran and the timings."""
     began = time.perf_counter()
-    parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), env=environment(settings))
+    parameters = StdioServerParameters(command=sys.executable, args=list(SERVER_ARGS), env=environment(settings))
     async with Client(parameters) as client:
-        started = Timed("start the server, shake hands", 1000 * (time.perf_counter() - began))
-        server = own_child(*SERVER)
+        started = Timing("start and initialize the server", 1000 * (time.perf_counter() - began))
+        server = own_child(*SERVER_ARGS)
         if server is None:
-            raise DemoFailed("The server answers, but is not in the process table.")
-        guide = Guide(client, started)
-        sandbox_id = await guide.create()
+            raise DemoFailed("The server answers but is not in the process table.")
+        tour = Tour(client, started)
+        sandbox_id = await tour.create()
         machines = _children(server)
         if not machines:
-            raise DemoFailed("There is a sandbox, but the server has started no process for it.")
+            raise DemoFailed("The server created a sandbox without starting a process for it.")
         processes = ", ".join(str(machine.pid) for machine in sorted(machines, key=lambda machine: machine.pid))
-        out.print(f"  the server's machines are processes {processes}: this one's, and what it keeps ready")
-        await guide.run(sandbox_id, "some code", FIRST)
-        await guide.run(sandbox_id, "more code, with state kept", SECOND)
-        await guide.run(sandbox_id, "a pandas table", TABLE)
-        await guide.run(sandbox_id, "a matplotlib chart", FIGURE)
-        await guide.save_chart(sandbox_id, CHART)
-        await guide.run(None, "once, in a fresh sandbox", FRESH)
-        await guide.close(sandbox_id)
-        return machines | _children(server), guide.timings
+        out.print(f"  the server's machines are processes {processes}: this sandbox and the pool")
+        await tour.run(sandbox_id, "some code", FIRST)
+        await tour.run(sandbox_id, "more code, with state kept", SECOND)
+        await tour.run(sandbox_id, "a pandas table", TABLE)
+        await tour.run(sandbox_id, "a matplotlib chart", FIGURE)
+        await tour.save_chart(sandbox_id, CHART)
+        await tour.run(None, "a one-off run in a fresh sandbox", FRESH)
+        await tour.close(sandbox_id)
+        return machines | _children(server), tour.timings
 
 
 def _children(server: ProcessId) -> set[ProcessId]:
     return {process for pid in children_of(server.pid) if (process := of_pid(pid))}
 
 
-class Guide:
-    """Calls tools, shows what comes back and keeps the time."""
+class Tour:
+    """Calls tools, prints the results and records the timings."""
 
-    def __init__(self, client: Client, started: Timed) -> None:
+    def __init__(self, client: Client, started: Timing) -> None:
         self._client = client
         self.timings = [started]
 
     async def create(self) -> str:
-        """A new sandbox's id."""
+        """Create a sandbox and return its id."""
         _headline("create_sandbox")
         result = await self._call("create sandbox", "create_sandbox", {})
         view = SandboxView.model_validate(result.structured_content)
@@ -148,7 +148,7 @@ class Guide:
         return view.sandbox_id
 
     async def run(self, sandbox_id: str | None, step: str, code: str) -> None:
-        """Run code, in a fresh sandbox if none is named, and show it with its result."""
+        """Run code and print it with its result. Without `sandbox_id` it runs in a fresh sandbox."""
         _headline(f"run_code: {step}")
         out.print(Padding(Syntax(code, "python", theme="ansi_dark", background_color="default"), (0, 2)))
         where = {"sandbox_id": sandbox_id} if sandbox_id else {}
@@ -161,43 +161,43 @@ class Guide:
         out.print(Padding(escape(text.rpartition("\n")[0].strip()), (0, 2)))
 
     async def save_chart(self, sandbox_id: str, path: Path) -> None:
-        """Read the picture the last run left and save it on this host."""
+        """Read the chart that the last run produced and save it on this host."""
         _headline("list_artifacts, read_artifact")
         listed = await self._call("list artifacts", "list_artifacts", {"sandbox_id": sandbox_id})
         artifacts = ArtifactList.model_validate(listed.structured_content).artifacts
-        picture = next((artifact.path for artifact in artifacts if artifact.mime_type == "image/png"), None)
-        if picture is None:
-            raise DemoFailed("The chart did not become an artifact.")
-        arguments = {"sandbox_id": sandbox_id, "path": picture}
+        chart = next((artifact.path for artifact in artifacts if artifact.mime_type == "image/png"), None)
+        if chart is None:
+            raise DemoFailed("The run left no chart among its artifacts.")
+        arguments = {"sandbox_id": sandbox_id, "path": chart}
         result = await self._call("read the chart back", "read_artifact", arguments)
         image = next((block for block in result.content if isinstance(block, ImageContent)), None)
         if image is None:
-            raise DemoFailed(f"{picture} did not come as an image.")
+            raise DemoFailed(f"{chart} was not returned as an image.")
         data = base64.b64decode(image.data)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        out.print(f"  {escape(picture)} ({len(data):,} bytes) saved as [bold]{path.absolute()}[/]", soft_wrap=True)
+        out.print(f"  {escape(chart)} ({len(data):,} bytes) saved as [bold]{path.absolute()}[/]", soft_wrap=True)
 
     async def close(self, sandbox_id: str) -> None:
-        """End the sandbox and have the server confirm it."""
+        """Close the sandbox and check that the server no longer lists it."""
         _headline("close_sandbox")
         await self._call("close sandbox", "close_sandbox", {"sandbox_id": sandbox_id})
         listed = await self._call("list sandboxes", "list_sandboxes", {})
         if alive := SandboxList.model_validate(listed.structured_content).sandboxes:
             raise DemoFailed(f"The server still has sandboxes: {alive}")
-        out.print("  the server has no sandboxes any more")
+        out.print("  the server has no sandboxes left")
 
     async def _call(self, step: str, tool: str, arguments: dict[str, Any]) -> CallToolResult:
         began = time.perf_counter()
         result = await self._client.call_tool(tool, arguments)
-        self.timings.append(Timed(step, 1000 * (time.perf_counter() - began)))
+        self.timings.append(Timing(step, 1000 * (time.perf_counter() - began)))
         if result.is_error:
             raise DemoFailed(f"{tool} failed: {_text(result)}")
         return result
 
     def _note(self, server: str) -> None:
         last = self.timings[-1]
-        self.timings[-1] = Timed(last.step, last.client_ms, server)
+        self.timings[-1] = Timing(last.step, last.client_ms, server)
 
 
 def _text(result: CallToolResult) -> str:
@@ -208,9 +208,9 @@ def _headline(text: str) -> None:
     out.print(f"\n[bold cyan]{escape(text)}[/]")
 
 
-def _show_timings(timings: list[Timed]) -> None:
+def _show_timings(timings: list[Timing]) -> None:
     out.print()
-    table = Table("step", Column("client, ms", justify="right"), "what the server says")
-    for timed in timings:
-        table.add_row(timed.step, f"{timed.client_ms:.0f}", timed.server)
+    table = Table("step", Column("client, ms", justify="right"), "reported by the server")
+    for timing in timings:
+        table.add_row(timing.step, f"{timing.client_ms:.0f}", timing.server)
     out.print(table)

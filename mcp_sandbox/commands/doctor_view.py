@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from mcp_sandbox.commands.common import guarded
+from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.commands.doctor import MB, examine, one_line
 from mcp_sandbox.commands.doctor_report import ChoiceReport, DriverReport, Report, ServerReport, TemplateReport
 from mcp_sandbox.config import Settings
@@ -33,7 +33,7 @@ def main(settings: Settings, *, as_json: bool) -> int:
             show(report)
         return 0 if report.ready else 1
 
-    return guarded(lambda: run_command(examined))
+    return report_errors(lambda: run_command(examined))
 
 
 def show(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""`mcp-sandbox run`: one file in one fresh sandbox, with its output where a shell expects it."""
+"""`mcp-sandbox run`: run a file in a fresh sandbox, with its output on stdout and stderr."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from typing import TextIO
 from guest.client.reports import CompiledReport
 from guest.places import OUTPUTS
 from mcp_sandbox.app import open_host, open_service
-from mcp_sandbox.commands.common import EXIT_ERROR, guarded
+from mcp_sandbox.commands.common import EXIT_ERROR, report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileError
 from mcp_sandbox.runs.requests import CodeRun
@@ -20,13 +20,15 @@ from mcp_sandbox.views.text import compiled_parts, readable
 
 OWNER = "command line"
 TEMPLATES = dict.fromkeys((".cpp", ".cc", ".cxx"), "cpp-algorithm") | {".go": "go-algorithm"}
-EXIT_TIMEOUT = 124  # as timeout(1) says it
-_CONTROLS = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # colours, and all but tab and newline
+EXIT_TIMEOUT = 124  # as timeout(1) returns
+_CONTROLS = re.compile(
+    r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)  # colours, and control characters but tab and newline
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is to be run, and where."""
+    """The code to run, its input, and the template of its sandbox."""
 
     code: str
     template: str | None
@@ -34,13 +36,13 @@ class Source:
 
 
 def template_for(file_name: str) -> str | None:
-    """The template that understands a file of this name; None: the default one has to."""
+    """Return the template for a file by its suffix; None means the default template."""
     return TEMPLATES.get(PurePosixPath(file_name).suffix)
 
 
 def run_once(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
-    """Run code; the result is an exit status."""
-    return guarded(lambda: run_command(lambda: _run(settings, source, timeout_s, save)))
+    """Run code, print its output, and return an exit code."""
+    return report_errors(lambda: run_command(lambda: _run(settings, source, timeout_s, save)))
 
 
 async def _run(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
@@ -50,32 +52,32 @@ async def _run(settings: Settings, source: Source, timeout_s: float | None, save
         _print(result)
         if save is not None:
             await _save(service, box, result, save)
-    return _exit_status(result)
+    return _exit_code(result)
 
 
 def _print(result: RunView) -> None:
-    _write(sys.stdout, _whole(result.stdout))
+    _write(sys.stdout, _text(result.stdout))
     for display in result.displays:
         if value := readable(display):
             _write(sys.stdout, f"{value.rstrip()}\n")
     sys.stdout.flush()
-    _write(sys.stderr, _whole(result.stderr))
+    _write(sys.stderr, _text(result.stderr))
     if isinstance(result.report, CompiledReport):
         for part in compiled_parts(result.report):
             _write(sys.stderr, f"{part}\n" if part else "")
     if result.error is not None:
         _write(sys.stderr, f"{result.error.traceback.rstrip() or result.error.message}\n")
     if result.timed_out_after_s is not None:
-        sys.stderr.write(f"mcp-sandbox: stopped after {result.timed_out_after_s:g} s\n")
+        sys.stderr.write(f"mcp-sandbox: the run was stopped after {result.timed_out_after_s:g} s (--timeout)\n")
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Write what code has written; it may not steer a terminal."""
+    """Write output of the code, without control sequences if the stream is a terminal."""
     stream.write(_CONTROLS.sub("", text) if stream.isatty() else text)
 
 
-def _whole(captured: StreamView) -> str:
-    gap = f"\n[… {captured.omitted_bytes:,} bytes left out …]\n" if captured.omitted_bytes else ""
+def _text(captured: StreamView) -> str:
+    gap = f"\n[… {captured.omitted_bytes:,} bytes omitted …]\n" if captured.omitted_bytes else ""
     return f"{captured.head}{gap}{captured.tail}"
 
 
@@ -83,7 +85,7 @@ async def _save(service: SandboxService, box: str, result: RunView, directory: P
     for artifact in result.artifacts:
         name = _safe_name(artifact.path)
         if name is None:
-            sys.stderr.write(f"not saved: {artifact.path!r} has a name that is hidden or leads elsewhere\n")
+            sys.stderr.write(f"not saved: {artifact.path!r} has a hidden name or lies outside the outputs directory\n")
             continue
         target = directory / name
         try:
@@ -98,7 +100,10 @@ async def _save(service: SandboxService, box: str, result: RunView, directory: P
 
 
 def _safe_name(path: str) -> PurePosixPath | None:
-    """Where below a directory an artifact may land: its path is the machine's choice, what is on the host is not."""
+    """Return an artifact's path below the outputs directory, or None if it could hide or overwrite files on the host.
+
+    The path comes from the machine and is not trusted.
+    """
     try:
         name = PurePosixPath(path).relative_to(OUTPUTS)
     except ValueError:
@@ -107,7 +112,7 @@ def _safe_name(path: str) -> PurePosixPath | None:
     return name if good else None
 
 
-def _exit_status(result: RunView) -> int:
+def _exit_code(result: RunView) -> int:
     if result.timed_out_after_s is not None:
         return EXIT_TIMEOUT
     if result.status == "exited" and result.exit_code is not None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from mcp_sandbox.commands.common import guarded
+from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.control import ControlError, Request, ServerGone, ask, live_servers
@@ -95,7 +95,7 @@ def show(settings: Settings, *, as_json: bool) -> int:
 
 def close(settings: Settings, sandbox_id: str) -> int:
     """Close a sandbox, whichever server has it and whoever owns it."""
-    return guarded(lambda: _close(settings, sandbox_id))
+    return report_errors(lambda: _close(settings, sandbox_id))
 
 
 def _close(settings: Settings, sandbox_id: str) -> int:

@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.table import Column, Table
 
 from mcp_sandbox.app import Drivers
-from mcp_sandbox.commands.common import guarded
+from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.machines.choice import Choice, choose
@@ -159,7 +159,7 @@ def _granted(file: Path) -> Iterator[tuple[str, int]]:
 
 def main(settings: Settings, *, check: bool, images: bool = False) -> int:
     """Get what is missing, or with `check` only say what it is; the result is an exit status."""
-    return guarded(lambda: run_command(lambda: _setup(settings, check=check, images=images)))
+    return report_errors(lambda: run_command(lambda: _setup(settings, check=check, images=images)))
 
 
 class _Incomplete(Exception):

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mcp_sandbox.app import Drivers, make_builder, open_host
-from mcp_sandbox.commands.common import guarded
+from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.serving.lifetime import run_command
 from templates.catalogue import CatalogueEntry
@@ -49,7 +49,7 @@ def show_all(settings: Settings) -> int:
         err.print("Build a template with `mcp-sandbox template build NAME`; start a new one with `template init NAME`.")
         return 0
 
-    return guarded(lambda: run_command(main))
+    return report_errors(lambda: run_command(main))
 
 
 def show(settings: Settings, name: str | None) -> int:
@@ -74,7 +74,7 @@ def show(settings: Settings, name: str | None) -> int:
             out.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
         return 0
 
-    return guarded(main)
+    return report_errors(main)
 
 
 def remove(settings: Settings, name: str) -> int:
@@ -85,7 +85,7 @@ def remove(settings: Settings, name: str) -> int:
         await _remove(store, builder.exclusive_entries_of(settings.catalogue.load(name)))
         return 0
 
-    return guarded(lambda: run_command(main))
+    return report_errors(lambda: run_command(main))
 
 
 def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
@@ -104,7 +104,7 @@ def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
         drivers.store.tidy()
         return 0
 
-    return guarded(lambda: run_command(main))
+    return report_errors(lambda: run_command(main))
 
 
 async def usable_drivers(drivers: Drivers) -> list[Driver]:

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from mcp_sandbox.app import Host, open_host
-from mcp_sandbox.commands.common import EXIT_ERROR, EXPECTED, guarded, tell
+from mcp_sandbox.commands.common import EXIT_ERROR, EXPECTED_ERRORS, print_error, report_errors
 from mcp_sandbox.commands.template_watch import Watch
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
@@ -65,7 +65,7 @@ def build(settings: Settings, names: Sequence[str], *, every: bool, watch: bool)
                         await _build(host, name, view)
         return 0 if all(built) else EXIT_ERROR
 
-    return guarded(lambda: run_command(main))
+    return report_errors(lambda: run_command(main))
 
 
 async def _build(host: Host, name: str, view: BuildView) -> bool:
@@ -76,8 +76,8 @@ async def _build(host: Host, name: str, view: BuildView) -> bool:
         await host.builder.build(template, host.driver)
         for entry in await host.builder.outdated(template, host.driver):
             await host.store.remove(entry.kind, entry.key)
-    except EXPECTED as error:
-        tell(error)
+    except EXPECTED_ERRORS as error:
+        print_error(error)
         err.print(f"[red]✗[/] Template [bold]{name}[/] was not built.")
         return False
     for note in host.builder.image_notes(template):

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from mcp_sandbox.commands.common import guarded
+from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest
 from templates.catalogue import BUILT_IN, FILE_NAME, NAME
@@ -111,7 +111,7 @@ def init(settings: Settings, name: str, language: Language | None, source: Sourc
         err.print(f"To rebuild on every change: mcp-sandbox template build {name} --watch", soft_wrap=True)
         return 0
 
-    return guarded(main)
+    return report_errors(main)
 
 
 def write_template(root: Path, name: str, language: Language, source: SourceKind) -> Path:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from mcp_sandbox.app import Drivers, make_builder
-from mcp_sandbox.commands.common import EXIT_ERROR, EXPECTED, guarded, tell
+from mcp_sandbox.commands.common import EXIT_ERROR, EXPECTED_ERRORS, print_error, report_errors
 from mcp_sandbox.commands.template import usable_drivers
 from mcp_sandbox.commands.template_build import BuildView
 from mcp_sandbox.config import Settings
@@ -44,7 +44,7 @@ def update(settings: Settings, names: Sequence[str], *, every: bool, dry_run: bo
                 return 0
             return await _rebuild(settings, {update.key: update.revision for update in updates}, view)
 
-    return guarded(lambda: run_command(main))
+    return report_errors(lambda: run_command(main))
 
 
 async def _find(settings: Settings, templates: Sequence[Template], view: BuildView) -> list[Update]:
@@ -81,8 +81,8 @@ async def _rebuild(settings: Settings, pending: Mapping[str, str], view: BuildVi
     async with Drivers(settings, view.report, pending) as new:
         try:
             built = await _build_new(settings, new, view)
-        except EXPECTED as error:
-            tell(error)
+        except EXPECTED_ERRORS as error:
+            print_error(error)
             err.print("[red]✗[/] Nothing was updated: sandboxes still start from the previous builds.")
             return EXIT_ERROR
         for template, driver in built:

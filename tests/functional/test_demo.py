@@ -1,4 +1,4 @@
-"""`mcp-sandbox demo` from beginning to end, with real machines."""
+"""`mcp-sandbox demo` with real machines."""
 
 import json
 import os
@@ -27,9 +27,9 @@ def test_the_tour_runs_saves_its_chart_and_leaves_no_machine(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 machines left" in done.stdout
     assert (tmp_path / "demo-output" / "chart.png").read_bytes().startswith(PNG)
-    told = re.findall(r"machines are processes ([\d, ]+)", done.stdout)
-    assert told
-    assert not any(psutil.pid_exists(int(number)) for number in told[0].split(","))
+    pids = re.findall(r"machines are processes ([\d, ]+)", done.stdout)
+    assert pids
+    assert not any(psutil.pid_exists(int(number)) for number in pids[0].split(","))
 
     examined = call(tmp_path, "doctor", "--json")
     report = json.loads(examined.stdout)

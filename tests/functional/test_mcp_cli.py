@@ -1,4 +1,4 @@
-"""The command line, as far as it needs no machine."""
+"""The command line, where it needs no machine."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from mcp_sandbox.cli import app
 
 
-def test_the_command_line_loads_nothing_heavy_until_it_must():
+def test_the_command_line_imports_nothing_heavy_before_a_command_runs():
     code = "import sys, mcp_sandbox.cli; print(sorted({'mcp', 'pydantic', 'anyio', 'vmm', 'guest'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -21,9 +21,7 @@ def test_the_version_is_printed():
     assert (result.exit_code, result.output) == (0, "0.1.0\n")
 
 
-def test_a_mistake_in_the_configuration_is_named_and_ends_with_status_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_unknown_setting_is_named_and_the_exit_code_is_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("mcp-sandbox.toml").write_text("colour = 3\n")
     result = CliRunner().invoke(app, ["template", "list"])
@@ -37,7 +35,7 @@ def test_an_unknown_driver_is_named(tmp_path: Path):
     assert "nonsense" in result.stderr
 
 
-def test_running_from_a_template_that_is_not_there_says_so(tmp_path: Path):
+def test_an_unknown_template_cannot_be_shown(tmp_path: Path):
     result = CliRunner().invoke(app, ["--home", str(tmp_path), "template", "show", "nonsense"])
     assert result.exit_code == 1
 
@@ -53,7 +51,7 @@ COMMANDS: tuple[list[str], ...] = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_names_a_guest_kernel_that_is_not_there(
+def test_every_command_names_a_missing_guest_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ):
     monkeypatch.setenv("MCP_SANDBOX_GUEST_KERNEL", "/nonexistent")
@@ -65,14 +63,14 @@ def test_every_command_names_a_guest_kernel_that_is_not_there(
     assert "/nonexistent" in result.stderr
 
 
-def test_a_driver_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path):
+def test_an_unknown_driver_is_refused_with_the_names_of_the_known_ones(tmp_path: Path):
     result = CliRunner().invoke(app, ["--home", str(tmp_path), "--driver", "fake", "run", "-"], input="1")
     assert result.exit_code == 1
     assert "there is no driver called 'fake'; choose one of: qemu, gvisor, bubblewrap" in result.stderr
 
 
 @pytest.mark.parametrize("command", [["run", "-"], ["setup"], ["template", "build"], []], ids=" ".join)
-def test_a_driver_that_is_too_weak_is_refused_with_both_settings_named(tmp_path: Path, command: list[str]):
+def test_a_driver_that_is_too_weak_is_refused_and_both_settings_are_named(tmp_path: Path, command: list[str]):
     flags = ["--home", str(tmp_path), "--driver", "bubblewrap", "--min-isolation", "kernel"]
     result = CliRunner().invoke(app, [*flags, *command], input="1")
     assert result.exit_code == 1
@@ -82,9 +80,7 @@ def test_a_driver_that_is_too_weak_is_refused_with_both_settings_named(tmp_path:
 
 
 @pytest.mark.parametrize("command", [["run", "-"], ["bench", "--quick"], ["template", "build"]], ids=" ".join)
-def test_every_command_names_a_template_that_does_not_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
-):
+def test_every_command_names_an_unknown_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]):
     monkeypatch.setenv("MCP_SANDBOX_TEMPLATE", "cobol")
     result = CliRunner().invoke(app, ["--home", str(tmp_path), *command], input="1")
     assert result.exit_code == 1
@@ -92,7 +88,7 @@ def test_every_command_names_a_template_that_does_not_exist(
     assert "cobol" in result.stderr
 
 
-def test_a_home_that_cannot_be_used_is_named(tmp_path: Path):
+def test_a_home_that_cannot_be_created_is_an_error_without_traceback(tmp_path: Path):
     (tmp_path / "file").touch()
     result = CliRunner().invoke(app, ["--home", str(tmp_path / "file" / "home"), "template", "build"])
     assert result.exit_code == 1

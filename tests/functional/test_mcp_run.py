@@ -1,4 +1,4 @@
-"""`mcp-sandbox run` over machines that exist only in memory: what reaches the host's files and terminal."""
+"""`mcp-sandbox run` with fake machines: what reaches the files and the terminal of the host."""
 
 import io
 import sys
@@ -30,8 +30,8 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
     return provider
 
 
-def leaves(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
-    """The code makes these files."""
+def plan_artifacts(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
+    """Make the code write these files."""
 
     async def read_back(self: FakeAgent, path: str, *, offset: int = 0, limit: int) -> object:
         self.files.update(files)
@@ -51,10 +51,8 @@ def run_once(save: Path | None = None) -> int:
     return run.run_once(Settings(), run.Source(CODE, None, None), None, save)
 
 
-def test_artifacts_keep_their_places_and_do_not_overwrite_each_other(
-    provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    leaves(provider, monkeypatch, {"/tmp/outputs/a/t.csv": b"1", "/tmp/outputs/b/t.csv": b"2"})
+def test_artifacts_keep_their_directories(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    plan_artifacts(provider, monkeypatch, {"/tmp/outputs/a/t.csv": b"1", "/tmp/outputs/b/t.csv": b"2"})
     assert run_once(tmp_path / "new") == 0
     assert saved(tmp_path / "new") == {"a/t.csv": b"1", "b/t.csv": b"2"}
 
@@ -66,24 +64,24 @@ def test_code_in_a_sandbox_cannot_overwrite_or_hide_files_on_the_host(
     directory.mkdir()
     (directory / "Makefile").write_bytes(b"mine")
     names = ["Makefile", ".bashrc", ".git/config", "../escaped", "../../etc/escaped", "bad\x1b[2Jname", "good"]
-    leaves(provider, monkeypatch, {f"/tmp/outputs/{name}": b"theirs" for name in names} | {"/etc/x": b"theirs"})
+    plan_artifacts(provider, monkeypatch, {f"/tmp/outputs/{name}": b"theirs" for name in names} | {"/etc/x": b"theirs"})
     assert run_once(directory) == 0
     assert saved(tmp_path) == {"here/Makefile": b"mine", "here/good": b"theirs"}
-    told = capsys.readouterr().err
-    assert told.count("not saved") == 7
-    assert "\x1b" not in told
+    printed = capsys.readouterr().err
+    assert printed.count("not saved") == 7
+    assert "\x1b" not in printed
 
 
-STEERING = "red \x1b[31mtext\x1b[0m\x1b]0;title\x07\ttab\r\x9b2J\n"
+CONTROLS = "red \x1b[31mtext\x1b[0m\x1b]0;title\x07\ttab\r\x9b2J\n"
 EVENTS: list[Event] = [
-    Output("stdout", STEERING),
-    Output("stderr", STEERING),
-    Display({"text/plain": STEERING}),
-    finished("error", error=CodeError("E", "e", STEERING)),
+    Output("stdout", CONTROLS),
+    Output("stderr", CONTROLS),
+    Display({"text/plain": CONTROLS}),
+    finished("error", error=CodeError("E", "e", CONTROLS)),
 ]
 
 
-def test_what_code_prints_does_not_steer_a_terminal(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch):
+def test_output_cannot_control_the_terminal(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch):
     provider.plans[CODE] = EVENTS
     out, err = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stdout", out)
@@ -92,17 +90,17 @@ def test_what_code_prints_does_not_steer_a_terminal(provider: FakeProvider, monk
     assert out.getvalue() == err.getvalue() == "red text]0;title\ttab2J\n" * 2
 
 
-def test_what_code_prints_into_a_pipe_is_left_as_it_is(provider: FakeProvider, capsys: pytest.CaptureFixture[str]):
+def test_output_to_a_pipe_is_not_changed(provider: FakeProvider, capsys: pytest.CaptureFixture[str]):
     provider.plans[CODE] = EVENTS
     run_once()
-    assert capsys.readouterr().out == STEERING * 2
+    assert capsys.readouterr().out == CONTROLS * 2
 
 
 @pytest.mark.parametrize(
     ("name", "template"),
     [("a.cpp", "cpp-algorithm"), ("dir/a.cc", "cpp-algorithm"), ("a.go", "go-algorithm"), ("a.py", None), ("-", None)],
 )
-def test_the_files_name_says_what_it_runs_in(name: str, template: str | None):
+def test_the_suffix_of_the_file_selects_the_template(name: str, template: str | None):
     assert run.template_for(name) == template
 
 

@@ -1,4 +1,4 @@
-"""Every log line about a sandbox has its id, as text and as JSON."""
+"""Every log record about a sandbox carries its id, as text and as JSON."""
 
 import io
 import json
@@ -26,13 +26,13 @@ def stream() -> Iterator[io.StringIO]:
 async def test_every_line_logged_for_a_sandbox_has_its_id(stream: io.StringIO):
     logs.configure("INFO", "json", stream)
 
-    async def deep_inside() -> None:
+    async def in_a_task() -> None:
         logger.info("in a task")
 
     with logs.about("sb-1"):
         logger.info("in the block")
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(deep_inside)
+            tasks.start_soon(in_a_task)
     logger.info("afterwards")
     logger.info("by hand", extra={"sandbox": "sb-2"})
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -44,15 +44,15 @@ async def test_every_line_logged_for_a_sandbox_has_its_id(stream: io.StringIO):
     ]
 
 
-def test_a_json_record_is_one_line_with_its_error(stream: io.StringIO):
+def test_a_json_record_is_one_line_even_with_a_traceback(stream: io.StringIO):
     logs.configure("WARNING", "json", stream)
-    logger.info("not loud enough")
+    logger.info("below the level")
     logger.warning("bad\nthing: %s", "ü", exc_info=ValueError('"quoted"\nand broken'))
     [line] = stream.getvalue().splitlines()
-    told = json.loads(line)
-    assert (told["level"], told["logger"], told["message"]) == ("WARNING", "a.module", "bad\nthing: ü")
-    assert 'ValueError: "quoted"' in told["error"]
-    assert told["time"].endswith("+00:00")
+    record = json.loads(line)
+    assert (record["level"], record["logger"], record["message"]) == ("WARNING", "a.module", "bad\nthing: ü")
+    assert 'ValueError: "quoted"' in record["error"]
+    assert record["time"].endswith("+00:00")
 
 
 def test_a_text_line_names_the_sandbox_once(stream: io.StringIO):

@@ -12,7 +12,7 @@ from mcp_sandbox.app import open_host
 from mcp_sandbox.commands.bench import calls, compiling, cpu, fork, machines, pool, soak
 from mcp_sandbox.commands.bench.results import Findings, Part, Report, show
 from mcp_sandbox.commands.bench.subject import FULL, QUICK, Plan, Subject
-from mcp_sandbox.commands.common import guarded
+from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.errors import BadRequest, HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
 from mcp_sandbox.serving.lifetime import run_command
@@ -68,7 +68,7 @@ def main(
         show(await _bench(settings, choose_topics(names, with_soak=with_soak), plan), as_json=as_json)
         return 0
 
-    return guarded(lambda: run_command(measure))
+    return report_errors(lambda: run_command(measure))
 
 
 def choose_topics(names: Collection[str], *, with_soak: bool) -> dict[str, Topic]:

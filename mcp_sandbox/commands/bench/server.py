@@ -13,7 +13,7 @@ from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult, TextContent
 
 from mcp_sandbox.commands.bench.subject import FIRST_CODE, MeasurementFailed, Subject
-from mcp_sandbox.commands.common import SERVER, environment, run_of
+from mcp_sandbox.commands.common import SERVER_ARGS, environment, run_of
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating.control import Request, ask
 from mcp_sandbox.views import SandboxView
@@ -107,9 +107,9 @@ class BenchServer:
 async def open_server(settings: Settings, changes: Mapping[str, object]) -> AsyncIterator[BenchServer]:
     """Start a server with these settings and changes to them."""
     changed = settings.changed(changes)
-    parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), env=environment(changed))
+    parameters = StdioServerParameters(command=sys.executable, args=list(SERVER_ARGS), env=environment(changed))
     async with Client(parameters) as client:
-        process = own_child(*SERVER)
+        process = own_child(*SERVER_ARGS)
         if process is None:
             raise MeasurementFailed("The server answers, but is not in the process table.")
         yield BenchServer(client, process, changed)
