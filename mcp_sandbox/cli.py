@@ -217,11 +217,14 @@ def template_update(
 
 
 @template_app.command("list")
-def template_list(ctx: typer.Context) -> None:
+def template_list(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
     """List all templates and whether they are built."""
     from mcp_sandbox.commands import template
 
-    raise typer.Exit(template.show_all(settings_of(ctx)))
+    raise typer.Exit(template.show_all(settings_of(ctx), as_json=as_json))
 
 
 @template_app.command("show")

@@ -1,5 +1,7 @@
 """`mcp-sandbox template list`, `show`, `remove` and `prune`."""
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,10 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from mcp_sandbox.app import Drivers, make_builder, open_host
+from mcp_sandbox.app import Drivers, Host, make_builder, open_host
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.serving.lifetime import run_command
+from mcp_sandbox.views import TemplateView
 from templates.catalogue import CatalogueEntry
 from templates.errors import TemplateError
 from templates.locks import is_held
@@ -24,32 +27,53 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def show_all(settings: Settings) -> int:
-    """Print a table of all templates, and the errors of those that have some."""
+def show_all(settings: Settings, *, as_json: bool) -> int:
+    """Print a table of all templates, and the errors of those that have some; or all of it as JSON."""
 
     async def main() -> int:
-        table = Table(
-            Column("template", no_wrap=True), "title", "memory", "ready", "on disk", Column("from", overflow="fold")
-        )
         listed = list(settings.catalogue.entries())
         async with open_host(settings) as host:
-            for entry in listed:
-                place = "built in" if entry.built_in else escape(str(entry.folder.parent))
-                if entry.template is None:
-                    table.add_row(escape(entry.name), "[red]has errors[/]", "", "no", "", place)
-                    continue
-                ready = host.facts is not None and await host.builder.find(entry.template, host.driver) is not None
-                size = sum(stored.size_bytes for stored in host.builder.entries_of(entry.template))
-                memory = f"{entry.template.machine.memory_mb} MB"
-                title = escape(entry.template.title)
-                table.add_row(entry.name, title, memory, "yes" if ready else "no", f"{size / MB:.0f} MB", place)
-        out.print(table)
+            views = [await _view(host, entry) for entry in listed]
+        if as_json:
+            sys.stdout.write(json.dumps([view.model_dump(mode="json") for view in views], indent=2) + "\n")
+            return 0
+        _print_templates(views)
         for entry in listed:
             _print_notes(entry)
         err.print("Build a template with `mcp-sandbox template build NAME`; start a new one with `template init NAME`.")
         return 0
 
     return report_errors(lambda: run_command(main))
+
+
+async def _view(host: Host, entry: CatalogueEntry) -> TemplateView:
+    folder, template = None if entry.built_in else str(entry.folder), entry.template
+    if template is None:
+        return TemplateView(name=entry.name, folder=folder, built=False, problem=str(entry.error))
+    return TemplateView(
+        name=entry.name,
+        folder=folder,
+        title=template.title,
+        language=template.language,
+        memory_mb=template.machine.memory_mb,
+        vcpus=template.machine.vcpus,
+        disk_mb=template.machine.disk_mb,
+        built=host.facts is not None and await host.builder.find(template, host.driver) is not None,
+        build_bytes=sum(stored.size_bytes for stored in host.builder.entries_of(template)),
+    )
+
+
+def _print_templates(views: Sequence[TemplateView]) -> None:
+    table = Table(
+        Column("template", no_wrap=True), "title", "memory", "ready", "on disk", Column("from", overflow="fold")
+    )
+    for view in views:
+        title = "[red]has errors[/]" if view.problem else escape(view.title or "")
+        memory = "" if view.memory_mb is None else f"{view.memory_mb} MB"
+        size = "" if view.build_bytes is None else f"{view.build_bytes / MB:.0f} MB"
+        place = escape(str(Path(view.folder).parent)) if view.folder else "built in"
+        table.add_row(escape(view.name), title, memory, "yes" if view.built else "no", size, place)
+    out.print(table)
 
 
 def show(settings: Settings, name: str | None) -> int:

@@ -6,13 +6,15 @@ from mcp_sandbox.views.base import View
 
 
 class TemplateView(View):
-    """A template: what a sandbox made from it has."""
+    """A template: what a sandbox made from it has. A template with errors has only a name, a folder and the errors."""
 
     name: str
-    title: str
-    language: str
-    memory_mb: int
-    vcpus: int
-    disk_mb: int
+    folder: str | None = Field(None, description="Directory of a custom template; null: built in.")
+    title: str | None = None
+    language: str | None = None
+    memory_mb: int | None = None
+    vcpus: int | None = None
+    disk_mb: int | None = None
     built: bool | None = Field(None, description="Whether it is ready on this host; null: not checked.")
+    build_bytes: int | None = Field(None, description="Size of its builds on this host; null: not checked.")
     problem: str | None = Field(None, description="Errors in template.toml, one line each.")

@@ -1,5 +1,6 @@
 """`mcp-sandbox template …`: what it writes, builds, tells and removes."""
 
+import json
 import os
 import typing
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from mcp_sandbox import cli
 from mcp_sandbox.commands import template, template_watch
 from mcp_sandbox.commands.template_init import text_of, write_template
 from mcp_sandbox.commands.template_watch import Watch
+from mcp_sandbox.views import TemplateView
 from templates.catalogue import BUILT_IN, Catalogue
 from templates.locks import hold
 from templates.model import Language, SourceKind
@@ -124,6 +126,26 @@ def test_list_tells_what_hides_another_one_and_what_is_wrong(path: Path):
     assert f"python-data-analysis hides the one in {BUILT_IN}" in done.stderr
     assert f"{path}/broken/template.toml:2: title: Input should be a valid string" in done.stderr
     assert "has errors" in done.stdout
+
+
+def test_the_json_list_has_every_template_with_its_size_and_its_errors(path: Path):
+    add(path, "mine")
+    add(path, "broken", GOOD.replace('"T"', "1"))
+    done = run("list", "--json")
+    assert (done.exit_code, done.stderr.count("Build a template")) == (0, 0)
+    listed = {row["name"]: TemplateView.model_validate(row) for row in json.loads(done.stdout)}
+    assert set(listed) == {"mine", "broken", *Catalogue().names()}
+    mine, broken, standard = listed["mine"], listed["broken"], listed["python-data-analysis"]
+    assert (mine.folder, mine.title, mine.memory_mb, mine.built, mine.build_bytes) == (
+        f"{path}/mine",
+        "T",
+        512,
+        False,
+        0,
+    )
+    assert (broken.folder, broken.title, broken.built) == (f"{path}/broken", None, False)
+    assert "title: Input should be a valid string" in str(broken.problem)
+    assert (standard.folder, standard.language, standard.problem) == (None, "python", None)
 
 
 def test_show_says_where_a_template_comes_from(path: Path):

@@ -50,7 +50,7 @@ SCHEMAS = {
     "SandboxList": "2963753824cd",
     "SandboxView": "cf096935911a",
     "StreamView": "e15a54a55f81",
-    "TemplateView": "c1613ae90f42",
+    "TemplateView": "b27ab10f2865",
     "View": "90c9370f10a0",
     "WrittenFile": "0229e88d46ce",
 }
