@@ -1,9 +1,9 @@
-"""`mcp-sandbox sandbox list|close` and `mcp-sandbox metrics`: for operators, of all servers of this home."""
+"""`mcp-sandbox sandbox list`, `sandbox close` and `metrics`: for operators, about all servers of a home."""
 
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,56 +17,57 @@ from mcp_sandbox.operating import database
 from mcp_sandbox.operating.control import ControlError, Request, ServerGone, ask, live_servers
 from mcp_sandbox.operating.metrics import merge
 from mcp_sandbox.operating.registry import ServerStatus, status_of, this_server
+from mcp_sandbox.views import ServedSandbox
 from vmm.process_table import ProcessId
 
-LOOK_S = 5.0  # a server answers at once; one that hangs must not keep the others from being shown
+ANSWER_TIMEOUT_S = 5.0  # a server answers at once; one that hangs must not delay the others for long
+LEFT_OVER = "left over"
+NO_ANSWER = "no answer"
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What is known about all servers of a home: from those that answer by themselves, of others from the registry."""
+class Overview:
+    """The sandboxes of all servers of a home."""
 
-    sandboxes: list[dict[str, Any]]
-    others: list[dict[str, Any]]  # machines on record whose server does not answer
-    servers: int
+    live: list[ServedSandbox]  # reported by their servers
+    recorded: list[ServedSandbox]  # in the registry only: their server does not answer
+    servers: int  # that answered
 
 
-def look(settings: Settings) -> View:
-    """Ask all servers, then read the registry about the rest."""
-    sandboxes: list[dict[str, Any]] = []
-    answered: set[ProcessId] = set()
-    for server, listed in ask_all(settings, Request(do="list")).items():
-        answered.add(server)
-        sandboxes += [{**sandbox, "server": server.pid} for sandbox in listed]
-    return View(sandboxes, _on_record(settings, answered), len(answered))
+def overview(settings: Settings) -> Overview:
+    """Ask all servers, then read the registry about those that do not answer."""
+    answers = ask_all(settings, Request(do="list"))
+    live = [ServedSandbox.model_validate(row) for listed in answers.values() for row in listed]
+    return Overview(live, _recorded(settings, answers.keys()), len(answers))
 
 
 def ask_all(settings: Settings, request: Request) -> Mapping[ProcessId, Any]:
-    """The answers of all servers that give one; the others are named on stderr."""
+    """Return the answers of all servers. Print an error for each that does not answer."""
     answers = {}
     for server in live_servers(settings.run_dir):
         try:
-            answers[server] = ask(settings.run_dir, server, request, timeout_s=LOOK_S)
+            answers[server] = ask(settings.run_dir, server, request, timeout_s=ANSWER_TIMEOUT_S)
         except ControlError as error:
             err.print(f"mcp-sandbox: {escape(str(error))}", soft_wrap=True)
     return answers
 
 
-def _on_record(settings: Settings, answered: set[ProcessId]) -> list[dict[str, Any]]:
+def _recorded(settings: Settings, answered: Collection[ProcessId]) -> list[ServedSandbox]:
     known = database.read_home(settings.home)
     here = this_server(settings.home) if known else None
     return [
-        {
-            "id": machine.sandbox or machine.machine_id or machine.id,
-            "owner": machine.owner or "",
-            "template": machine.template,
-            "state": "left over" if status_of(server, here) is ServerStatus.GONE else "no answer",
-            "age_s": max(0.0, time.time() - machine.created),
-            "server": server.process.pid,
-        }
+        ServedSandbox(
+            sandbox_id=machine.sandbox or machine.machine_id or machine.id,
+            owner=machine.owner,
+            template=machine.template,
+            state=LEFT_OVER if status_of(server, here) is ServerStatus.GONE else NO_ANSWER,
+            age_s=round(max(0.0, time.time() - machine.created), 1),
+            machine_id=machine.machine_id,
+            server_pid=server.process.pid,
+        )
         for server, machines in known.items()
         for machine in machines
         if server.process not in answered and here is not None
@@ -74,48 +75,49 @@ def _on_record(settings: Settings, answered: set[ProcessId]) -> list[dict[str, A
 
 
 def show(settings: Settings, *, as_json: bool) -> int:
-    """List all sandboxes."""
-    view = look(settings)
-    rows = [*view.sandboxes, *view.others]
+    """Print all sandboxes as a table or as JSON."""
+    found = overview(settings)
+    listed = [*found.live, *found.recorded]
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        sys.stdout.write(json.dumps([view.model_dump(mode="json") for view in listed], indent=2) + "\n")
         return 0
-    if rows:
+    if listed:
         table = Table(Column("sandbox", no_wrap=True), "owner", "template", "state", "age", "ends in", "server")
-        for row in rows:
-            ends = f"{row['expires_in_s']:.0f} s" if "expires_in_s" in row else ""
-            words = (row["id"], row["owner"], row["template"], row["state"], f"{row['age_s']:.0f} s", ends)
-            table.add_row(*map(escape, words), str(row["server"]))
+        for view in listed:
+            ends = "" if view.expires_in_s is None else f"{view.expires_in_s:.0f} s"
+            cells = (view.sandbox_id, view.owner or "", view.template, view.state, f"{view.age_s:.0f} s", ends)
+            table.add_row(*map(escape, cells), str(view.server_pid))
         out.print(table)
-    err.print(f"Sandboxes: {len(view.sandboxes)}. Servers that answered: {view.servers}.")
-    if any(row["state"] == "left over" for row in view.others):
-        err.print("What killed servers have left is removed when the next server starts.")
+    err.print(f"Sandboxes: {len(found.live)}. Servers that answered: {found.servers}.")
+    if any(view.state == LEFT_OVER for view in found.recorded):
+        err.print("The next server removes what killed servers left.")
     return 0
 
 
 def close(settings: Settings, sandbox_id: str) -> int:
-    """Close a sandbox, whichever server has it and whoever owns it."""
+    """Close a sandbox of any owner, on any server of this home."""
     return report_errors(lambda: _close(settings, sandbox_id))
 
 
 def _close(settings: Settings, sandbox_id: str) -> int:
-    view = look(settings)
-    owner = next((row["server"] for row in view.sandboxes if row["id"] == sandbox_id), None)
-    server = next((server for server in live_servers(settings.run_dir) if server.pid == owner), None)
+    found = overview(settings)
+    pid = next((view.server_pid for view in found.live if view.sandbox_id == sandbox_id), None)
+    server = next((server for server in live_servers(settings.run_dir) if server.pid == pid), None)
     if server is not None:
         was_alive = ask(settings.run_dir, server, Request(do="close", sandbox_id=sandbox_id))
-        err.print(f"{escape(sandbox_id)} is closed." if was_alive else f"{escape(sandbox_id)} had ended before.")
+        err.print(f"{escape(sandbox_id)} is closed." if was_alive else f"{escape(sandbox_id)} had already ended.")
         return 0
-    silent = next((row for row in view.others if row["id"] == sandbox_id), None)
-    if silent is None:
+    recorded = next((view for view in found.recorded if view.sandbox_id == sandbox_id), None)
+    if recorded is None:
         raise ControlError(f"No running server has a sandbox {sandbox_id!r}; `mcp-sandbox sandbox list` shows all.")
-    if silent["state"] == "left over":
-        raise ServerGone(f"Server {silent['server']} is gone, and its sandboxes ended with it; the next one cleans up.")
-    raise ServerGone(f"Server {silent['server']}, which has {sandbox_id!r}, does not answer. Ending it ends them all.")
+    pid = recorded.server_pid
+    if recorded.state == LEFT_OVER:
+        raise ServerGone(f"Server {pid} is gone, and its sandboxes ended with it. The next server cleans up.")
+    raise ServerGone(f"Server {pid}, which has {sandbox_id!r}, does not answer. Ending it ends all its sandboxes.")
 
 
 def print_metrics(settings: Settings) -> int:
-    """Print the numbers of all servers, for node_exporter's textfile collector."""
+    """Print the metrics of all servers, for the textfile collector of node_exporter."""
     texts = {str(server.pid): text for server, text in ask_all(settings, Request(do="metrics")).items()}
     sys.stdout.write(merge(texts))
     return 0

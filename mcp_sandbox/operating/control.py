@@ -2,7 +2,7 @@
 
 <home>/run/<pid>-<start time>-control
 
-{"do": "list"}                           {"ok": true, "result": [{"id": "sb-…", …}, …]}
+{"do": "list"}                           {"ok": true, "result": [{"sandbox_id": "sb-…", …}, …]}
 {"do": "close", "sandbox_id": "sb-…"}    {"ok": true, "result": true}; false if it had already ended
 {"do": "stats"}                          {"ok": true, "result": {…}}
 {"do": "metrics"}                        {"ok": true, "result": "# HELP …"}

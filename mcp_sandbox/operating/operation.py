@@ -19,6 +19,7 @@ from mcp_sandbox.operating.recovery import recover
 from mcp_sandbox.operating.registry import Registered, Registry, open_registry
 from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.views import ServedSandbox
 from templates.store import Store
 from vmm.hierarchy import detect
 
@@ -90,7 +91,8 @@ class ServicePanel:
 
     def sandboxes(self) -> list[Mapping[str, object]]:
         """Return what `mcp-sandbox sandbox list` shows."""
-        return [_described(box) for box in self.service.alive()]
+        pid = self.registry.server.process.pid
+        return [_view_of(box, pid).model_dump(mode="json") for box in self.service.alive()]
 
     async def close(self, sandbox_id: str) -> bool:
         """Close a sandbox of any owner; False if it was already ending. Raises SandboxNotFound."""
@@ -117,14 +119,14 @@ class ServicePanel:
         return self.numbers.text()
 
 
-def _described(box: Sandbox) -> Mapping[str, object]:
-    now = anyio.current_time()
-    return {
-        "id": box.id,
-        "owner": box.owner,
-        "template": box.template,
-        "state": str(box.state),
-        "age_s": now - box.created,
-        "expires_in_s": box.expires_in_s(),
-        "machine": box.lease.machine.id if box.lease else None,
-    }
+def _view_of(box: Sandbox, server_pid: int) -> ServedSandbox:
+    return ServedSandbox(
+        sandbox_id=box.id,
+        owner=box.owner,
+        template=box.template,
+        state=box.state,
+        age_s=round(anyio.current_time() - box.created, 1),
+        expires_in_s=round(box.expires_in_s(), 1),
+        machine_id=box.lease.machine.id if box.lease else None,
+        server_pid=server_pid,
+    )

@@ -4,7 +4,7 @@ from mcp_sandbox.views.base import View
 from mcp_sandbox.views.errors import ErrorView, with_next_step
 from mcp_sandbox.views.files import ArtifactList, ArtifactView, FileList, FileView, WrittenFile, file_uri
 from mcp_sandbox.views.runs import RUN_META, ImageView, OutputPage, RunProgress, RunTimings, RunView, StreamView
-from mcp_sandbox.views.sandboxes import ClosedSandbox, ForkedSandboxes, SandboxList, SandboxView
+from mcp_sandbox.views.sandboxes import ClosedSandbox, ForkedSandboxes, SandboxList, SandboxView, ServedSandbox
 from mcp_sandbox.views.templates import TemplateView
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "RunView",
     "SandboxList",
     "SandboxView",
+    "ServedSandbox",
     "StreamView",
     "TemplateView",
     "View",

@@ -33,6 +33,19 @@ class SandboxView(View):
     missing_protections: list[str] = Field(description="Limits that are not in force on this host.")
 
 
+class ServedSandbox(View):
+    """A sandbox of any owner as operators see it: on which server it is, or what a killed server left."""
+
+    sandbox_id: str = Field(description="The machine's id if the machine belongs to no sandbox.")
+    owner: str | None
+    template: str
+    state: str = Field(description="As its owner sees it; no answer: its server hangs; left over: its server is gone.")
+    age_s: float
+    expires_in_s: float | None = Field(None, description="Seconds until it ends unless it is used.")
+    machine_id: str | None
+    server_pid: int
+
+
 class SandboxList(View):
     """The live sandboxes of an owner."""
 

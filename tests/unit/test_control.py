@@ -232,13 +232,13 @@ async def panel_of_a_service(home: Path) -> AsyncIterator[tuple[ServicePanel, Sa
 async def test_an_operator_sees_and_closes_the_sandboxes_of_all_owners(tmp_path: Path):
     async with panel_of_a_service(tmp_path) as (panel, service):
         one, two = await service.create("one"), await service.create("two")
-        assert [(row["id"], row["owner"], row["state"]) for row in panel.sandboxes()] == [
+        assert [(row["sandbox_id"], row["owner"], row["state"]) for row in panel.sandboxes()] == [
             (one.sandbox_id, "one", "ready"),
             (two.sandbox_id, "two", "ready"),
         ]
         assert json.loads(json.dumps(panel.sandboxes()))[0]["template"] == TEMPLATE
         assert await panel.close(one.sandbox_id)
-        assert [row["id"] for row in panel.sandboxes()] == [two.sandbox_id]
+        assert [row["sandbox_id"] for row in panel.sandboxes()] == [two.sandbox_id]
         with pytest.raises(SandboxNotFound):
             await panel.close(one.sandbox_id)
 

@@ -21,7 +21,7 @@ FOLDERS = {
     "machines": set[str](),
     "runs": {"views"},
     "sandboxes": {"views", "machines", "runs"},
-    "operating": {"machines", "sandboxes"},
+    "operating": {"views", "machines", "sandboxes"},
     "tools": {"views", "machines", "runs", "sandboxes"},
     "serving": {"operating", "sandboxes", "tools"},
 }

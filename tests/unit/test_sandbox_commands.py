@@ -18,6 +18,7 @@ from mcp_sandbox.operating.metrics import Metrics
 from mcp_sandbox.operating.operation import Operation
 from mcp_sandbox.operating.registry import open_registry
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.views import ServedSandbox
 from tests.unit.fakes import TEMPLATE, FakeProvider
 from vmm.process_table import ProcessId
 
@@ -31,15 +32,15 @@ class Server:
     service: SandboxService
 
     async def command(self, *arguments: str) -> Result:
-        """What the command line says, from a process that looks at the same home."""
+        """Run a command with the same home."""
         call = partial(CliRunner().invoke, app, ["--home", str(self.home), *arguments], env={"COLUMNS": "200"})
         return await anyio.to_thread.run_sync(call)
 
-    def leave(self, *, started: int = 1, sandbox: str | None = None) -> None:
-        """Put another server on record, one that does not answer."""
+    def record_another(self, *, started: int = 1, sandbox: str | None = None) -> None:
+        """Add a server to the registry that does not answer."""
         db, here = self.operation.registry._db, self.operation.registry.server
         key = database.add_server(db, replace(here, process=ProcessId(here.process.pid, started)))
-        machine = Machine("m-1", TEMPLATE, MachineState.RUNNING, 0.0, "fake", "sandbox-1", (), sandbox, "somebody")
+        machine = Machine("m-1", TEMPLATE, MachineState.RUNNING, 0.0, "fake", "sandbox-1", (), sandbox, "alice")
         database.add_machine(db, key, machine)
         database.update_machine(db, machine)
 
@@ -47,7 +48,7 @@ class Server:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     settings = Settings(home=tmp_path)
-    async with open_registry(tmp_path) as registry:  # without recovery: it would remove what a test leaves
+    async with open_registry(tmp_path) as registry:  # without recovery, which would remove what a test leaves
         operation = Operation(settings, registry, Metrics(registry.own))
         provider = operation.acquiring(operation.restoring(FakeProvider()))
         async with SandboxService(provider, settings, operation) as service, operation.controlled(service):
@@ -55,38 +56,43 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 async def test_the_list_shows_the_sandboxes_of_servers_that_answer(server: Server):
-    box = await server.service.create("somebody")
+    box = await server.service.create("alice")
     result = await server.command("sandbox", "list")
     assert result.exit_code == 0
-    for word in (box.sandbox_id, "somebody", TEMPLATE, "ready"):
+    for word in (box.sandbox_id, "alice", TEMPLATE, "ready"):
         assert word in result.stdout
     [row] = json.loads((await server.command("sandbox", "list", "--json")).stdout)
-    assert (row["id"], row["state"]) == (box.sandbox_id, "ready")
+    view, pid = ServedSandbox.model_validate(row), server.operation.registry.server.process.pid
+    assert (view.sandbox_id, view.owner, view.state, view.server_pid) == (box.sandbox_id, "alice", "ready", pid)
+    assert view.expires_in_s == pytest.approx(box.expires_in_s, abs=60)
 
 
-async def test_the_list_shows_what_a_killed_server_has_left(server: Server):
-    server.leave(sandbox="sb-1")
+async def test_the_list_shows_what_a_killed_server_left(server: Server):
+    server.record_another(sandbox="sb-1")
     result = await server.command("sandbox", "list")
     assert "sb-1" in result.stdout
     assert "left over" in result.stdout
-    assert "removed when the next server starts" in result.stderr
+    assert "The next server removes what killed servers left" in result.stderr
+    [row] = json.loads((await server.command("sandbox", "list", "--json")).stdout)
+    view = ServedSandbox.model_validate(row)
+    assert (view.sandbox_id, view.state, view.machine_id, view.expires_in_s) == ("sb-1", "left over", "sandbox-1", None)
 
 
 async def test_closing_ends_the_sandbox_and_says_so(server: Server):
-    box = await server.service.create("somebody")
+    box = await server.service.create("alice")
     result = await server.command("sandbox", "close", box.sandbox_id)
     assert (result.exit_code, result.stderr) == (0, f"{box.sandbox_id} is closed.\n")
     assert server.service.alive() == []
 
 
-async def test_a_sandbox_that_nobody_has_cannot_be_closed(server: Server):
+async def test_an_unknown_sandbox_cannot_be_closed(server: Server):
     result = await server.command("sandbox", "close", "sb-[red]1")
     assert result.exit_code == 1
     assert "No running server has a sandbox 'sb-[red]1'" in result.stderr
 
 
-async def test_a_sandbox_whose_server_is_gone_is_said_to_have_ended(server: Server):
-    server.leave(sandbox="sb-1")
+async def test_closing_a_sandbox_of_a_killed_server_says_that_it_has_ended(server: Server):
+    server.record_another(sandbox="sb-1")
     result = await server.command("sandbox", "close", "sb-1")
     assert result.exit_code == 1
     assert "is gone, and its sandboxes ended with it" in result.stderr
@@ -99,8 +105,8 @@ async def test_a_home_without_servers_is_no_error(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_the_metrics_of_a_server_carry_its_process_number(server: Server):
-    await server.service.create("somebody")
+async def test_the_metrics_of_a_server_carry_its_pid(server: Server):
+    await server.service.create("alice")
     result = await server.command("metrics")
     pid = server.operation.registry.server.process.pid
     assert f'mcp_sandbox_acquire_seconds_count{{server="{pid}",template="{TEMPLATE}"}} 1.0' in result.stdout

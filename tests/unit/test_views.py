@@ -49,6 +49,7 @@ SCHEMAS = {
     "RunView": "d7441a2de750",
     "SandboxList": "2963753824cd",
     "SandboxView": "cf096935911a",
+    "ServedSandbox": "247f011d04f4",
     "StreamView": "e15a54a55f81",
     "TemplateView": "b27ab10f2865",
     "View": "90c9370f10a0",
