@@ -1,17 +1,17 @@
-"""How the agent starts in machines that boot no kernel: its code comes in on standard input, then the channel begins.
+"""How the agent starts in machines that boot no kernel: it reads its code from standard input.
 
-Nothing of ours lies in the machine's root file system, and no directory of the host has to be shared with it.
+So the root file system contains nothing of ours, and no directory of the host is shared with the machine.
 """
 
 from pathlib import Path
 
 from anyio.abc import ByteSendStream
 
-PYTHON = "/usr/lib/mcp-sandbox/python3"  # in every image: a Python of its own, or a link to the image's
+PYTHON = "/usr/lib/mcp-sandbox/python3"  # every image has it: an interpreter of ours, or a link to the image's
 PLACE = "/run/mcp-sandbox"
 LENGTH_BYTES = 4
 
-# The first program of the machine. It becomes the agent, so that nothing of it stays in memory.
+# The machine's first program. It replaces itself with the agent, so none of it stays in memory.
 _START = f"""
 import io, os, sys, tarfile
 def take(size):
@@ -33,11 +33,11 @@ ENVIRONMENT = {
 
 
 def agent_argv(*options: str) -> list[str]:
-    """The command that starts the agent in a machine, with options of the agent's own."""
+    """Return the command that starts the agent with `options`."""
     return [PYTHON, "-c", _START, *options]
 
 
 async def send_code(stream: ByteSendStream, archive: Path) -> None:
-    """Give a machine that has just started its agent."""
+    """Send the agent's code to a machine that has just started."""
     code = archive.read_bytes()
     await stream.send(len(code).to_bytes(LENGTH_BYTES, "big") + code)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
-from vmm.errors import DriverUnavailable
+from vmm.errors import DriverUnavailable, NetworkUnsupported
 from vmm.types import Accel, Capabilities, DriverInfo, Exit, GuestKernel, MachineSpec, Probe, Snapshot, Usage
 
 # Where each driver's package is. `doctor` shows drivers in this order.
@@ -24,24 +24,24 @@ DRIVERS = {
 
 @dataclass(frozen=True, slots=True)
 class DriverConfig:
-    """What a driver may know about the host it serves."""
+    """What a driver is told about its host."""
 
-    run_dir: Path  # scratch of running machines; a driver removes what it puts there
-    cache_dir: Path  # verdicts worth keeping until the host reboots
-    kernel: GuestKernel | None = None  # lets a probe boot something real
-    own_kernel: bool = False  # `kernel` was named by the user, who may have made it for this host's KVM
-    accel: Accel | None = None  # None: the driver finds out
-    runsc: Path | None = None  # a gVisor of our own, where the system has none or an old one
+    run_dir: Path  # scratch space of running machines
+    cache_dir: Path  # for probe results that hold until the host reboots
+    kernel: GuestKernel | None = None  # the guest kernel, once it was fetched
+    own_kernel: bool = False  # the user chose `kernel`, perhaps to suit this host's KVM
+    accel: Accel | None = None  # None: the best one that works
+    runsc: Path | None = None  # the gVisor that we fetched, if we did
 
 
 class Machine(Protocol):
-    """One running machine. It ends with the context manager that gave it."""
+    """One running machine. It ends with the context manager that yielded it."""
 
     @property
     def id(self) -> str: ...
 
     async def connect(self) -> ByteStream:
-        """The agent channel. It can be taken once."""
+        """Return the stream to the agent. It can be taken once."""
         ...
 
     async def pause(self) -> None: ...
@@ -51,7 +51,7 @@ class Machine(Protocol):
     async def usage(self) -> Usage: ...
 
     async def wait(self) -> Exit:
-        """Return when the machine has ended by itself or by force."""
+        """Return how the machine ended, once it has."""
         ...
 
 
@@ -64,31 +64,43 @@ class Driver(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def probe(self) -> Probe: ...
+    async def probe(self) -> Probe:
+        """Return whether the driver works on this host. Only the first call takes time."""
+        ...
 
-    def launch(self, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...
+    def launch(self, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]:
+        """Start a machine; raise DriverUnavailable, NetworkUnsupported or LaunchFailed."""
+        ...
 
     async def aclose(self) -> None:
-        """Give back what the driver itself holds. Its machines must have ended."""
+        """Release what the driver holds. Its machines must have ended."""
         ...
 
 
 @runtime_checkable
 class SnapshotDriver(Driver, Protocol):
-    """A driver that can freeze a machine and start copies of it."""
+    """A driver that can save machines and restore copies of them."""
 
     async def fingerprint(self) -> str:
-        """What a snapshot depends on besides its machine: a snapshot taken under another one is stale."""
+        """Return what snapshots depend on besides their machine. A snapshot with another fingerprint is stale."""
         ...
 
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
-        """Freeze `machine` into the empty directory `dst`. It goes on if it is to be kept, else it has ended or stands.
+        """Save `machine` into the empty directory `dst`. It runs on if `keep`, else it stands still or has ended.
 
-        Nothing may be on its way in the agent channel: a copy would miss it.
+        No bytes may be in flight on the agent's stream: a copy would miss them.
         """
         ...
 
-    def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]: ...
+    def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AbstractAsyncContextManager[Machine]:
+        """Start a machine from a snapshot; raise SnapshotFailed as well as what `launch` raises."""
+        ...
+
+
+def check_network(driver: Driver, spec: MachineSpec) -> None:
+    """Raise NetworkUnsupported if the driver cannot give a machine its network mode."""
+    if spec.network not in driver.capabilities.networks:
+        raise NetworkUnsupported(f"driver {driver.name} has no network mode {spec.network}")
 
 
 def driver_info(name: str) -> DriverInfo:

@@ -1,12 +1,13 @@
-"""Everything that can go wrong with a machine.
+"""What can go wrong with a machine.
 
 VmmError
-├── DriverUnavailable   this host cannot run the driver; carries what to do about it
-├── LaunchFailed        the machine did not start; nothing of it is left
-├── SnapshotFailed      the snapshot was not taken, or cannot be restored; nothing is left
-├── MachineLost         a machine that was running is gone, or its outcome is unknown
-├── ToolMissing         a program of the host's that we call is not installed
-└── ToolFailed          such a program was run to its end and reported failure
+├── DriverUnavailable    this host cannot run the driver; `fix` says what would help
+├── NetworkUnsupported   the driver has no such network mode
+├── LaunchFailed         the machine did not start; nothing of it is left
+├── SnapshotFailed       the snapshot was not taken, or cannot be restored; nothing is left
+├── MachineLost          a running machine has ended, or the outcome of a request to it is unknown
+├── ToolMissing          a program of the host that we call is not installed
+└── ToolFailed           such a program reported failure
 """
 
 import shlex
@@ -16,39 +17,43 @@ from vmm.types import Exit
 
 
 class VmmError(Exception):
-    """Base of all errors this room raises."""
+    """Base of all errors that `vmm` raises."""
 
 
 class DriverUnavailable(VmmError):
-    """The driver cannot be used on this host. `fix` is the command or step that would change that."""
+    """The driver cannot be used on this host. `fix` is a command or step that would change that."""
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
         self.fix = fix
 
 
+class NetworkUnsupported(VmmError):
+    """The driver cannot give machines this network mode."""
+
+
 class LaunchFailed(VmmError):
-    """The machine never came up. What it had printed is in the message."""
+    """The machine did not start. The message has what it printed."""
 
 
 class SnapshotFailed(VmmError):
-    """The snapshot could not be taken or read."""
+    """The snapshot could not be taken or restored."""
 
 
 class MachineLost(VmmError):
-    """The machine ended, or stopped answering, while somebody was using it."""
+    """The machine ended or stopped answering while it was in use."""
 
 
 class ToolMissing(VmmError):
-    """A program we call is not on this host."""
+    """A program that we call is not installed."""
 
     def __init__(self, program: str) -> None:
-        super().__init__(f"{program} is not installed; `mcp-sandbox setup` gets it")
+        super().__init__(f"{program} is not installed; `mcp-sandbox setup` installs it")
         self.program = program
 
 
 class ToolFailed(VmmError):
-    """A command that was run to its end reported failure."""
+    """A command reported failure."""
 
     def __init__(self, argv: Sequence[str], exit_: Exit) -> None:
         super().__init__(f"`{shlex.join(argv)}` ended with {exit_}")
@@ -56,6 +61,6 @@ class ToolFailed(VmmError):
 
     @property
     def gist(self) -> str:
-        """The last line it printed, which most often says what went wrong; the command is for logs."""
+        """Return the last line that the command printed, which mostly says what went wrong."""
         lines = self.exit.detail.split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), str(self.exit))

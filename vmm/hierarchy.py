@@ -1,7 +1,7 @@
-"""Where this host lets us put machines under ceilings: control groups of either version, or scopes of systemd.
+"""Find out where this host lets us limit machines: in cgroups of either version, or in systemd scopes.
 
-All groups lie in one folder called `mcp-sandbox`, below the group this process is in where that is possible, so that
-limits somebody has put on us hold for our machines too.
+All our cgroups are in one folder called `mcp-sandbox`. It is below the cgroup of this process where that is possible,
+so that limits on this process hold for its machines, too.
 """
 
 import os
@@ -13,76 +13,76 @@ from functools import cache
 from pathlib import Path
 
 from vmm import scopes
-from vmm.process import bystander
+from vmm.process import probe_child
 from vmm.process_table import of_pid
 
 FOLDER = "mcp-sandbox"
 CONTROLLERS = ("memory", "cpu", "pids")
-SCOPES_MUST_HAVE = {"memory", "pids"}  # older versions of systemd hand users no cpu controller
-LET_GO_S = 0.5  # the kernel lets go of a group a moment after its last process was reaped
+SCOPES_MUST_HAVE = {"memory", "pids"}  # older versions of systemd do not delegate cpu to users
+RELEASE_S = 0.5  # the kernel releases a cgroup a moment after its last process was reaped
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """What holds our machines."""
+    """What this host limits machines with."""
 
-    version: int | None  # of the control groups we may make ourselves: 1, 2, or None
-    folders: tuple[Path, ...] = ()  # where: one for version 2, one for each controller of version 1
+    version: int | None  # of the cgroups that we may create: 1, 2, or None
+    folders: tuple[Path, ...] = ()  # the folder for cgroups: one for version 2, one per controller for version 1
     reason: str = ""  # why version is None
-    manager: Path | None = None  # where the user's systemd can be reached, who makes groups for us if we may not
-    controllers: tuple[str, ...] = CONTROLLERS  # what a group can put a ceiling on
+    manager: Path | None = None  # the runtime directory of the user's systemd, if that creates cgroups for us
+    controllers: tuple[str, ...] = CONTROLLERS  # what can be limited
 
     @property
     def usable(self) -> bool:
         return self.version is not None or self.manager is not None
 
     def describe(self) -> str:
-        """One line for people: what is in force."""
+        """Return one line that says what limits machines."""
         if self.version is not None:
             return f"cgroup v{self.version}: {', '.join(self.controllers)}"
         if self.manager is not None:
-            return f"scopes of systemd's user manager: {', '.join(self.controllers)}"
-        return f"only limits on single processes: {self.reason}"
+            return f"systemd user scopes: {', '.join(self.controllers)}"
+        return f"only per-process limits: {self.reason}"
 
     def gap(self) -> str | None:
-        """What is not in force, in words for people."""
+        """Return one line that says what is not limited, or None."""
         if not self.usable:
             return f"no host-side limits on a machine's memory, CPU and processes as a whole: {self.reason}"
         missing = ", ".join(name for name in CONTROLLERS if name not in self.controllers)
-        return f"no host-side limit on {missing}: systemd does not hand it to users (Delegate=)" if missing else None
+        return f"no host-side limit on {missing}: systemd does not delegate it (Delegate=)" if missing else None
 
 
 @cache
 def detect() -> Hierarchy:
-    """What this host gives us, from having tried it. Once: a process stays where it is."""
+    """Return what this host has, found by trying it. Cached: a process stays in its cgroup."""
     found = find(read(Path("/proc/self/mountinfo")), read(Path("/proc/self/cgroup")))
     manager = None if found.usable or os.geteuid() == 0 else scopes.find_manager(os.environ)
     return found if manager is None else with_scopes(found, manager, scopes.controllers(manager))
 
 
 def with_scopes(found: Hierarchy, manager: Path, in_force: set[str]) -> Hierarchy:
-    """The same with groups that systemd makes, if they are worth having."""
+    """Return a hierarchy of systemd scopes if they limit enough, else `found`."""
     if not in_force >= SCOPES_MUST_HAVE:
         return found
     return Hierarchy(None, (), found.reason, manager, tuple(name for name in CONTROLLERS if name in in_force))
 
 
-def take_in(folder: Path) -> None:
-    """Make a group in `folder`, put a process into it, and remove both. OSError says why that cannot be done.
+def try_folder(folder: Path) -> None:
+    """Create a cgroup in `folder`, move a process into it, and remove both; raise OSError if that fails.
 
-    Making a group is not enough: in a login session the kernel lets users make some and refuses to move processes in.
+    Creating a cgroup proves too little: in a login session the kernel lets users do that, and then refuses the move.
     """
     group = folder / f"{server()}-probe"
     group.mkdir()
     try:
-        with bystander(["cat"]) as child:
+        with probe_child(["cat"]) as child:
             (group / "cgroup.procs").write_text(str(child.pid))
     finally:
         _remove(group)
 
 
 def _remove(group: Path) -> None:
-    until = time.monotonic() + LET_GO_S
+    until = time.monotonic() + RELEASE_S
     while time.monotonic() < until:
         with suppress(OSError):
             return group.rmdir()
@@ -90,39 +90,41 @@ def _remove(group: Path) -> None:
     return None
 
 
-def find(mountinfo: str, own: str, *, root: Path = Path("/"), take_in: Callable[[Path], None] = take_in) -> Hierarchy:
-    """A place for groups with memory, cpu and pids controllers that take in processes of ours."""
+def find(
+    mountinfo: str, own: str, *, root: Path = Path("/"), try_folder: Callable[[Path], None] = try_folder
+) -> Hierarchy:
+    """Find folders in which cgroups with all controllers accept our processes."""
     v1, v2 = _mounts(mountinfo, root)
     paths = _own_paths(own)
     if v2 is not None and set(CONTROLLERS) <= set(read(v2 / "cgroup.controllers").split()):
-        folder, trouble = _first(_upwards(v2, paths.get("", "/")), make_v2, take_in)
-        return Hierarchy(2, (folder,)) if folder else Hierarchy(None, reason=f"cgroup v2 is there, but {trouble}")
+        folder, trouble = _first(_upwards(v2, paths.get("", "/")), make_v2, try_folder)
+        return Hierarchy(2, (folder,)) if folder else Hierarchy(None, reason=f"cgroup v2 is mounted, but {trouble}")
     if not set(CONTROLLERS) <= v1.keys():
-        return Hierarchy(None, reason="this host has no control groups with memory, cpu and pids controllers")
+        return Hierarchy(None, reason="this host has no cgroups with memory, cpu and pids controllers")
     folders = []
     for name in CONTROLLERS:
-        folder, trouble = _first((v1[name] / paths.get(name, "/").lstrip("/"), v1[name]), make_v1, take_in)
+        folder, trouble = _first((v1[name] / paths.get(name, "/").lstrip("/"), v1[name]), make_v1, try_folder)
         if folder is None:
-            return Hierarchy(None, reason=f"cgroup v1 is there, but {trouble}")
+            return Hierarchy(None, reason=f"cgroup v1 is mounted, but {trouble}")
         folders.append(folder)
-    # Version 1 has a freezer too, but a process frozen by it cannot be killed: it would outlive its server.
-    freezer = _first(_upwards(v2, paths.get("", "/")), make_v1, take_in)[0] if v2 else None
+    # Version 1 has a freezer, too, but its frozen processes cannot be killed: they would outlive the server.
+    freezer = _first(_upwards(v2, paths.get("", "/")), make_v1, try_folder)[0] if v2 else None
     return Hierarchy(1, (*folders, freezer) if freezer else tuple(folders))
 
 
 def _first(
-    places: Iterable[Path], make: Callable[[Path], None], take_in: Callable[[Path], None]
+    places: Iterable[Path], make: Callable[[Path], None], try_folder: Callable[[Path], None]
 ) -> tuple[Path | None, str]:
-    """The first folder for groups that can be made and works; or None and what went wrong with the last one."""
+    """Return the first folder that can be created and works; or None and the error of the last one."""
     trouble = ""
     for place in places:
         folder = place / FOLDER
         try:
             make(folder)
-            take_in(folder)
+            try_folder(folder)
         except OSError as error:
-            trouble = f"no machine can be put into a group: {error.strerror} ({folder})"
-            with suppress(OSError):  # somebody else may have groups in it
+            trouble = f"no process can be moved into a new cgroup: {error.strerror} ({folder})"
+            with suppress(OSError):  # another process may have cgroups in it
                 folder.rmdir()
         else:
             return folder, ""
@@ -130,11 +132,12 @@ def _first(
 
 
 def make_v1(folder: Path) -> None:
+    """Create a folder for cgroups of version 1."""
     folder.mkdir(exist_ok=True)
 
 
 def make_v2(folder: Path) -> None:
-    """A folder whose groups have all controllers."""
+    """Create a folder whose cgroups have all controllers."""
     wanted = " ".join(f"+{name}" for name in CONTROLLERS)
     if not set(CONTROLLERS) <= set(read(folder.parent / "cgroup.subtree_control").split()):
         (folder.parent / "cgroup.subtree_control").write_text(wanted)
@@ -143,7 +146,7 @@ def make_v2(folder: Path) -> None:
 
 
 def _mounts(mountinfo: str, root: Path) -> tuple[dict[str, Path], Path | None]:
-    """Where version 1 has its controllers, and where version 2 is."""
+    """Return where each controller of version 1 is mounted, and where version 2 is."""
     v1: dict[str, Path] = {}
     v2: Path | None = None
     for line in mountinfo.splitlines():
@@ -158,7 +161,7 @@ def _mounts(mountinfo: str, root: Path) -> tuple[dict[str, Path], Path | None]:
 
 
 def _own_paths(text: str) -> dict[str, str]:
-    """The group this process is in, by controller; version 2 has none by name."""
+    """Return the cgroup of this process by controller; that of version 2 has an empty name."""
     return {
         name: path
         for _, names, path in (line.split(":", 2) for line in text.splitlines() if line)
@@ -167,7 +170,7 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """A group and all above it: one with processes in it can have no groups with controllers, one above it may."""
+    """Yield a cgroup and all above it: one that contains processes cannot delegate controllers, one above it may."""
     place = mount / path.lstrip("/")
     while place != mount:
         yield place
@@ -188,7 +191,7 @@ def pid_namespace() -> int:
 
 
 def read(file: Path) -> str:
-    """What a file of the kernel's says; nothing if it is not there."""
+    """Return the text of a kernel file; nothing if it cannot be read."""
     try:
         return file.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ceilings on a whole machine, kept by the host. Drivers have one way to set them, whatever the host has for it:
+"""Limits on a whole machine, enforced by the host. Drivers set them in one way, whatever the host has:
 
 async with control_group(detect(), name, Limits(...)) as group, spawn(group.wrap(argv), before_start=group.add):
 """
@@ -21,38 +21,38 @@ from vmm.types import Limits
 __all__ = ["ControlGroup", "Hierarchy", "control_group", "detect", "rlimit_argv", "settings", "sweep"]
 
 CPU_PERIOD_US = 100_000  # the kernel's own default
-REMOVE_ATTEMPTS = 100  # times 10 ms: the kernel lets go of a group a moment after its last process was reaped
-FREEZE_ATTEMPTS = 2000  # times 1 ms: the first does, unless a process waits for a disk that hangs
+REMOVE_ATTEMPTS = 100  # times 10 ms: the kernel releases a cgroup a moment after its last process was reaped
+FREEZE_ATTEMPTS = 2000  # times 1 ms: the first succeeds, unless a process waits for a disk that hangs
 OOM_FILES = ("memory.events", "memory.oom_control")  # version 2, version 1
-COUNTED_APART = (5, 14)  # since this Linux, a user's processes are counted in each user namespace by itself
+NPROC_PER_NAMESPACE = (5, 14)  # the first Linux that counts a user's processes in each user namespace separately
 
 
 class ControlGroup:
-    """What holds one machine. This plain kind is for hosts without groups: it can only limit single processes."""
+    """The limits of one machine. This base class is for hosts without cgroups: it limits each process by itself."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
-        """The command to start instead of `argv`."""
+        """Return the command to start instead of `argv`."""
         limits = self._limits
-        processes = limits.pids if limits.alone else None
+        processes = limits.pids if limits.own_user else None
         return [*rlimit_argv(limits.file_bytes, limits.address_space_bytes, processes), *argv]
 
     def add(self, pid: int) -> None:
-        """Take a process in, with all that it will start. To be called before it starts anything."""
+        """Move a process in. Its later children will be in the cgroup, too."""
 
     def directories(self) -> list[Path]:
-        """Where the kernel tells of the group and is told."""
+        """Return the directories of the cgroup."""
         return []
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel had to kill something in the group because its memory was used up."""
+        """Return whether the kernel killed a process of the cgroup because of its memory limit."""
         told = "".join(read(place / file) for place in self.directories() for file in OOM_FILES)
         return re.search(r"^oom_kill [1-9]", told, re.MULTILINE) is not None
 
     async def freeze(self) -> bool:
-        """Stop all processes of the group where they are; False if this host cannot. They can still be killed."""
+        """Freeze all processes of the cgroup; return False if this host cannot. They can still be killed."""
         attempts = FREEZE_ATTEMPTS if self._write_freezer("1") else 0
         for _ in range(attempts):
             if any("frozen 1" in read(place / "cgroup.events") for place in self.directories()):
@@ -62,11 +62,11 @@ class ControlGroup:
         return False
 
     async def thaw(self) -> None:
-        """Let frozen processes go on."""
+        """Let frozen processes run again."""
         self._write_freezer("0")
 
     async def remove(self) -> None:
-        """Kill what is still inside and take the group away."""
+        """Kill what is still in the cgroup and remove it."""
 
     def _write_freezer(self, value: str) -> bool:
         files = [file for place in self.directories() if (file := place / "cgroup.freeze").exists()]
@@ -76,7 +76,7 @@ class ControlGroup:
 
 
 class OwnGroup(ControlGroup):
-    """A group that we have made: one directory, or one for each controller of version 1."""
+    """A cgroup that we create: one directory for version 2, one per controller for version 1."""
 
     def __init__(self, limits: Limits, hierarchy: Hierarchy, name: str) -> None:
         super().__init__(limits)
@@ -84,7 +84,7 @@ class OwnGroup(ControlGroup):
         self._directories = [folder / f"{server()}-{name}" for folder in hierarchy.folders]
 
     def create(self) -> None:
-        """Make the group and write its ceilings."""
+        """Create the cgroup and write its limits."""
         for directory in self._directories:
             (make_v2 if self._version == 2 else make_v1)(directory.parent)
             directory.mkdir()
@@ -109,7 +109,7 @@ class OwnGroup(ControlGroup):
 
 
 class SystemdScope(ControlGroup):
-    """A group that the user's systemd makes when the machine starts, and takes away when it has ended."""
+    """A cgroup that the user's systemd creates when the machine starts, and removes when it has ended."""
 
     def __init__(self, limits: Limits, manager: Path, name: str) -> None:
         super().__init__(limits)
@@ -130,7 +130,7 @@ class SystemdScope(ControlGroup):
 
 @asynccontextmanager
 async def control_group(hierarchy: Hierarchy, name: str, limits: Limits) -> AsyncIterator[ControlGroup]:
-    """What holds one machine, for as long as the block lasts. Its process must end before the block does."""
+    """Create the cgroup of one machine for the duration of the block. The machine must end before the block does."""
     if hierarchy.manager is not None:
         group: ControlGroup = SystemdScope(limits, hierarchy.manager, name)
     elif hierarchy.usable:
@@ -146,36 +146,36 @@ async def control_group(hierarchy: Hierarchy, name: str, limits: Limits) -> Asyn
 
 
 def machine_group(run_dir: Path, machine_id: str, limits: Limits) -> AbstractAsyncContextManager[ControlGroup]:
-    """The same for a machine of the installation whose scratch is in `run_dir`."""
+    """Create the cgroup of a machine whose home has its scratch space in `run_dir`."""
     return control_group(detect(), f"{installation(run_dir)}-{machine_id}", limits)
 
 
 def rlimit_argv(
     file_bytes: int | None = None, address_space_bytes: int | None = None, processes: int | None = None
 ) -> list[str]:
-    """The beginning of a command whose processes have these limits, each by itself. None of them dumps core.
+    """Return the beginning of a command that sets limits on each of its processes. None of them dumps core.
 
-    `processes` counts all of the same user in the same user namespace, so it is only for users or namespaces that have
-    nothing else; older kernels count all of the user's, and there it is left out.
+    The kernel counts `processes` by user and user namespace, so the machine must share neither with others. Older
+    kernels count by user alone; there the limit is left out.
     """
     limits = {"core": 0, "fsize": file_bytes, "as": address_space_bytes}
-    if counts_apart():
+    if nproc_is_per_machine():
         limits["nproc"] = processes
     return ["prlimit", *(f"--{name}={value}" for name, value in limits.items() if value is not None)]
 
 
-def counts_apart() -> bool:
-    """Whether a limit on processes counts those of one machine alone: as root it has a user of its own."""
+def nproc_is_per_machine() -> bool:
+    """Return whether RLIMIT_NPROC counts the processes of one machine. Machines of root have a user each."""
     major, minor, *_ = map(int, re.findall(r"\d+", os.uname().release))
-    return os.geteuid() == 0 or (major, minor) >= COUNTED_APART
+    return os.geteuid() == 0 or (major, minor) >= NPROC_PER_NAMESPACE
 
 
 def settings(limits: Limits, version: int | None) -> dict[str, str]:
-    """The files to write, in either version. One that a directory does not have belongs to another controller."""
+    """Return the files to write. A file that a directory does not have belongs to another controller."""
     files: dict[str, str] = {}
     if limits.memory_bytes is not None:
         files["memory.max" if version == 2 else "memory.limit_in_bytes"] = str(limits.memory_bytes)
-        # No swap on top. Version 1 counts both together, and its file must be written second.
+        # No swap. Version 1 counts memory and swap together, and this file must be written second.
         files |= {"memory.swap.max": "0"} if version == 2 else {"memory.memsw.limit_in_bytes": str(limits.memory_bytes)}
     if limits.cpus != float("inf"):
         quota = int(limits.cpus * CPU_PERIOD_US)
@@ -212,7 +212,7 @@ def sweep(folders: Iterable[Path]) -> list[str]:
 
 
 async def remove_group(directory: Path) -> None:
-    """Kill what is in one directory of a group and take it away, if that can be done within a second."""
+    """Kill what is in one directory of a cgroup and remove it; give up after a second."""
     for _ in range(REMOVE_ATTEMPTS):
         _kill(directory)
         try:

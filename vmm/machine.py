@@ -1,4 +1,4 @@
-"""What machines of all drivers have in common: they are processes of this host, under its ceilings."""
+"""What machines of all drivers have in common: they are processes of this host, with limits."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from vmm.usage import usage
 
 
 class ProcessMachine:
-    """A process, and all that it starts."""
+    """A machine that is a process and all below it."""
 
     def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup) -> None:
         self.spec = spec
@@ -29,7 +29,7 @@ class ProcessMachine:
         return self.process.pid
 
     async def usage(self) -> Usage:
-        return await anyio.to_thread.run_sync(self._measure)  # a few milliseconds for each of its processes
+        return await anyio.to_thread.run_sync(self._measure)  # it reads a file of each process
 
     def _measure(self) -> Usage:
         return usage(self.pid)
@@ -37,12 +37,12 @@ class ProcessMachine:
     async def wait(self) -> Exit:
         end = await self.process.wait()
         if self.group.out_of_memory():
-            return replace(end, detail=f"it used more memory than the host grants it {end.detail}".strip())
+            return replace(end, detail=f"it exceeded the host's memory limit {end.detail}".strip())
         return end
 
 
-class TalkingMachine(ProcessMachine):
-    """One whose agent speaks on the process's standard input and output."""
+class StdioMachine(ProcessMachine):
+    """A machine whose agent uses the process's standard input and output."""
 
     def __init__(self, spec: MachineSpec, process: RunningProcess, group: ControlGroup) -> None:
         super().__init__(spec, process, group)
@@ -50,6 +50,6 @@ class TalkingMachine(ProcessMachine):
 
     async def connect(self) -> ByteStream:
         if self._stream is None:
-            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+            raise MachineLost(f"the agent's stream of machine {self.id} was already taken")
         stream, self._stream = self._stream, None
         return stream

@@ -1,4 +1,4 @@
-"""A machine's memory and disk as anonymous files: nothing to leak, nothing to name, passed on as descriptors."""
+"""Anonymous files for a machine's memory and disk: they have no name that could leak, and are passed as descriptors."""
 
 import errno
 import fcntl
@@ -16,17 +16,17 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 def new_memory(size: int) -> int:
-    """A descriptor of `size` bytes of fresh memory that several processes can map."""
+    """Return a descriptor of `size` bytes of new memory that several processes can map."""
     memory = os.memfd_create("machine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(memory, size)
     return memory
 
 
 def load_sealed(file: Path) -> int:
-    """The content of `file` as memory that nobody can change any more, not even through a writable descriptor.
+    """Return the content of `file` as sealed memory, which even a writable descriptor cannot change.
 
-    Machines map it privately. A monitor that a guest has taken over could write to a plain file that all
-    machines of a template start from; it cannot write to this one.
+    Machines map it privately. A guest that has taken over its monitor could change a plain file, and with it every
+    later machine of the template.
     """
     with file.open("rb") as source:
         memory = new_memory(os.fstat(source.fileno()).st_size)
@@ -40,7 +40,7 @@ def load_sealed(file: Path) -> int:
 
 
 def sealed_bytes(content: bytes) -> int:
-    """A descriptor of `content`, to be read from its start, that nobody can change any more."""
+    """Return a descriptor of `content` as a sealed file, positioned at its start."""
     memory = os.memfd_create("content", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(memory, content)
     os.lseek(memory, 0, os.SEEK_SET)
@@ -49,14 +49,14 @@ def sealed_bytes(content: bytes) -> int:
 
 
 class SealedMemory:
-    """The snapshots' memory that is in use, loaded once each."""
+    """Memory of snapshots, each loaded once."""
 
     def __init__(self) -> None:
         self._loading = anyio.Lock()
-        self._loaded: dict[Path, tuple[tuple[int, int], int]] = {}  # which file it was, and its content
+        self._loaded: dict[Path, tuple[tuple[int, int], int]] = {}  # inode and mtime of the file, and its content
 
     async def get(self, file: Path) -> int:
-        """A descriptor of the sealed content of `file`, valid until `close` or until the file is another one."""
+        """Return a descriptor of the sealed content of `file`, valid until `close` or until the file changes."""
         async with self._loading:
             status = file.stat()
             identity = (status.st_ino, status.st_mtime_ns)
@@ -68,11 +68,11 @@ class SealedMemory:
             return self._loaded[file][1]
 
     def sweep(self) -> None:
-        """Give back what was loaded from files that are gone: nobody will ask for it again."""
+        """Free what was loaded from files that no longer exist."""
         self._forget(lambda path: not path.exists())
 
     def close(self) -> None:
-        """Give all of it back. Machines that map it keep their mapping."""
+        """Free everything. Machines keep their mappings."""
         self._forget(lambda path: True)
 
     def _forget(self, which: Callable[[Path], bool]) -> None:
@@ -81,7 +81,7 @@ class SealedMemory:
 
 
 def save_sparse(source: int, file: Path) -> None:
-    """Write memory to `file`, leaving holes where whole pages are zero."""
+    """Write memory to `file`, with holes for pages that are all zero."""
     zeros = bytes(PAGE)
     with file.open("xb") as target:
         target.truncate(os.fstat(source).st_size)
@@ -96,14 +96,14 @@ def save_sparse(source: int, file: Path) -> None:
 
 
 def scratch_file(directory: Path, size: int) -> int:
-    """A descriptor of an empty file in `directory` that has no name and ends with its last user."""
+    """Return a descriptor of an unnamed file of `size` bytes in `directory`."""
     with tempfile.TemporaryFile(dir=directory) as file:
         os.ftruncate(file.fileno(), size)
         return os.dup(file.fileno())
 
 
 def scratch_copy(file: Path, directory: Path) -> int:
-    """A nameless copy of a sparse file, as sparse as it was."""
+    """Return a descriptor of an unnamed, equally sparse copy of `file`."""
     with file.open("rb") as source:
         copy = scratch_file(directory, os.fstat(source.fileno()).st_size)
         try:
@@ -115,25 +115,25 @@ def scratch_copy(file: Path, directory: Path) -> int:
 
 
 def copy_data(source: int, target: int) -> None:
-    """Copy what is not a hole, inside the kernel."""
+    """Copy everything but holes, inside the kernel."""
     for start, end in data_extents(source):
         os.lseek(target, start, os.SEEK_SET)
         at = start
         while at < end:
             copied = os.sendfile(target, source, at, end - at)
             if copied == 0:
-                raise OSError(errno.EIO, "the file became shorter while it was copied")
+                raise OSError(errno.EIO, "the file shrank while it was copied")
             at += copied
 
 
 def data_extents(file: int) -> Iterator[tuple[int, int]]:
-    """The parts of a file that are not holes."""
+    """Yield the start and end of every part of a file that is not a hole."""
     size, at = os.fstat(file).st_size, 0
     while at < size:
         try:
             start = os.lseek(file, at, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # only holes from here on
+            if error.errno == errno.ENXIO:  # the rest is a hole
                 return
             raise
         at = os.lseek(file, start, os.SEEK_HOLE)

@@ -1,7 +1,7 @@
 """The only place that starts processes.
 
-A process started here belongs to its `async with`: it leads a group of its own, the kernel kills it when this
-process dies, and leaving the block kills the group and reaps it, however the block is left.
+A process started here belongs to its `async with`: it leads a process group, the kernel kills it when this process
+dies, and leaving the block in any way kills the group and reaps it.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from vmm.process_table import children_of
 from vmm.types import Exit
 
 REAP_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
-ORPHAN_S = 1.0  # a process whose only child was killed takes it in and ends
-TOOL_GRACE_S = 3.0  # mmdebstrap and apt remove their scratch directories when asked to end
-LAST_WORDS_S = 0.5  # what an ended process had printed is in the pipe already
-TAIL_BYTES = 16 * 1024  # the last words of a process, kept for error messages
+ORPHAN_S = 1.0  # a process whose only child was killed reaps it and ends
+TOOL_GRACE_S = 3.0  # after SIGTERM, mmdebstrap and apt remove their scratch directories
+DRAIN_S = 0.5  # what a process printed before it ended is already in the pipe
+TAIL_BYTES = 16 * 1024  # the end of a process's output, kept for error messages
 
-SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # Debian keeps mkfs and its like out of the PATH of ordinary users
+SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # mkfs is there, and Debian leaves them out of the PATH of ordinary users
 
-# The child waits for one line before it becomes the program. Until then its owner can put it under limits; and
-# since the death signal is armed before the wait, an owner that dies in between leaves nothing behind.
+# The child waits for one line before it becomes the program, so that the caller can move it into a cgroup first. The
+# death signal is armed before the wait: if this process dies meanwhile, nothing is left.
 GATE = 'read -r _ && exec "$@"'
-# A directory below a home that is closed to others, shown where everybody can get: only this process sees it there.
-# Every system has the place, and what it hides there nobody needs.
+# A directory inside a private home, bind-mounted where the machine's user can reach it. Only the machine's own mount
+# namespace has the mount. Every system has /mnt, and machines need nothing in it.
 SHOWN = "/mnt"
 SHOW = f'mount --bind -- "$1" {SHOWN} && shift && exec "$@"'
 
 
 def find_tool(program: str) -> str | None:
-    """Where a program of the host's is."""
+    """Return the path of a program of the host, or None."""
     return shutil.which(program, path=_search_path())
 
 
@@ -50,15 +50,15 @@ def _search_path() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What is taken away from a process before it becomes the program."""
+    """The privileges that a process drops before it becomes the program."""
 
-    uid: int | None = None  # become this user, who owns nothing; None: stay who we are
-    groups: tuple[int, ...] = ()  # the only groups that user is in, for devices it may open
-    offline: bool = True  # a network namespace with nothing in it
-    show: Path | None = None  # a directory that user has to read but cannot get to: it is at SHOWN; needs root
+    uid: int | None = None  # run as this user, who owns nothing; None: as the current user
+    groups: tuple[int, ...] = ()  # that user's only groups, for devices it may open
+    offline: bool = True  # in an empty network namespace
+    show: Path | None = None  # a directory that user needs and cannot reach: it appears at SHOWN; only for root
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
-        """`argv` behind the tools that take the privileges away."""
+        """Return `argv` behind the programs that drop the privileges."""
         privileges = ["setpriv", "--pdeathsig=KILL", "--no-new-privs"]
         if self.uid is not None:
             groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
@@ -72,11 +72,11 @@ class Confinement:
 
 
 class RunningProcess:
-    """A started process, and its last words."""
+    """A process that was started, and the end of its output."""
 
-    def __init__(self, process: Process, *, talks: bool) -> None:
+    def __init__(self, process: Process, *, stdio: bool) -> None:
         self._process = process
-        self._talks = talks
+        self._stdio = stdio
         self._tail = bytearray()
         self._drained = anyio.Event()
 
@@ -86,21 +86,21 @@ class RunningProcess:
 
     @property
     def tail(self) -> str:
-        """The end of what the process printed."""
+        """Return the end of what the process printed."""
         return self._tail.decode("utf-8", "replace").strip()
 
     @property
     def stream(self) -> ByteStream:
-        """The process's standard input and output, of one that was started to talk."""
-        assert self._talks
+        """Return the process's standard input and output. It must have been started with `stdio`."""
+        assert self._stdio
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         return StapledByteStream(self._process.stdin, self._process.stdout)
 
     async def wait(self) -> Exit:
-        """Wait for the end and say how it came."""
+        """Return how the process ended, once it has."""
         code = await self._process.wait()
-        with anyio.move_on_after(LAST_WORDS_S):  # a child of its may hold the pipe open for longer
+        with anyio.move_on_after(DRAIN_S):  # one of its children may keep the pipe open
             await self._drained.wait()
         if code < 0:
             return Exit(signal=-code, detail=self.tail)
@@ -109,12 +109,12 @@ class RunningProcess:
     async def open_gate(self) -> None:
         """Let the process become the program."""
         assert self._process.stdin is not None
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # it ended: `wait` tells why
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # it ended: `wait` says why
             await self._process.stdin.send(b"\n")
 
     async def drain(self) -> None:
-        """Keep the end of what the process prints, so that it never blocks on us."""
-        printed = self._process.stderr if self._talks else self._process.stdout
+        """Read what the process prints and keep the end, so that it never blocks on a full pipe."""
+        printed = self._process.stderr if self._stdio else self._process.stdout
         assert printed is not None
         async for chunk in printed:
             self._tail += chunk
@@ -122,28 +122,31 @@ class RunningProcess:
         self._drained.set()
 
     async def kill(self) -> None:
-        """End the whole group, and reap the process."""
+        """Kill the whole process group and reap the process."""
         with anyio.CancelScope(shield=True):
             await self._end_namespaces()
             with anyio.move_on_after(REAP_S):
-                if self._process.returncode is None:  # else the number may belong to somebody else by now
+                if self._process.returncode is None:  # else the pid may have been used again
                     with suppress(ProcessLookupError):
                         os.killpg(self.pid, signal.SIGKILL)
                 await self._process.wait()
             await self._process.aclose()
 
     async def _end_namespaces(self) -> None:
-        """Kill children before their parent. The first process of a namespace takes all others with it; if its parent
-        is gone it stays a zombie until the host's own first process looks, which takes seconds on some hosts."""
+        """Kill children before their parent.
+
+        A pid namespace ends with its first process. If that is orphaned, it stays a zombie until the host's init reaps
+        it, which takes seconds on some hosts.
+        """
         children: list[int] = []
         if self._process.returncode is None:
-            with suppress(OSError):  # no descriptor left to look with: then all end at once, which is better than never
+            with suppress(OSError):  # no file descriptor left to read /proc: then all are killed at once
                 children = children_of(self.pid)
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         if children:
-            with anyio.move_on_after(ORPHAN_S):  # a parent that does not end with its children is killed next
+            with anyio.move_on_after(ORPHAN_S):  # a parent that outlives its children is killed next
                 await self._process.wait()
 
 
@@ -154,23 +157,23 @@ async def spawn(
     confinement: Confinement,
     before_start: Callable[[int], None] = lambda pid: None,
     pass_fds: Sequence[int] = (),
-    talks: bool = False,
+    stdio: bool = False,
 ) -> AsyncIterator[RunningProcess]:
-    """Start `argv` confined, for as long as the block lasts. `before_start(pid)` runs before the program does.
+    """Run `argv` confined for the duration of the block. `before_start(pid)` is called before the program starts.
 
-    With `talks` its standard input and output are the caller's to use; its last words are what it says on stderr.
+    With `stdio` the caller uses its standard input and output, and `tail` is the end of its standard error.
     """
-    with anyio.CancelScope(shield=True):  # a start that is cancelled half-way would leave a process nobody waits for
+    with anyio.CancelScope(shield=True):  # cancelling a start half-way would leak the process
         process = await anyio.open_process(
             confinement.wrap(argv),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if talks else subprocess.STDOUT,
+            stderr=subprocess.PIPE if stdio else subprocess.STDOUT,
             start_new_session=True,
-            env={"PATH": _search_path(), "LC_ALL": "C.UTF-8"},  # nothing of ours: there may be secrets in it
+            env={"PATH": _search_path(), "LC_ALL": "C.UTF-8"},  # not our environment: it may contain secrets
             pass_fds=pass_fds,
         )
-    running = RunningProcess(process, talks=talks)
+    running = RunningProcess(process, stdio=stdio)
     draining = asyncio.create_task(running.drain())  # not a task group: that would wrap the caller's errors
     try:
         before_start(process.pid)
@@ -182,8 +185,8 @@ async def spawn(
 
 
 @contextmanager
-def bystander(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A child to try something out on, for the milliseconds the block lasts. It should end with its standard input."""
+def probe_child(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a child to test something on, for the milliseconds that the block lasts."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env={"PATH": _search_path()}
@@ -203,16 +206,16 @@ async def run_tool(
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> None:
-    """Run a command to its end, handing over what it prints line by line. Raises ToolMissing or ToolFailed.
+    """Run a command, passing each line that it prints to `on_line`; raise ToolMissing or ToolFailed.
 
-    With `bare` it gets nothing of our environment, for commands that work where a machine's processes are.
+    With `bare` it does not inherit our environment, for commands that run in a machine's namespaces.
     """
     program = find_tool(argv[0])
     if program is None:
         raise ToolMissing(argv[0])
     with anyio.CancelScope(shield=True):
         process = await anyio.open_process(
-            ["setpriv", "--pdeathsig=TERM", program, *argv[1:]],  # a build must not go on when its builder was killed
+            ["setpriv", "--pdeathsig=TERM", program, *argv[1:]],  # a killed builder must not leave its tools running
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -245,9 +248,9 @@ async def _read_lines(process: Process, on_line: Callable[[str], None]) -> str:
 
 
 async def _stop_tool(process: Process) -> None:
-    """End a tool that is still running, and reap it either way."""
+    """End a tool that still runs, and reap it."""
     for end, patience_s in ((signal.SIGTERM, TOOL_GRACE_S), (signal.SIGKILL, REAP_S)):
-        if process.returncode is None:  # else the number may belong to somebody else by now
+        if process.returncode is None:  # else the pid may have been used again
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, end)
             with anyio.move_on_after(patience_s, shield=True):

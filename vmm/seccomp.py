@@ -1,13 +1,12 @@
-"""Which system calls the code in a machine may make where it shares the host's kernel, as programs the kernel runs.
+"""The seccomp filters of machines that share the host's kernel.
 
-An allow list: a call that is not on it, tomorrow's included, does not exist (ENOSYS), which makes a C library fall back
-to an older one. Calls that people know and that are privileges are refused as such (EPERM). Another architecture's
-calls, 32-bit x86 and x32 included, end the process.
+The first filter is an allow list. A system call that is not on it, including future ones, fails with ENOSYS, which
+makes a C library fall back to an older one. Known privileged calls fail with EPERM. Calls of another architecture,
+32-bit x86 and x32 included, kill the process.
 
-libseccomp knows the numbers of the calls on every architecture and writes the programs. It is on every Debian and
-Ubuntu (apt and systemd need it) and wherever else systemd is. We call the six functions we need by ctypes: the Python
-binding in the library's own sources is not on PyPI, and `pyseccomp`, which is, has had no release since 2021 and wraps
-by ctypes too.
+libseccomp knows the numbers of the calls on every architecture and compiles the filters. Every system with systemd or
+apt has it. We call the six functions that we need with ctypes: the library's own Python binding is not on PyPI, and
+`pyseccomp`, which is, uses ctypes as well and has had no release since 2021.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ from vmm.errors import DriverUnavailable
 LIBRARY = "libseccomp.so.2"
 INSTALL = "apt-get install libseccomp2"
 
-KILL_PROCESS, ERRNO, ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000  # from the library's header, as all below
+KILL_PROCESS, ERRNO, ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000  # these and the following from <seccomp.h>
 EQUAL, MASKED_EQUAL = 4, 7
 OTHER_ARCHITECTURE, OPTIMIZE, BINARY_TREE = 2, 8, 2
 UNKNOWN_CALL = -1
@@ -66,15 +65,15 @@ SIGNALS_AND_TIME = """
     clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time
     timer_create timer_settime timer_gettime timer_getoverrun timer_delete
 """
-TALKING = """
+SOCKETS_AND_IPC = """
     bind listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt
     sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
     shmget shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
 """
-ALLOWED = (FILES, WAITING, MEMORY, PROCESSES, SIGNALS_AND_TIME, TALKING)
+ALLOWED = (FILES, WAITING, MEMORY, PROCESSES, SIGNALS_AND_TIME, SOCKETS_AND_IPC)
 
-# Privileges, other processes' insides, and parts of the kernel whose faults were ways out of containers.
+# Privileged calls, access to other processes, and parts of the kernel whose bugs have let code escape from containers.
 REFUSED = """
     mount umount2 mount_setattr move_mount open_tree fsopen fsconfig fsmount fspick pivot_root chroot
     unshare setns sethostname setdomainname
@@ -89,17 +88,17 @@ REFUSED = """
 
 
 class _Argument(ctypes.Structure):
-    """One comparison with an argument of a call: `scmp_arg_cmp`."""
+    """One comparison of an argument: `scmp_arg_cmp`."""
 
     _fields_ = (("index", ctypes.c_uint), ("how", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
 class Rule(NamedTuple):
-    """What happens to a call whose arguments are like this."""
+    """What happens to a call with matching arguments."""
 
     action: int
     call: str
-    arguments: tuple[tuple[int, int, int, int], ...] = ()  # which, how compared, with what
+    arguments: tuple[tuple[int, int, int, int], ...] = ()  # index, comparison, and its two operands
 
 
 def _is(index: int, value: int) -> tuple[int, int, int, int]:
@@ -111,16 +110,15 @@ def _has(index: int, mask: int, value: int) -> tuple[int, int, int, int]:
 
 
 NOT_PERMITTED = ERRNO | errno.EPERM
-INT = 0xFFFF_FFFF  # the kernel ignores the upper half of an argument that is an `int`, so a comparison must too
+INT = 0xFFFF_FFFF  # the kernel ignores the upper half of an `int` argument, so a comparison must, too
 
-# Nothing leaves a machine through a socket: its network namespace has a loopback and no other device. TCP and UDP are
-# let in for programs that talk to themselves. All other families are kernel code that nobody here needs; netlink too:
-# it would only tell that there is a loopback, and the C library does without.
+# No packet leaves a machine: its network namespace has only a loopback device. Programs may connect to themselves with
+# TCP and UDP. Other families, netlink included, would only expose more kernel code; the C library needs none of them.
 AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 STREAM, DATAGRAM, SOCKET_TYPE = 1, 2, 0xF  # the other bits are flags
 TCP, UDP = 6, 17
 INTERNET = [(STREAM, 0), (STREAM, TCP), (DATAGRAM, 0), (DATAGRAM, UDP)]
-ORDINARY_LINUX, ONLY_ASKING = 0, 0xFFFF_FFFF
+PERSONALITY_LINUX, PERSONALITY_QUERY = 0, 0xFFFF_FFFF
 
 ALLOW_LIST = [
     *(Rule(ALLOW, call) for calls in ALLOWED for call in calls.split()),
@@ -131,22 +129,22 @@ ALLOW_LIST = [
         for family in (AF_INET, AF_INET6)
         for kind, protocol in INTERNET
     ),
-    *(Rule(ALLOW, "personality", (_is(0, persona),)) for persona in (ORDINARY_LINUX, ONLY_ASKING)),
+    *(Rule(ALLOW, "personality", (_is(0, persona),)) for persona in (PERSONALITY_LINUX, PERSONALITY_QUERY)),
 ]
 
-# What allowed calls must not do. A second program: libseccomp has no "all but these" on part of an argument, but of
-# two programs the kernel obeys the stricter one. `clone3` hides its flags in memory, so it is not on the list above.
+# What allowed calls must not do. This is a second filter: libseccomp cannot express "all but these flags", while the
+# kernel applies the stricter result of two filters. `clone3` has its flags in memory, so it is not on the allow list.
 NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
-TYPE_INTO_TERMINAL, PASTE_INTO_CONSOLE = 0x5412, 0x541C  # TIOCSTI, TIOCLINUX
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # type into a terminal, paste into a console
 EXCEPTIONS = [
     *(Rule(NOT_PERMITTED, "clone", (_has(0, flag, flag),)) for flag in NAMESPACES),
-    *(Rule(NOT_PERMITTED, "ioctl", (_has(1, INT, order),)) for order in (TYPE_INTO_TERMINAL, PASTE_INTO_CONSOLE)),
+    *(Rule(NOT_PERMITTED, "ioctl", (_has(1, INT, order),)) for order in (TIOCSTI, TIOCLINUX)),
 ]
 
 
 @cache
-def programs() -> tuple[bytes, bytes]:
-    """The programs, for this host's architecture. Raises DriverUnavailable."""
+def filters() -> tuple[bytes, bytes]:
+    """Return both filters as bytecode for this host's architecture; raise DriverUnavailable."""
     return _compile(ERRNO | errno.ENOSYS, ALLOW_LIST), _compile(ALLOW, EXCEPTIONS)
 
 
@@ -155,7 +153,7 @@ def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise DriverUnavailable(f"system calls cannot be filtered: {error}", fix=INSTALL) from error
+        raise DriverUnavailable(f"there can be no seccomp filter: {error}", fix=INSTALL) from error
     library.seccomp_init.argtypes = [ctypes.c_uint32]
     library.seccomp_init.restype = ctypes.c_void_p
     library.seccomp_release.argtypes = [ctypes.c_void_p]
@@ -172,7 +170,7 @@ def _compile(default: int, rules: Iterable[Rule]) -> bytes:
     with _filter(default) as program:
         for rule in rules:
             number = library.seccomp_syscall_resolve_name(rule.call.encode())
-            if number == UNKNOWN_CALL:  # newer than the library: it does not exist in our machines then
+            if number == UNKNOWN_CALL:  # newer than the library: then it fails with ENOSYS
                 continue
             arguments = (_Argument * len(rule.arguments))(*(_Argument(*argument) for argument in rule.arguments))
             _check(library.seccomp_rule_add_array(program, rule.action, number, len(arguments), arguments), rule)
@@ -190,7 +188,7 @@ def _filter(default: int) -> Iterator[int]:
     program = library.seccomp_init(default)
     try:
         _check(library.seccomp_attr_set(program, OTHER_ARCHITECTURE, KILL_PROCESS), None)
-        library.seccomp_attr_set(program, OPTIMIZE, BINARY_TREE)  # libseccomp before 2.5 cannot, and need not
+        library.seccomp_attr_set(program, OPTIMIZE, BINARY_TREE)  # before libseccomp 2.5 it stays linear
         yield program
     finally:
         library.seccomp_release(program)
@@ -199,4 +197,4 @@ def _filter(default: int) -> Iterator[int]:
 def _check(status: int, rule: Rule | None) -> None:
     if status < 0:
         trouble = os.strerror(-status) + (f" ({rule.call})" if rule else "")
-        raise DriverUnavailable(f"system calls cannot be filtered: {LIBRARY}: {trouble}")
+        raise DriverUnavailable(f"there can be no seccomp filter: {LIBRARY}: {trouble}")

@@ -1,8 +1,7 @@
-"""The smallest guest there is: a few instructions that add two numbers under KVM. Run as a program, by `vmm.probe`.
+"""A tiny guest: a few instructions that add two numbers under KVM. `vmm.probe` runs this file as a program.
 
-It needs no monitor and no kernel. Whoever starts it must be ready to kill it: a broken KVM may never return from it.
-It prints OK, or what went wrong. It imports nothing of ours, so that any Python can
-run it by its path.
+It needs neither QEMU nor a kernel, and prints OK or what went wrong. The caller must be ready to kill it: with a broken
+KVM it may never end. It imports nothing of ours, so that any Python can run it by its path.
 """
 
 import ctypes
@@ -14,23 +13,23 @@ import sys
 
 OK = "the tiny guest answered"
 
-# Numbers of the kernel's interface, <linux/kvm.h>.
+# Constants from <linux/kvm.h>.
 GET_API_VERSION, CREATE_VM, GET_VCPU_MMAP_SIZE, GET_SUPPORTED_CPUID = 0xAE00, 0xAE01, 0xAE04, 0xC008AE05
 SET_MEMORY, SET_TSS_ADDRESS, CREATE_VCPU = 0x4020AE46, 0xAE47, 0xAE41
 RUN, SET_REGISTERS, SET_CPUID = 0xAE80, 0x4090AE82, 0x4008AE90
 GET_SYSTEM_REGISTERS, SET_SYSTEM_REGISTERS = 0x8138AE83, 0x4138AE84
 API_VERSION = 12
-EXITS = {2: "an access to a port", 5: "a halt", 8: "a triple fault", 9: "a refused entry", 17: "an internal error"}
+EXITS = {2: "a port access", 5: "a halt", 8: "a triple fault", 9: "a refused entry", 17: "an internal error"}
 PORT_ACCESS, HALT, INTERNAL_ERROR = 2, 5, 17
-EMULATION_FAILED = 1  # why there was an internal error
+EMULATION_FAILED = 1  # the reason for an internal error
 
-# The guest's memory: code, page tables that map the first 2 MB to themselves, and the rest for nobody.
+# The guest's memory: its code, and page tables that map the first 2 MB to themselves.
 MEMORY_BYTES, CODE, TABLES = 0x10000, 0x1000, (0x2000, 0x3000, 0x4000)
 TSS_ADDRESS = 0x10000000  # Intel's KVM wants three pages that the guest does not use
 PRESENT_AND_WRITABLE, LARGE_PAGE = 3, 0x80
 
-# The sum is made with vector instructions: every 64-bit CPU has them, and KVM's own instruction emulator does not.
-# So a KVM that only interprets what ordinary guests do, as para-virtual ones can, is found out.
+# Vector instructions compute the sum: every 64-bit CPU has them, and KVM's instruction emulator does not. A paravirtual
+# KVM, which emulates ordinary guests instead of running them, fails here.
 PORT, LEFT, RIGHT = 0xE9, 40, 2
 PROGRAM = bytes.fromhex(
     "660f6ec0"  # movd xmm0, eax
@@ -44,10 +43,10 @@ PROGRAM = bytes.fromhex(
 
 
 def main() -> str:
-    """Run the guest; OK, or what went wrong."""
+    """Run the guest; return OK, or what went wrong."""
     kvm = os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC)
     if (version := fcntl.ioctl(kvm, GET_API_VERSION)) != API_VERSION:
-        return f"its interface has version {version}, not {API_VERSION}"
+        return f"its API has version {version}, not {API_VERSION}"
     machine = fcntl.ioctl(kvm, CREATE_VM, 0)
     fcntl.ioctl(machine, SET_TSS_ADDRESS, TSS_ADDRESS)
     memory = _fill_memory()
@@ -69,7 +68,7 @@ def _fill_memory() -> mmap.mmap:
 
 
 def _set_cpuid(kvm: int, cpu: int) -> None:
-    """Give the guest all that this CPU has."""
+    """Give the guest all features of this CPU."""
     most = 256
     features = bytearray(8 + 40 * most)
     struct.pack_into("<I", features, 0, most)
@@ -78,7 +77,7 @@ def _set_cpuid(kvm: int, cpu: int) -> None:
 
 
 def _enter_long_mode(cpu: int) -> None:
-    """64-bit mode with paging and vector registers, as a kernel would have it once it runs."""
+    """Set up 64-bit mode with paging and vector registers, as in a running kernel."""
     state = bytearray(312)
     fcntl.ioctl(cpu, GET_SYSTEM_REGISTERS, state)
     state[0:24] = _segment(selector=8, kind=11, is_64_bit=1)  # code
@@ -93,7 +92,7 @@ def _enter_long_mode(cpu: int) -> None:
 
 
 def _segment(*, selector: int, kind: int, is_64_bit: int) -> bytes:
-    """All memory, for the kernel's use."""
+    """Return a segment of all memory at kernel privilege."""
     base, limit, present, privilege, granularity = 0, 0xFFFFFFFF, 1, 0, 1
     return struct.pack(
         "<QIH10B",
@@ -103,23 +102,23 @@ def _segment(*, selector: int, kind: int, is_64_bit: int) -> bytes:
 
 
 def _watch(cpu: int, shared: mmap.mmap) -> str:
-    """Run the guest up to its answer and its halt."""
-    told = None
+    """Run the guest until it has answered and halted."""
+    answer = None
     for expected in (PORT_ACCESS, HALT):
         fcntl.ioctl(cpu, RUN, 0)
         [reason] = struct.unpack_from("<I", shared, 8)
         if reason == INTERNAL_ERROR and struct.unpack_from("<I", shared, 32)[0] == EMULATION_FAILED:
-            return "it only interprets what guests do, and not every instruction: it is para-virtual"
+            return "this KVM is paravirtual and cannot run ordinary guests"
         if reason != expected:
-            return f"its guest ended with {EXITS.get(reason, f'exit {reason}')} instead of {EXITS[expected]}"
+            return f"the guest stopped with {EXITS.get(reason, f'exit {reason}')} instead of {EXITS[expected]}"
         if reason == PORT_ACCESS:
             [place] = struct.unpack_from("<Q", shared, 40)
-            told = shared[place]
-    return OK if told == LEFT + RIGHT else f"its guest found that {LEFT} and {RIGHT} make {told}"
+            answer = shared[place]
+    return OK if answer == LEFT + RIGHT else f"the guest computed {LEFT} + {RIGHT} = {answer}"
 
 
 if __name__ == "__main__":
     try:
         sys.stdout.write(main())
     except OSError as error:
-        sys.stdout.write(f"it refused to make a guest: {error.strerror}")
+        sys.stdout.write(f"creating a guest failed: {error.strerror}")

@@ -1,7 +1,7 @@
-"""How fast this host's time stamp counter ticks.
+"""The frequency of this host's time stamp counter.
 
-A guest under emulation reads the host's counter. It finds out the rate by timing a chip that QEMU emulates, and on a
-busy host it fails and hangs at boot. So we measure the rate here, where a clock is at hand, and tell the guest.
+An emulated guest reads the host's counter and measures its frequency against a chip that QEMU emulates. On a busy host
+that fails and the boot hangs. So we measure the frequency here and pass it to the guest.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ from typing import cast
 
 RDTSC = bytes.fromhex("0f31 48c1e220 4809d0 c3")  # rdtsc; shl rdx, 32; or rax, rdx; ret
 MEASURE_S = 0.05  # long enough for an error below 0.01 %
-READINGS = 50  # the quickest of them was not interrupted
+READINGS = 50  # the fastest of them was not interrupted
 
 
 @cache
 def tsc_khz() -> int | None:
-    """The counter's rate in kHz, or None where it can't be measured."""
+    """Return the counter's frequency in kHz, or None if it cannot be measured."""
     if platform.machine() != "x86_64":
         return None
     try:
@@ -29,7 +29,7 @@ def tsc_khz() -> int | None:
     read_counter = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
 
     def reading() -> tuple[int, int]:
-        """Nanoseconds and ticks at one moment."""
+        """Return nanoseconds and ticks at the same moment."""
         best: tuple[int, int, int] | None = None
         for _ in range(READINGS):
             before = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)

@@ -1,4 +1,4 @@
-"""The nouns of this room: what a machine is made from, and what is known about it."""
+"""What machines are made from, and what is known about them and their drivers."""
 
 import math
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from typing import Literal
 
 
 class Isolation(StrEnum):
-    """What stands between the code and the host, strongest first."""
+    """What separates a machine's code from the host, strongest first."""
 
-    VM = "vm"  # a kernel of its own behind a virtual machine monitor
-    KERNEL = "kernel"  # an application kernel between the code and the host's kernel
-    NAMESPACE = "namespace"  # the host's kernel, seen through namespaces
+    VM = "vm"  # a guest kernel behind a virtual machine monitor
+    KERNEL = "kernel"  # an application kernel in front of the host's kernel
+    NAMESPACE = "namespace"  # namespaces on the host's kernel
 
     def at_least(self, other: "Isolation") -> bool:
-        """Whether this is as strong as `other`, or stronger."""
+        """Return whether this level is at least as strong as `other`."""
         strongest_first = list(Isolation)
         return strongest_first.index(self) <= strongest_first.index(other)
 
 
 class Accel(StrEnum):
-    """How a virtual machine's CPU is run."""
+    """What runs a virtual machine's CPU."""
 
     KVM = "kvm"
-    TCG = "tcg"  # emulation: works everywhere, many times slower
+    TCG = "tcg"  # QEMU's emulator: works everywhere, many times slower
 
 
 class NetworkMode(StrEnum):
@@ -54,7 +54,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class GuestKernel:
-    """A Linux kernel and the first files it sees."""
+    """A Linux kernel and its initramfs."""
 
     vmlinuz: Path
     initramfs: Path
@@ -62,27 +62,27 @@ class GuestKernel:
 
 @dataclass(frozen=True, slots=True)
 class GuestCode:
-    """The agent for machines that boot no kernel: they unpack it when they start."""
+    """The agent's code, for machines that boot no kernel and unpack it when they start."""
 
     archive: Path  # a tar file
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSpec:
-    """All that a driver needs to start one machine."""
+    """Everything a driver needs to start one machine."""
 
     id: str
-    root: Path  # read-only root file system, shared by all machines of a template: what `Capabilities.root` names
-    boot: GuestKernel | GuestCode  # what `Capabilities.boots_kernel` says
+    root: Path  # the read-only root file system: an image or a tree, see `Capabilities.root`
+    boot: GuestKernel | GuestCode  # see `Capabilities.boots_kernel`
     memory_mb: int
     vcpus: int
-    disk_mb: int  # room for what the machine writes
+    disk_mb: int  # for files that the machine writes
     network: NetworkMode = NetworkMode.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A machine frozen on disk: any number of machines can be restored from it, all at once."""
+    """A machine's state on disk. Any number of machines can be restored from it."""
 
     driver: str
     path: Path
@@ -90,7 +90,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a driver can do, read before work starts."""
+    """What a driver's machines are and can do."""
 
     isolation: Isolation
     snapshot: bool
@@ -99,13 +99,13 @@ class Capabilities:
 
     @property
     def boots_kernel(self) -> bool:
-        """Whether machines start with a Linux kernel of their own rather than with the agent's code."""
+        """Return whether machines boot a Linux kernel; others start with the agent's code."""
         return self.isolation is Isolation.VM
 
 
 @dataclass(frozen=True, slots=True)
 class DriverInfo:
-    """What is known about a driver before anything is imported, probed or started."""
+    """The facts of a driver, readable without importing its code or probing the host."""
 
     name: str
     title: str  # the name as its makers write it
@@ -119,11 +119,11 @@ class DriverInfo:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A driver's verdict on this host, from something that really ran."""
+    """Whether a driver works on this host, found by running something with it."""
 
     usable: bool
     reason: str
-    fix: str | None = None  # the command or step that would improve the verdict
+    fix: str | None = None  # a command or step that would make it usable, or better
     accel: Accel | None = None
     version: str | None = None
     limits: tuple[str, ...] = ()  # protections that are not in force here
@@ -132,9 +132,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a machine takes from the host."""
+    """What a machine uses of the host."""
 
-    memory_bytes: int  # proportional set size: shared pages are divided by their users
+    memory_bytes: int  # proportional set size: each process counts its share of a shared page
     private_bytes: int
     cpu_s: float
 
@@ -154,13 +154,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Ceilings the host puts on a machine, whatever runs inside."""
+    """What the host lets a machine use, whatever runs inside."""
 
-    memory_bytes: int | None = None  # these three hold for all of its processes together
+    memory_bytes: int | None = None  # this, cpus and pids limit the machine as a whole, with a cgroup
     cpus: float = math.inf
     pids: int | None = None
-    file_bytes: int | None = None  # no file it writes becomes larger
-    address_space_bytes: int | None = (
-        None  # of a process, where nothing holds them all; not for those that reserve much
-    )
-    alone: bool = False  # its user, or user namespace, has no other processes, so that they can be counted
+    file_bytes: int | None = None  # the largest file that a process may write
+    address_space_bytes: int | None = None  # of each process, on hosts without cgroups
+    own_user: bool = False  # no other machine runs as its user or in its user namespace, so RLIMIT_NPROC can count

@@ -1,4 +1,4 @@
-"""What was found out about this host by trying, kept so that it need not be tried again before the host reboots."""
+"""Results of slow probes of this host, cached until it reboots."""
 
 import json
 import os
@@ -8,31 +8,31 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-DOUBT_S = 3600.0  # a host that was too busy to answer in time is asked again after an hour
+DOUBT_S = 3600.0  # a probe that timed out, perhaps because the host was busy, is repeated after an hour
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to one question about this host."""
+    """The result of a probe."""
 
     usable: bool | None  # None: it could not be tried
     reason: str
     fix: str | None = None  # what would help
-    doubtful: bool = False  # it only took too long: a quieter hour may answer otherwise
+    doubtful: bool = False  # it timed out: on a less busy host the result may differ
 
 
 class Verdicts:
-    """Verdicts in a directory, one file a question. They hold for one boot, kernel and user."""
+    """A directory of verdicts, one file per question. They are valid for one boot, kernel and user."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def file(self, question: str) -> Path:
-        """Where the answer is kept; whoever wants a question tried again removes it."""
+        """Return the file of a verdict. Removing it repeats the probe."""
         return self._directory / f"{question}.json"
 
     async def ask(self, question: str, find_out: Callable[[], Awaitable[Verdict]], **details: object) -> Verdict:
-        """The verdict that is known, or the one that `find_out` comes to. Other `details` make it another question."""
+        """Return the cached verdict, or the one that `find_out` returns. A verdict with other `details` is stale."""
         verdict = self.get(question, **details)
         if verdict is None:
             verdict = await find_out()
@@ -40,8 +40,8 @@ class Verdicts:
         return verdict
 
     def get(self, question: str, **details: object) -> Verdict | None:
-        """What is known, if it was asked in the same circumstances."""
-        with suppress(OSError, ValueError, KeyError, TypeError):  # whatever is in the file, it can be asked anew
+        """Return the cached verdict, or None if there is none or it is stale."""
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file only costs another probe
             known = json.loads(self.file(question).read_text())
             verdict = Verdict(**known["verdict"])
             age_s = time.time() - known["at"]
@@ -50,8 +50,7 @@ class Verdicts:
         return None
 
     def keep(self, question: str, verdict: Verdict, **details: object) -> None:
-        """Write a verdict down. One that cannot be kept is still a verdict, and no home is made for it: looking
-        whether a host is usable leaves nothing behind."""
+        """Cache a verdict if possible. The home is not created for it: probing a host leaves nothing behind."""
         text = json.dumps({"circumstances": _circumstances(details), "at": time.time(), "verdict": asdict(verdict)})
         file = self.file(question)
         with suppress(OSError):

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.machines.local import start
+from mcp_sandbox.machines.local import start, start_machine
 from mcp_sandbox.machines.unique import new_identity
 from tests.functional.machines import Machines
-from vmm.errors import VmmError
+from vmm.errors import NetworkUnsupported, VmmError
+from vmm.types import NetworkMode
 
 pytestmark = pytest.mark.vm
 
@@ -27,3 +28,18 @@ async def test_a_machine_whose_root_is_broken_says_what_is_wrong(machines: Machi
             pass
     assert "closed the stream" not in str(failure.value)
     assert len(str(failure.value)) > 40
+
+
+@pytest.mark.parametrize("mode", [NetworkMode.PROXY, NetworkMode.NAT])
+async def test_a_network_mode_that_the_driver_lacks_is_refused(machines: Machines, mode: NetworkMode):
+    driver, built = machines.host.driver, machines.built
+    if mode in driver.capabilities.networks:
+        pytest.skip(f"{driver.name} has it")
+    spec = built.spec("networked", mode)
+    with pytest.raises(NetworkUnsupported, match=f"no network mode {mode}"):
+        async with driver.launch(spec):
+            pass
+    if built.snapshot is not None:
+        with pytest.raises(NetworkUnsupported):
+            async with start_machine(driver, built, spec):
+                pass

@@ -121,7 +121,7 @@ async def test_what_the_machine_says_of_itself_fits_its_specification(machines: 
 async def test_the_agent_channel_can_be_taken_once(machines: Machines):
     with anyio.fail_after(HANG_S):
         async with machines.restored() as machine, await machine.connect():
-            with pytest.raises(MachineLost, match="taken already"):
+            with pytest.raises(MachineLost, match="already taken"):
                 await machine.connect()
 
 

@@ -65,7 +65,7 @@ async def run(hierarchy: Hierarchy, limits: Limits, code: str, *files: str) -> t
 
 async def freezing(hierarchy: Hierarchy) -> None:
     async with control_group(hierarchy, "box", Limits()) as group:
-        async with spawn(["cat"], confinement=PLAIN, before_start=group.add, talks=True) as process:
+        async with spawn(["cat"], confinement=PLAIN, before_start=group.add, stdio=True) as process:
             await process.stream.send(b"1")
             first = await process.stream.receive()
             frozen = await group.freeze()

@@ -97,7 +97,7 @@ async def run(hierarchy: Hierarchy, limits: Limits, code: str) -> Exit:
 async def freezing(hierarchy: Hierarchy) -> None:
     async with control_group(hierarchy, "frozen", Limits()) as group:
         argv = group.wrap(["cat"])
-        async with spawn(argv, confinement=Confinement(), before_start=group.add, talks=True) as process:
+        async with spawn(argv, confinement=Confinement(), before_start=group.add, stdio=True) as process:
             await process.stream.send(b"1")
             first = await process.stream.receive()
             frozen = await group.freeze()

@@ -60,7 +60,7 @@ async def test_a_machine_boots_freezes_and_continues_under_real_kvm_as_a_user_of
     assert "/mcp-sandbox/" in told["restored"]["group"]
 
 
-async def test_the_ceilings_of_control_groups_version_2_are_really_kept(printed: str):
+async def test_the_limits_of_cgroup_version_2_are_really_kept(printed: str):
     told = facts(printed, "LIMITS")
     assert told["detected"] == {"version": 2, "text": "cgroup v2: memory, cpu, pids"}
     assert told["memory"]["signal"] == 9
@@ -86,14 +86,14 @@ async def test_no_group_is_left_and_those_of_a_dead_server_are_swept(printed: st
 
 async def test_a_group_that_an_ordinary_user_can_make_but_not_fill_does_not_count(printed: str):
     told = facts(printed, "LIMITS")["user in a session"]
-    assert told["seen"].startswith("only limits on single processes: cgroup v2 is there, but no machine can be put")
+    assert told["seen"].startswith("only per-process limits: cgroup v2 is mounted, but no process can be moved")
     assert told["left"] == ["session"]
 
 
 @pytest.mark.skipif(not Path(SYSTEMD).exists(), reason="needs systemd's files")
-async def test_an_ordinary_users_systemd_keeps_the_same_ceilings(printed: str):
+async def test_an_ordinary_users_systemd_keeps_the_same_limits(printed: str):
     told = facts(printed, "SCOPES")
-    assert told["detected"] == {"text": "scopes of systemd's user manager: memory, cpu, pids", "gap": None}
+    assert told["detected"] == {"text": "systemd user scopes: memory, cpu, pids", "gap": None}
     assert told["inside"] == {
         "slice": "app.slice",
         "session": False,

@@ -20,8 +20,8 @@ from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools
 from templates.wheels import guest_python_command
+from tests.unit.fake_driver import FakeDriver
 from tests.waiting import BUILD_S, HANG_S, LOOK_AGAIN_S
-from vmm.drivers.fake import FakeDriver
 from vmm.drivers.gvisor.probe import OLDEST, release_in
 from vmm.types import Capabilities, GuestCode, Isolation
 

@@ -10,8 +10,8 @@ from mcp_sandbox.app import Drivers, open_host
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import HostFacts
 from mcp_sandbox.serving import server
+from tests.unit.fake_driver import FakeDriver
 from vmm.driver import DriverConfig
-from vmm.drivers.fake import FakeDriver
 from vmm.types import Accel, Capabilities, Download, Isolation, Probe
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
 from tests.unit.cancel_everywhere import cancel_at_each_iteration
+from tests.unit.fake_driver import STATE, FakeDriver, Memory
 from tests.unit.fake_guest import FakeGuest
 from tests.unit.fakes import TEMPLATE
-from vmm.drivers.fake import STATE, FakeDriver, Memory
 from vmm.types import GuestKernel, Snapshot
 
 if TYPE_CHECKING:

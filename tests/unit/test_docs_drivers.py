@@ -20,7 +20,7 @@ from vmm.types import GuestCode, MachineSpec
 
 MIB = 1024 * 1024
 CAPABILITIES = {info.name: info.capabilities for info in driver_infos()}
-CEILINGS = {"qemu": qemu._ceilings, "gvisor": gvisor._ceilings, "bubblewrap": bubblewrap._ceilings}
+LIMITS = {"qemu": qemu._limits, "gvisor": gvisor._limits, "bubblewrap": bubblewrap._limits}
 
 
 def section(document: str, title: str) -> str:
@@ -41,7 +41,7 @@ def named_in(text: str) -> set[str]:
 
 
 def test_all_drivers_are_looked_at_here():
-    assert set(CEILINGS) == set(DRIVERS)
+    assert set(LIMITS) == set(DRIVERS)
 
 
 def test_the_capabilities_of_every_driver_are_as_described():
@@ -67,14 +67,14 @@ def test_what_every_driver_needs_of_the_store_is_as_described():
         assert table[name] - {"runsc"} == expected, name
 
 
-def test_the_ceilings_of_a_machine_are_as_described():
+def test_the_limits_of_a_machine_are_as_described():
     size = Catalogue().load(Settings().template).machine
     spec = MachineSpec("m", Path("/"), GuestCode(Path("/")), size.memory_mb, size.vcpus, size.disk_mb)
     text = section("docs/operations.md", "## Limits on a machine")
     assert f"(`memory_mb` {size.memory_mb}, `vcpus` {size.vcpus}, `disk_mb` {size.disk_mb})" in text
     expected = []
     for name in DRIVERS:
-        limits = CEILINGS[name](spec)
+        limits = LIMITS[name](spec)
         assert limits.memory_bytes is not None
         expected.append([f"`{name}`", f"{limits.memory_bytes // MIB} MB", f"{limits.cpus:g}", str(limits.pids)])
     assert rows(text) == expected

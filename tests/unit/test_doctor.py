@@ -11,8 +11,8 @@ from mcp_sandbox.commands import doctor, doctor_view
 from mcp_sandbox.commands.doctor import examine, judge, one_line
 from mcp_sandbox.commands.doctor_report import DriverReport, MissingReport, Report, TemplateReport
 from mcp_sandbox.config import Settings
+from tests.unit.fake_driver import FakeDriver
 from vmm.driver import Driver
-from vmm.drivers.fake import FakeDriver
 from vmm.types import Accel, Isolation, Probe
 from vmm.verdicts import Verdict
 

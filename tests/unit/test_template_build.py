@@ -21,8 +21,8 @@ from templates.inventory import ImagePlan, Inventory
 from templates.model import Template
 from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
+from tests.unit.fake_driver import FakeDriver
 from vmm.driver import Driver
-from vmm.drivers.fake import FakeDriver
 from vmm.types import Capabilities, Download, GuestCode, GuestKernel, Isolation
 
 pytestmark = pytest.mark.anyio

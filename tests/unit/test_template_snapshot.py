@@ -11,8 +11,8 @@ from guest.protocol import PROTOCOL_VERSION, Decoder, encode
 from templates.catalogue import Catalogue
 from templates.snapshot import make_snapshot
 from templates.tools import LoggedTools
+from tests.unit.fake_driver import FakeDriver, Memory
 from vmm.driver import Machine
-from vmm.drivers.fake import FakeDriver, Memory
 from vmm.types import GuestCode, MachineSpec, Snapshot
 
 pytestmark = pytest.mark.anyio

@@ -76,7 +76,7 @@ async def test_a_machine_that_hangs_is_given_up(bwrap, monkeypatch):
 @pytest.mark.usefixtures("reachable")
 async def test_without_its_filter_there_is_no_machine(bwrap, monkeypatch):
     monkeypatch.setattr(seccomp, "LIBRARY", "libnowhere.so.0")
-    seccomp.programs.cache_clear()
+    seccomp.filters.cache_clear()
     seccomp._library.cache_clear()
     told = await verdict(bwrap, f"echo {probe.PROBE_WORD}")
     assert not told.usable
@@ -126,7 +126,7 @@ def test_the_files_of_a_command_are_closed_after_it():
 
 
 def test_the_filter_is_a_program_for_this_architecture():
-    for program in seccomp.programs():
+    for program in seccomp.filters():
         assert program
         assert len(program) % 8 == 0  # one instruction of the kernel's
         assert len(program) // 8 <= 4096  # the most the kernel takes
@@ -149,7 +149,7 @@ def test_processes_are_only_counted_where_the_count_is_the_machines_own(monkeypa
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for release, counted in (("5.10.0-28-amd64", False), ("5.14.0", True), ("6.1.0-13-amd64", True)):
         monkeypatch.setattr(os, "uname", lambda release=release: _Uname(release))
-        assert limits.counts_apart() is counted
+        assert limits.nproc_is_per_machine() is counted
 
 
 def test_links_in_proc_are_left_alone(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from vmm import limits
 from vmm.hierarchy import Hierarchy, detect, find, server, with_scopes
 from vmm.limits import OwnGroup, SystemdScope, control_group, rlimit_argv, settings, sweep
-from vmm.process import Confinement, bystander, spawn
+from vmm.process import Confinement, probe_child, spawn
 from vmm.scopes import find_manager
 from vmm.types import Limits
 
@@ -43,19 +43,19 @@ def make_v2(root: Path, controllers: str = "cpuset cpu io memory pids") -> Path:
     return root
 
 
-def take_in(folder: Path) -> None:
+def try_folder(folder: Path) -> None:
     """A made-up kernel: it takes every process in."""
     (folder / "probe").mkdir()
     (folder / "probe").rmdir()
 
 
 def test_a_hybrid_host_whose_v2_has_no_controllers_counts_as_v1(tmp_path):
-    found = find(V1, OWN_V1, root=make_v1(tmp_path), take_in=take_in)
+    found = find(V1, OWN_V1, root=make_v1(tmp_path), try_folder=try_folder)
     assert found.version == 1
 
 
 def test_groups_are_made_below_our_own_so_that_limits_on_us_hold_for_machines(tmp_path):
-    found = find(V1, OWN_V1, root=make_v1(tmp_path), take_in=take_in)
+    found = find(V1, OWN_V1, root=make_v1(tmp_path), try_folder=try_folder)
     assert set(found.folders) == {
         tmp_path / "cg/memory/session/7/mcp-sandbox",
         tmp_path / "cg/cpu/mcp-sandbox",
@@ -65,12 +65,12 @@ def test_groups_are_made_below_our_own_so_that_limits_on_us_hold_for_machines(tm
 
 
 def test_on_v2_the_nearest_group_above_us_that_can_have_groups_is_taken(tmp_path):
-    found = find(V2, OWN_V2, root=make_v2(tmp_path), take_in=take_in)
+    found = find(V2, OWN_V2, root=make_v2(tmp_path), try_folder=try_folder)
     assert found == Hierarchy(2, (tmp_path / "cg/user.slice/mcp-sandbox",))
 
 
 def test_a_host_without_the_pids_controller_is_not_used_and_says_so(tmp_path):
-    found = find(V2, OWN_V2, root=make_v2(tmp_path, "cpu memory"), take_in=take_in)
+    found = find(V2, OWN_V2, root=make_v2(tmp_path, "cpu memory"), try_folder=try_folder)
     assert not found.usable
     assert "memory, cpu and pids" in found.describe()
 
@@ -79,9 +79,9 @@ def test_a_host_that_lets_us_make_no_group_says_what_it_said(tmp_path):
     root = make_v1(tmp_path)
     for place in ("cpu", "memory/session/7", "memory", "pids"):
         (root / "cg" / place / "mcp-sandbox").write_text("in the way")
-    found = find(V1, OWN_V1, root=root, take_in=take_in)
+    found = find(V1, OWN_V1, root=root, try_folder=try_folder)
     assert not found.usable
-    assert "no machine can be put into a group: File exists" in found.describe()
+    assert "no process can be moved into a new cgroup: File exists" in found.describe()
 
 
 def test_a_group_that_can_be_made_but_takes_no_process_in_does_not_count(tmp_path):
@@ -90,7 +90,7 @@ def test_a_group_that_can_be_made_but_takes_no_process_in_does_not_count(tmp_pat
     def refuse(folder: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    found = find(V2, OWN_V2, root=make_v2(tmp_path), take_in=refuse)
+    found = find(V2, OWN_V2, root=make_v2(tmp_path), try_folder=refuse)
     assert not found.usable
     assert "Permission denied" in found.reason
 
@@ -116,7 +116,7 @@ def test_no_limits_write_no_files():
 
 
 async def test_a_group_that_could_not_be_made_whole_leaves_nothing_behind(tmp_path, monkeypatch):
-    hierarchy = find(V1, OWN_V1, root=make_v1(tmp_path), take_in=take_in)
+    hierarchy = find(V1, OWN_V1, root=make_v1(tmp_path), try_folder=try_folder)
     monkeypatch.setattr(limits, "server", lambda: "1-1")
     last = hierarchy.folders[-1]
     last.rmdir()
@@ -128,7 +128,7 @@ async def test_a_group_that_could_not_be_made_whole_leaves_nothing_behind(tmp_pa
 
 
 async def test_where_there_are_no_groups_each_process_gets_limits_of_its_own():
-    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, alone=True)
+    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, own_user=True)
     async with control_group(Hierarchy(None, reason="none here"), "box", bounded) as group:
         argv = group.wrap(["cat", "/proc/self/limits"])
         assert await group.freeze() is False
@@ -151,12 +151,12 @@ def in_force(limits: str) -> dict[str, str]:
 
 
 def test_what_a_group_does_better_is_left_to_it():
-    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, alone=True)
+    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, own_user=True)
     assert OwnGroup(bounded, Hierarchy(2), "box").wrap(["qemu"]) == ["prlimit", "--core=0", "--fsize=4096", "qemu"]
 
 
 def test_an_old_kernel_that_counts_all_processes_of_a_user_gets_no_limit_on_them(monkeypatch):
-    monkeypatch.setattr(limits, "counts_apart", lambda: False)
+    monkeypatch.setattr(limits, "nproc_is_per_machine", lambda: False)
     assert rlimit_argv(processes=64) == ["prlimit", "--core=0"]
 
 
@@ -174,7 +174,7 @@ def test_a_user_with_a_systemd_of_their_own_gets_scopes(tmp_path):
     none = Hierarchy(None, reason="cgroup v2 is there, but not for you")
     found = with_scopes(none, tmp_path, {"memory", "pids", "io"})
     assert found.usable
-    assert found.describe() == "scopes of systemd's user manager: memory, pids"
+    assert found.describe() == "systemd user scopes: memory, pids"
     assert "no host-side limit on cpu" in str(found.gap())
     assert with_scopes(none, tmp_path, {"memory", "pids", "cpu"}).gap() is None
 
@@ -230,7 +230,7 @@ def test_a_machine_that_ran_out_of_its_memory_can_be_told(tmp_path, monkeypatch,
 async def test_a_real_group_takes_a_process_in_freezes_it_and_is_gone_afterwards():
     name = f"test-{secrets.token_hex(4)}"
     hierarchy = detect()
-    with bystander(["cat"]) as child:
+    with probe_child(["cat"]) as child:
         async with control_group(hierarchy, name, Limits(memory_bytes=64 << 20, cpus=1, pids=10)) as group:
             group.add(child.pid)
             assert {path.read_text().strip() for path in _members(hierarchy, name)} == {str(child.pid)}
@@ -244,7 +244,7 @@ async def test_a_real_group_takes_a_process_in_freezes_it_and_is_gone_afterwards
 async def test_a_frozen_process_can_still_be_killed():
     """Else a machine that is paused when its server is killed would stay for ever."""
     async with control_group(detect(), f"test-{secrets.token_hex(4)}", Limits()) as group:
-        with bystander(["cat"]) as child:
+        with probe_child(["cat"]) as child:
             group.add(child.pid)
             await group.freeze()
             child.kill()

@@ -48,9 +48,9 @@ async def test_a_tiny_guest_that_answers_is_a_yes(device, tmp_path, monkeypatch)
 
 
 async def test_a_no_says_what_happened_and_is_not_tried_again(device, tmp_path, monkeypatch):
-    says(monkeypatch, "print('it is para-virtual', end='')")
+    says(monkeypatch, "print('it is paravirtual', end='')")
     verdict = await kvm(tmp_path)
-    assert (verdict.usable, verdict.reason) == (False, "/dev/kvm opens, but it is para-virtual")
+    assert (verdict.usable, verdict.reason) == (False, "/dev/kvm opens, but it is paravirtual")
     assert str(Verdicts(tmp_path).file(probe.TINY_GUEST)) in str(verdict.fix)
     says(monkeypatch, f"print({tiny_guest.OK!r}, end='')")
     assert await kvm(tmp_path) == verdict
@@ -84,7 +84,7 @@ async def test_the_real_tiny_guest_comes_to_a_verdict_on_this_host(tmp_path):
     assert verdict.usable is not None
     assert verdict.reason in {
         "a tiny guest ran under KVM",
-        "/dev/kvm opens, but it only interprets what guests do, and not every instruction: it is para-virtual",
+        "/dev/kvm opens, but this KVM is paravirtual and cannot run ordinary guests",
     }
 
 
@@ -172,15 +172,15 @@ async def test_a_host_that_can_confine_has_no_trouble_and_one_without_the_tools_
     ],
 )
 def test_the_switch_that_forbids_namespaces_is_named(tmp_path, name, value, order):
-    for switch in probe.SWITCHES:
+    for switch in probe.SYSCTLS:
         (tmp_path / switch).parent.mkdir(exist_ok=True)
-        (tmp_path / switch).write_text(probe.SWITCHES[switch][1] + "\n")
+        (tmp_path / switch).write_text(probe.SYSCTLS[switch][1] + "\n")
     assert "sysctl" not in probe.namespace_advice(tmp_path)
     (tmp_path / name).write_text(f"{value}\n")
     assert probe.namespace_advice(tmp_path).endswith(f"sysctl -w {order}")
 
 
 async def test_a_program_that_does_not_end_says_nothing(monkeypatch):
-    monkeypatch.setattr(probe, "WORDS_S", 0.05)
-    assert await probe.words_of("sleep", "1000") == ""
-    assert await probe.words_of("no-such-program-here") == ""
+    monkeypatch.setattr(probe, "VERSION_S", 0.05)
+    assert await probe.version_output("sleep", "1000") == ""
+    assert await probe.version_output("no-such-program-here") == ""

@@ -180,7 +180,7 @@ async def test_a_failed_tool_says_what_was_run_and_what_it_printed():
 
 
 async def test_a_missing_tool_is_named_with_the_way_to_get_it():
-    with pytest.raises(ToolMissing, match="no-such-tool is not installed; `mcp-sandbox setup` gets it"):
+    with pytest.raises(ToolMissing, match="no-such-tool is not installed; `mcp-sandbox setup` installs it"):
         await run_tool(["no-such-tool"])
 
 

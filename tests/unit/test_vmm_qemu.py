@@ -64,7 +64,7 @@ def test_another_kind_of_machine_has_another_recipe(monkeypatch):
 def test_a_snapshot_from_a_host_with_another_clock_rate_is_refused_and_a_measuring_error_is_not(monkeypatch):
     monkeypatch.setattr("vmm.tsc.tsc_khz", lambda: 2_500_000)
     driver._check_rate("2499998")
-    with pytest.raises(SnapshotFailed, match="another rate"):
+    with pytest.raises(SnapshotFailed, match="another clock rate"):
         driver._check_rate("2600000")
 
 
@@ -132,7 +132,7 @@ def config(path: Path, *, own_kernel: bool = False) -> DriverConfig:
 
 
 async def test_where_no_tiny_guest_runs_no_kernel_is_booted(monkeypatch, tmp_path):
-    no = Verdict(False, "it is para-virtual", "another host")
+    no = Verdict(False, "it is paravirtual", "another host")
     tried = Tried(monkeypatch, no)
     assert await probe.kvm_boots(config(tmp_path), "qemu", "1") == no
     assert tried.boots == 0
@@ -149,7 +149,7 @@ async def test_only_a_booted_kernel_proves_kvm_and_is_booted_once(monkeypatch, t
 
 
 async def test_a_kernel_of_the_users_own_is_tried_where_ordinary_ones_cannot_run(monkeypatch, tmp_path):
-    Tried(monkeypatch, Verdict(False, "it is para-virtual"))
+    Tried(monkeypatch, Verdict(False, "it is paravirtual"))
     assert (await probe.kvm_boots(config(tmp_path, own_kernel=True), "qemu", "1")).usable
 
 

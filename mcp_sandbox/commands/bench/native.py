@@ -33,7 +33,7 @@ async def native_process(argv: Sequence[str]) -> AsyncIterator[Ask]:
     """
     async with (
         control_group(detect(), "bench-native", Limits()) as group,
-        spawn(group.wrap(argv), confinement=Confinement(offline=False), before_start=group.add, talks=True) as process,
+        spawn(group.wrap(argv), confinement=Confinement(offline=False), before_start=group.add, stdio=True) as process,
     ):
         answers = BufferedByteReceiveStream(process.stream)
 

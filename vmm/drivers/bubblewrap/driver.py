@@ -1,6 +1,6 @@
-"""Machines that are processes of the host's kernel, seen through namespaces: the weakest walls, and the quickest.
+"""Machines that are processes in namespaces, on the host's kernel: the weakest isolation, and the fastest start.
 
-Used only when somebody asks for it by name. `probe.WEAKNESSES` says what it cannot do.
+`auto` never chooses it. `probe.WEAKNESSES` lists what it does not protect from.
 """
 
 import resource
@@ -10,24 +10,24 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import anyio
 
 from vmm import agent, limits
-from vmm.driver import DriverConfig, Machine
+from vmm.driver import DriverConfig, Machine, check_network
 from vmm.drivers.bubblewrap import INFO, command, probe
 from vmm.drivers.bubblewrap import pause as pausing
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
-from vmm.machine import TalkingMachine
+from vmm.machine import StdioMachine
 from vmm.process import RunningProcess, find_tool, spawn
 from vmm.process_table import children_of
 from vmm.types import GuestCode, Limits, MachineSpec, Probe
 
 MIB = 1024 * 1024
-START_S = 20.0  # it takes 50 ms; a busy host may need far longer
-OVERHEAD_MB = 96  # the agent, and what the kernel keeps for so many processes
+START_S = 20.0  # it takes 50 ms; a busy host needs much longer
+OVERHEAD_MB = 96  # the agent, and kernel memory for the processes
 PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
 
 
-class BubblewrapMachine(TalkingMachine):
-    """A running bubblewrap, and the processes in its namespaces."""
+class BubblewrapMachine(StdioMachine):
+    """A running bubblewrap and the processes in its namespaces."""
 
     def __init__(self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup) -> None:
         super().__init__(spec, process, group)
@@ -36,7 +36,7 @@ class BubblewrapMachine(TalkingMachine):
     async def pause(self) -> None:
         if not children_of(self.pid):
             raise MachineLost(f"machine {self.id} has ended")
-        if not await self.group.freeze():  # at once and for all of them; stopping takes a look at each
+        if not await self.group.freeze():  # without a freezer each process is stopped by itself
             self._stopped += await pausing.stop(self.pid)
 
     async def resume(self) -> None:
@@ -64,19 +64,18 @@ class BubblewrapDriver:
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
         verdict = await self.probe()
         if not verdict.usable:
             raise DriverUnavailable(verdict.reason, fix=verdict.fix)
         async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(
-                limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec))
-            )
+            group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
             process = await _start(stack, spec, group)
-            await _hand_over(spec, process)
+            await _send_agent(spec, process)
             yield BubblewrapMachine(spec, process, group)
 
     async def aclose(self) -> None:
-        pass  # it holds nothing
+        """Do nothing: the driver holds nothing between machines."""
 
 
 async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.ControlGroup) -> RunningProcess:
@@ -92,13 +91,13 @@ async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.Control
                 confinement=confined,
                 before_start=group.add,
                 pass_fds=start.files,
-                talks=True,
+                stdio=True,
             )
         )
 
 
-async def _hand_over(spec: MachineSpec, process: RunningProcess) -> None:
-    """Wait until the machine is up, and give it its agent."""
+async def _send_agent(spec: MachineSpec, process: RunningProcess) -> None:
+    """Wait until the machine is up, and send it its agent."""
     assert isinstance(spec.boot, GuestCode)  # as `capabilities` says
     try:
         with anyio.fail_after(START_S):
@@ -110,18 +109,18 @@ async def _hand_over(spec: MachineSpec, process: RunningProcess) -> None:
         raise LaunchFailed(f"machine {spec.id} did not start: {await process.wait()}") from error
 
 
-def _ceilings(spec: MachineSpec) -> Limits:
-    """What the host grants a machine; what it writes is memory too."""
+def _limits(spec: MachineSpec) -> Limits:
+    """Return a machine's limits. Its files are in memory."""
     megabytes = spec.memory_mb + sum(command.scratch_mb(spec.disk_mb).values()) + OVERHEAD_MB
     return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus, pids=PROCESSES)
 
 
 def _process_limits(spec: MachineSpec) -> dict[int, int]:
-    """What each process may have, and how many there may be: they hold without control groups too."""
+    """Return limits on each process and on their number, which hold without cgroups, too."""
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES, resource.RLIMIT_FSIZE: spec.disk_mb * MIB}
-    if limits.counts_apart():
+    if limits.nproc_is_per_machine():
         wanted[resource.RLIMIT_NPROC] = PROCESSES
-    ours = {kind: resource.getrlimit(kind)[1] for kind in wanted}  # nobody can have more than we can
+    own = {kind: resource.getrlimit(kind)[1] for kind in wanted}  # we cannot raise our own
     return {
-        kind: most if ours[kind] == resource.RLIM_INFINITY else min(most, ours[kind]) for kind, most in wanted.items()
+        kind: most if own[kind] == resource.RLIM_INFINITY else min(most, own[kind]) for kind, most in wanted.items()
     }

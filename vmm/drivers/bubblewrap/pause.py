@@ -1,4 +1,4 @@
-"""Stops all processes of a machine that is a tree of processes, and lets them go on."""
+"""Stop and continue all processes of a machine, on hosts without a cgroup freezer."""
 
 import os
 import signal
@@ -9,35 +9,34 @@ import anyio
 from vmm.errors import MachineLost
 from vmm.process_table import thread_states, with_descendants
 
-PAUSE_S = 5.0  # it takes milliseconds, unless processes of the machine keep waking each other
+PAUSE_S = 5.0  # it takes milliseconds, unless the machine's processes keep continuing each other
 LOOK_AGAIN_S = 0.001
-RUNNING = frozenset("RS")  # D too is quiet: it stops before it does anything else, and a vfork may keep it waiting
+RUNNING = frozenset("RS")  # not D: such a thread stops before it runs again, and a vfork may keep it waiting
 
 
 async def stop(pid: int) -> list[int]:
-    """Stop everything that `pid` has started; returns what was not stopped before. Raises MachineLost.
+    """Stop all descendants of `pid`; return those that were not stopped before. Raise MachineLost.
 
-    A stopped process starts no others, and one that was just being started is seen the next time we look: when a
-    look finds nothing that runs, nothing will.
+    A stopped process starts no others, and the next pass sees one that was just being started. So when a pass finds
+    nothing that runs, nothing will.
     """
     stopped: list[int] = []
     with anyio.move_on_after(PAUSE_S):
         while True:
-            everyone = with_descendants(pid)[1:]
-            running = [one for one in everyone if thread_states(one) & RUNNING]
+            running = [found for found in with_descendants(pid)[1:] if thread_states(found) & RUNNING]
             if not running:
                 return stopped
-            for one in running:
+            for found in running:
                 with suppress(ProcessLookupError):
-                    os.kill(one, signal.SIGSTOP)
-            stopped += [one for one in running if one not in stopped]
+                    os.kill(found, signal.SIGSTOP)
+            stopped += [found for found in running if found not in stopped]
             await anyio.sleep(LOOK_AGAIN_S)
     resume(stopped)
     raise MachineLost(f"the machine did not stop in {PAUSE_S:.0f} s")
 
 
 def resume(stopped: list[int]) -> None:
-    """Let processes go on that were stopped."""
+    """Continue stopped processes."""
     for pid in stopped:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Whether bubblewrap can run machines on this host, from a machine that really ran, and what protects it."""
+"""Whether bubblewrap can run machines on this host, found by running one."""
 
 import os
 import re
@@ -10,24 +10,24 @@ from vmm import limits
 from vmm.drivers.bubblewrap import command
 from vmm.errors import DriverUnavailable
 from vmm.limits import Hierarchy
-from vmm.probe import namespace_advice, not_in_force, own_user, words_of
+from vmm.probe import namespace_advice, not_in_force, own_user, version_output
 from vmm.process import SHOWN, Confinement, find_tool, spawn
 from vmm.types import Probe
 
 DEADLINE_S = 10.0  # it takes milliseconds
 INSTALL = "apt-get install bubblewrap"
-NEEDED_VERSION = (0, 8)  # the first that can keep machines from making user namespaces
+NEEDED_VERSION = (0, 8)  # the first with --disable-userns
 PROBE_WORD = "MCP_SANDBOX_PROBE_OK"
 
 WEAKNESSES = (
-    "machines share the host's kernel: a fault in it is a way out of the machine",
-    "the agent and the code it runs are one user in the machine: code can mislead the agent about its own machine",
-    "machines can see the host's kernel version, CPU, memory size and load, and where the template's tree lies",
+    "machines share the host's kernel: a kernel bug lets code escape",
+    "agent and code run as the same user in the machine: code can make the agent report wrong things about it",
+    "machines see the host's kernel version, CPU, memory size and load, and the path of the template's tree",
 )
 
 
 async def probe(hierarchy: Hierarchy) -> Probe:
-    """Can bubblewrap run machines here?"""
+    """Return whether bubblewrap can run machines on this host."""
     binary = find_tool(command.PROGRAM)
     if binary is None:
         return Probe(usable=False, reason=f"{command.PROGRAM} is not installed", fix=INSTALL)
@@ -42,28 +42,27 @@ async def probe(hierarchy: Hierarchy) -> Probe:
     except DriverUnavailable as error:
         return Probe(usable=False, reason=str(error), fix=error.fix, version=name)
     if trouble is not None:
-        return Probe(usable=False, reason=f"no machine can be started: {trouble}", fix=namespace_advice(), version=name)
-    reason = "a program ran in namespaces of its own, its system calls filtered"
+        return Probe(usable=False, reason=f"no machine starts: {trouble}", fix=namespace_advice(), version=name)
+    reason = "a program ran in namespaces with a seccomp filter"
     return Probe(usable=True, reason=reason, version=name, limits=(*WEAKNESSES, *_not_in_force(hierarchy)))
 
 
 def confinement(tree: Path) -> Confinement:
-    """What bubblewrap itself may be: a user that owns nothing on this host, another one for each machine.
+    """Return how to confine bubblewrap itself. As root it gets an unused uid for each machine, and the tree at SHOWN.
 
-    Only root can become one; anybody else needs no help to get at a tree of their own. A machine's network namespace
-    is made by bubblewrap.
+    Bubblewrap creates the machine's network namespace.
     """
     uid = own_user()
     return Confinement(uid=uid, offline=False, show=None if uid is None else tree)
 
 
 def place_of(tree: Path, confined: Confinement) -> str:
-    """Where a process so confined finds the tree."""
+    """Return where a process with this confinement finds the tree."""
     return SHOWN if confined.show is not None else str(tree)
 
 
 async def _trouble(binary: str) -> str | None:
-    """Start a machine like all others that prints a word; None, or what went wrong."""
+    """Start a machine that prints a word; return None, or what went wrong."""
     usr = Path("/usr")
     confined = confinement(usr)
     box = command.probe_box(place_of(usr, confined))
@@ -73,19 +72,19 @@ async def _trouble(binary: str) -> str | None:
                 async with spawn(start.argv, confinement=confined, pass_fds=start.files) as process:
                     end = await process.wait()
                     return None if end.code == 0 and PROBE_WORD in end.detail else str(end)
-        except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not there
+        except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not installed
             return str(error) or f"it did not end in {DEADLINE_S:.0f} s"
 
 
 async def _version(binary: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", await words_of(binary, "--version"))[:3])
+    return tuple(int(number) for number in re.findall(r"\d+", await version_output(binary, "--version"))[:3])
 
 
 def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
-    """Protections this host or this user does not give us."""
+    """Return the protections that machines lack on this host or because of this user, one sentence each."""
     missing = list(not_in_force(hierarchy))
-    if not hierarchy.usable and not limits.counts_apart():
+    if not hierarchy.usable and not limits.nproc_is_per_machine():
         missing.append("no limit on the number of a machine's processes: this kernel is older than 5.14")
     if os.geteuid() != 0:
-        missing.append("machines use up what the kernel grants this user: inotify watches, pipes, pending signals")
+        missing.append("machines count against this user's kernel limits: inotify watches, pipes, pending signals")
     return tuple(missing)

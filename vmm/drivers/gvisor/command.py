@@ -1,4 +1,4 @@
-"""The bundle and the command lines of a gVisor machine, as functions of what the machine is."""
+"""The OCI bundle and the command lines of a gVisor machine, computed from its spec."""
 
 import hashlib
 import json
@@ -10,30 +10,30 @@ from vmm.agent import ENVIRONMENT, agent_argv
 from vmm.limits import rlimit_argv
 from vmm.types import GuestCode, MachineSpec
 
-NAME = "machine"  # every machine has a gVisor state directory to itself, so all can be called the same
+NAME = "machine"  # each machine has its own state directory, so all can have the same name
 
-# What gVisor itself may take beside the machine's memory and files: its heap, page tables, one stub for each process.
+# What gVisor itself may use besides the machine's memory and files: heap, page tables, one stub per process.
 OVERHEAD_MB = 256
-# Threads on the host: each one of the machine has a twin there, and gVisor some of its own.
+# Threads on the host: one for each thread of the machine, and gVisor's own.
 THREADS = 768
 SMALL_MB, RUN_MB = 64, 16
-TMP_SHARE = 2  # /tmp gets this fraction of the disk on top
+TMP_SHARE = 2  # /tmp gets 1/TMP_SHARE of the disk's size in addition
 
-# A world of its own for each machine: the first process of the process namespace takes all others with it, and the
-# mounts go with the last of them. So there is nothing to delete afterwards, and nothing that could be forgotten.
+# Each machine has its own namespaces: the pid namespace ends with its first process, and the mounts with the last one.
+# So nothing has to be cleaned up afterwards.
 NAMESPACES = (
     *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
     *("--fork", "--kill-child=KILL", "--mount-proc", "--propagation=private"),
 )
 STATE, BUNDLE = "/run/runsc", "/run/bundle"
-# gVisor's state and the bundle lie in memory that only this machine's processes see.
+# gVisor's state and the bundle are in a tmpfs that only this machine's processes see.
 PREPARE = (
     f"mount -t tmpfs -o size={RUN_MB}m,mode=700 tmpfs /run && mkdir -p {BUNDLE}/root && "
     f'cat "/proc/self/fd/$1" >{BUNDLE}/config.json && shift && exec "$@"'
 )
 
-# The agent needs these to make files the user's, to become the user and to end what the user runs. They are rights
-# towards gVisor's kernel, not towards the host's.
+# The agent needs these to give files to the user, to become the user and to kill the user's processes. They are
+# privileges in gVisor's kernel, not in the host's.
 CAPABILITIES = (
     *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"),
     *("CAP_SYS_ADMIN", "CAP_SYS_NICE", "CAP_SYS_RESOURCE"),
@@ -41,22 +41,22 @@ CAPABILITIES = (
 
 
 def runsc_argv(binary: str, platform: str) -> list[str]:
-    """gVisor with our settings; a command follows."""
+    """Return runsc with our options; append a command."""
     return [
         *(binary, f"--root={STATE}", f"--platform={platform}", "--network=none", "--overlay2=none"),
-        # The caller puts the whole machine into a control group.
+        # The caller moves the whole machine into a cgroup.
         *("--ignore-cgroups", "--host-uds=none"),
     ]
 
 
 def in_namespaces(config: int, argv: list[str]) -> list[str]:
-    """`argv` in namespaces of its own, with the bundle whose config is the descriptor `config`."""
-    # Inside the namespaces the kernel counts the machine's processes alone, outside all of the user's.
+    """Return `argv` in new namespaces, with a bundle whose config.json is the open file `config`."""
+    # Inside the namespaces the kernel counts only the machine's processes, outside all of the user's.
     return [*NAMESPACES, "sh", "-c", PREPARE, "sh", str(config), *rlimit_argv(processes=THREADS), *argv]
 
 
 def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:
-    """`argv` in the namespaces of a machine that is running, as the user `uid` that they belong to."""
+    """Return `argv` in the namespaces of a running machine, as the user `uid` who owns them."""
     user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid != os.geteuid() else []
     return [
         *user,
@@ -65,7 +65,7 @@ def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:
 
 
 def config_json(spec: MachineSpec, image: str) -> bytes:
-    """The OCI description of a machine whose root file system is the erofs file `image`."""
+    """Return the OCI config of a machine whose root file system is the erofs file `image`."""
     agent = agent_argv("--one-kernel", "--memory-mb", str(spec.memory_mb))
     bundle = {
         **_process(agent, dict(ENVIRONMENT)),
@@ -85,20 +85,20 @@ def config_json(spec: MachineSpec, image: str) -> bytes:
 
 
 def probe_json() -> bytes:
-    """The smallest machine there is: a program of the host's that does nothing."""
+    """Return the OCI config of a minimal machine, which runs a program of the host that does nothing."""
     return json.dumps({**_process(["true"], dict(ENVIRONMENT)), "root": {"path": "/", "readonly": True}}).encode()
 
 
 def disk_mb(spec: MachineSpec) -> int:
-    """All that a machine may write to files; it lies in the host's memory."""
+    """Return how much a machine may write to files, which are in the host's memory."""
     return spec.disk_mb + spec.disk_mb // TMP_SHARE + 2 * SMALL_MB + RUN_MB
 
 
 def recipe() -> str:
-    """What kind of machine this module makes: a checkpoint of another kind cannot be restored."""
+    """Return a hash of the machines that this module describes: a checkpoint of another kind cannot be restored."""
     spec = MachineSpec("machine", Path("/"), GuestCode(Path("/")), memory_mb=1, vcpus=1, disk_mb=2)
-    told = (config_json(spec, "/"), *runsc_argv("runsc", ""), PREPARE)
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    parts = (config_json(spec, "/"), *runsc_argv("runsc", ""), PREPARE)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _process(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:

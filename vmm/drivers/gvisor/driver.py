@@ -1,7 +1,7 @@
-"""gVisor machines: an application kernel of their own between the code and the host's kernel, at native speed.
+"""gVisor machines: each has its own application kernel in front of the host's kernel, and runs at native speed.
 
-A machine is a tree of processes in namespaces of its own, made of open files alone: the image, the checkpoint and
-gVisor's program are handed over as descriptors, its state lies in memory that ends with it.
+A machine is a tree of processes in its own namespaces. It inherits the image, the checkpoint and gVisor's program as
+open files, and its state is in a tmpfs that ends with it.
 """
 
 import math
@@ -15,11 +15,11 @@ import anyio
 
 from vmm import limits
 from vmm.agent import send_code
-from vmm.driver import DriverConfig, Machine
+from vmm.driver import DriverConfig, Machine, check_network
 from vmm.drivers.gvisor import INFO, command, probe
 from vmm.drivers.gvisor.probe import Engine
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed, ToolFailed
-from vmm.machine import TalkingMachine
+from vmm.machine import StdioMachine
 from vmm.memory import sealed_bytes
 from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
@@ -28,28 +28,28 @@ from vmm.types import GuestCode, Limits, MachineSpec, Probe, Snapshot, Usage
 from vmm.usage import cpu_s, memory_of
 
 MIB = 1024 * 1024
-CONTROL_S = 20.0  # gVisor answers in 30 ms; a busy host may need far longer
+CONTROL_S = 20.0  # gVisor answers in 30 ms; a busy host needs much longer
 SAVE_S = 120.0  # a checkpoint of 100 MB takes 0.3 s
-IMAGE = "checkpoint"  # the directory in a snapshot that is gVisor's
-# Pages as they are: unpacking would cost every restore more than reading does.
+IMAGE = "checkpoint"  # gVisor's directory in a snapshot
+# Uncompressed: unpacking would take longer in every restore than reading does.
 CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
 MEMORY_FILE = "/memfd:runsc-memory (deleted)"
 BLOCK_BYTES = 512  # what st_blocks counts in
-READABLE_DIR, READABLE = 0o755, 0o644  # machines run as users of their own
+READABLE_DIR, READABLE = 0o755, 0o644  # each machine runs as another user
 
 
-class GvisorMachine(TalkingMachine):
-    """A running sandbox of gVisor's."""
+class GvisorMachine(StdioMachine):
+    """A running gVisor sandbox."""
 
     def __init__(
         self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup, runsc: list[str], uid: int
     ) -> None:
         super().__init__(spec, process, group)
-        self.uid = uid  # whom its processes belong to on the host
+        self.uid = uid  # of its processes on the host
         self._runsc = runsc
 
     async def start_agent(self, archive: Path) -> None:
-        """Give the machine the agent it waits for."""
+        """Send the machine its agent."""
         try:
             await send_code(self.process.stream, archive)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
@@ -69,7 +69,7 @@ class GvisorMachine(TalkingMachine):
         await self.control("resume")
 
     async def control(self, *order: str, pass_fds: tuple[int, ...] = (), timeout_s: float = CONTROL_S) -> None:
-        """Have gVisor do something with this machine. Raises MachineLost."""
+        """Run a runsc command on this machine; raise MachineLost."""
         first = children_of(self.pid)
         if not first:
             raise MachineLost(f"machine {self.id} has ended")
@@ -80,11 +80,11 @@ class GvisorMachine(TalkingMachine):
                 await run_tool(argv, bare=True, pass_fds=(program, *pass_fds))
         except (ToolFailed, TimeoutError) as error:
             why = error.gist if isinstance(error, ToolFailed) else f"it took longer than {timeout_s:g} s"
-            raise MachineLost(f"gVisor did not do {order[0]!r} for machine {self.id}: {why}") from error
+            raise MachineLost(f"runsc {order[0]} failed for machine {self.id}: {why}") from error
 
 
 class GvisorDriver:
-    """Starts, freezes and restores gVisor sandboxes."""
+    """Starts, saves and restores gVisor sandboxes."""
 
     name = INFO.name
     capabilities = INFO.capabilities
@@ -107,6 +107,7 @@ class GvisorDriver:
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
         assert isinstance(spec.boot, GuestCode)  # as `capabilities` says
         async with AsyncExitStack() as stack:
             machine = await self._start(stack, spec, ["run"])
@@ -130,6 +131,7 @@ class GvisorDriver:
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
         async with AsyncExitStack() as stack:
             try:
                 image = stack.enter_context(_opened(snapshot.path / IMAGE))
@@ -138,7 +140,7 @@ class GvisorDriver:
             yield await self._start(stack, spec, ["restore", f"--image-path=/proc/self/fd/{image}"], image)
 
     async def aclose(self) -> None:
-        """Nothing is held between machines."""
+        """Do nothing: the driver holds nothing between machines."""
 
     async def _start(self, stack: AsyncExitStack, spec: MachineSpec, order: list[str], *files: int) -> GvisorMachine:
         engine = await self._found_engine()
@@ -146,7 +148,7 @@ class GvisorDriver:
         config = sealed_bytes(command.config_json(spec, f"/proc/self/fd/{root}"))
         stack.callback(os.close, config)
         runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform)
-        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec)))
+        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
         confinement = probe.confinement()
         argv = command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME])
         process = await stack.enter_async_context(
@@ -155,7 +157,7 @@ class GvisorDriver:
                 confinement=confinement,
                 before_start=group.add,
                 pass_fds=(program, root, config, *files),
-                talks=True,
+                stdio=True,
             )
         )
         uid = os.geteuid() if confinement.uid is None else confinement.uid
@@ -168,13 +170,13 @@ class GvisorDriver:
         return self._engine
 
 
-def _ceilings(spec: MachineSpec) -> Limits:
-    megabytes = spec.memory_mb + command.disk_mb(spec)  # what a machine writes to files lies in its memory
+def _limits(spec: MachineSpec) -> Limits:
+    megabytes = spec.memory_mb + command.disk_mb(spec)  # a machine's files are in its memory
     return Limits(
         memory_bytes=(megabytes + command.OVERHEAD_MB) * MIB,
-        cpus=spec.vcpus + 1,  # gVisor's own work is done beside the code's
+        cpus=spec.vcpus + 1,  # one more for gVisor itself
         pids=command.THREADS,
-        # All memory of a machine is one file of gVisor's, which grows by gigabytes.
+        # gVisor keeps all memory of a machine in one file, which grows by gigabytes.
         file_bytes=math.ceil(megabytes / 1024) * 1024 * MIB,
     )
 
@@ -193,9 +195,9 @@ def _memory_file_bytes(pids: Iterable[int]) -> int:
 
 
 def _take_over(image: Path) -> None:
-    """Make a checkpoint ours: no machine's user may own what other machines start from.
+    """Take ownership of a checkpoint: no machine's user may own what other machines start from.
 
-    The directory first, so that nothing in it can be exchanged while we look; and nothing but plain files is taken.
+    The directory comes first, so that nothing in it can be replaced meanwhile. Only regular files are accepted.
     """
     _own(image, os.O_RDONLY | os.O_DIRECTORY, READABLE_DIR)
     for path in image.iterdir():
@@ -206,14 +208,14 @@ def _own(path: Path, flags: int, mode: int) -> None:
     with _opened(path, flags) as file:
         status = os.fstat(file)
         if not flags & os.O_DIRECTORY and not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
-            raise SnapshotFailed(f"gVisor left something in the checkpoint that is no file: {path.name}")
+            raise SnapshotFailed(f"the checkpoint contains something that is not a regular file: {path.name}")
         os.fchown(file, os.geteuid(), os.getegid())
         os.fchmod(file, mode)
 
 
 @contextmanager
 def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor of a file or directory: the machine's user may not be able to reach its path."""
+    """Open a file or directory: the machine's user may not be able to reach its path."""
     file = os.open(path, flags)
     try:
         yield file

@@ -1,4 +1,4 @@
-"""The QEMU command line of a machine, as a function of what the machine is."""
+"""The QEMU command line of a machine, computed from its spec."""
 
 import hashlib
 import shutil
@@ -7,40 +7,40 @@ from pathlib import Path
 
 from vmm.types import Accel, GuestKernel, MachineSpec
 
-# Debian also has a small build for KVM only, but it was built without the seccomp sandbox.
+# Debian's small KVM-only build lacks the seccomp sandbox.
 SYSTEM = "qemu-system-x86_64"
 
-# Translated code an emulated machine keeps. Less saves memory for each machine, but hot loops over much code
-# are translated again and again.
+# QEMU's cache of translated code. A smaller one saves memory per machine, but code that does not fit is translated
+# again and again.
 TCG_CACHE_MB = 64
-# What QEMU itself may take beside the guest's memory: heap, stacks, page tables, dirty pages of its disk.
+# What QEMU itself may use besides the guest's memory: heap, stacks, page tables, dirty pages of its disk.
 OVERHEAD_MB = 192
 # Threads of QEMU: one per CPU, main, RCU, and a pool for disk requests.
 THREADS = 96
-STACK_MB, HEAP_MB = 8, 64  # addresses that the C library reserves for a thread's stack and for a heap of its own
-HEAPS_PER_CPU = 8  # it makes no more heaps than this
+STACK_MB, HEAP_MB = 8, 64  # addresses that the C library reserves for each thread's stack and heap
+HEAPS_PER_CPU = 8  # the C library's limit
 
 CONSOLE_ARGS = "console=ttyS0 quiet reboot=t panic=-1"  # a reboot ends the machine, see -no-reboot
-# One tenant, thrown away after use: no security modules, no accounting, no zeroing of what is overwritten anyway,
-# no huge pages that a small write would copy whole. Less code to translate, and more memory shared by clones.
+# One tenant, thrown away after use: no security modules, no accounting, no zeroing of memory before use, no huge pages,
+# which a small write would copy whole. Less code to translate, and more memory that clones share.
 LEAN_ARGS = "lsm=capability audit=0 psi=0 nowatchdog init_on_alloc=0 transparent_hugepage=never"
-# An emulated CPU speculates nothing; and processes that have their libraries at the same addresses share translations.
+# An emulated CPU does not speculate. Processes with libraries at the same addresses share translated code.
 EMULATED_ARGS = "mitigations=off norandmaps tsc=reliable"
 
-# x86-64-v2, the least that today's numpy wheels ask for. Emulating wider vectors gains nothing.
+# x86-64-v2, which current numpy wheels require. Emulating wider vectors gains nothing.
 TCG_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """The open files a machine is made of: it needs no path on the host."""
+    """The open files of a machine: it needs no path on the host."""
 
     memory: int
     image: int
     disk: int
     agent: int
     monitor: int
-    vmlinuz: int | None = None  # None: the machine continues from a state and boots nothing
+    vmlinuz: int | None = None  # None: the machine is restored and boots nothing
     initramfs: int | None = None
 
     def all(self) -> tuple[int, ...]:
@@ -48,14 +48,14 @@ class Descriptors:
 
 
 def find_binary() -> str | None:
-    """QEMU on this host."""
+    """Return the path of QEMU, or None."""
     return shutil.which(SYSTEM)
 
 
 def reserved_mb(cpus: int) -> int:
-    """Addresses that QEMU may reserve without ever using them, all its threads being there at once.
+    """Return how much address space QEMU may reserve without using it when all its threads run.
 
-    Measured: a machine of 512 MB has 0.9 GB of addresses when it starts, and 1.7 GB with 14 threads that copy files.
+    Measured: a machine of 512 MB reserves 0.9 GB when it starts, and 1.7 GB with 14 threads that copy files.
     """
     return THREADS * STACK_MB + min(THREADS, HEAPS_PER_CPU * cpus) * HEAP_MB
 
@@ -63,7 +63,7 @@ def reserved_mb(cpus: int) -> int:
 def machine_argv(
     binary: str, spec: MachineSpec, accel: Accel, files: Descriptors, *, shared: bool, tsc_khz: int | None
 ) -> list[str]:
-    """A machine that boots its kernel, or one that waits to be told which state to continue from."""
+    """Return the command of a machine that boots its kernel, or of one that waits for a state to restore."""
     restore = files.vmlinuz is None
     share = "on" if shared else "off"
     return [
@@ -87,7 +87,7 @@ def machine_argv(
 
 
 def recipe(accel: Accel) -> str:
-    """What kind of machine this module makes: a snapshot of another kind cannot be restored."""
+    """Return a hash of the machines that this module describes: a snapshot of another kind cannot be restored."""
     nowhere = Path("/")
     spec = MachineSpec("machine", nowhere, GuestKernel(nowhere, nowhere), memory_mb=1, vcpus=1, disk_mb=1)
     argv = machine_argv(SYSTEM, spec, accel, Descriptors(*range(7)), shared=True, tsc_khz=None)
@@ -95,7 +95,7 @@ def recipe(accel: Accel) -> str:
 
 
 def probe_argv(binary: str, accel: Accel, vmlinuz: int, initramfs: int) -> list[str]:
-    """The smallest machine there is: it boots, prints a word and ends."""
+    """Return the command of a minimal machine, which boots, prints a word and ends."""
     return [
         *base_argv(binary, accel),
         *("-m", "128M", "-kernel", f"/proc/self/fd/{vmlinuz}", "-initrd", f"/proc/self/fd/{initramfs}"),
@@ -105,7 +105,7 @@ def probe_argv(binary: str, accel: Accel, vmlinuz: int, initramfs: int) -> list[
 
 
 def standing_argv(binary: str) -> list[str]:
-    """A machine that stands still from its start, with a monitor on standard input and output."""
+    """Return the command of a machine that never runs, with its monitor on standard input and output."""
     return [
         *base_argv(binary, Accel.TCG),
         *("-m", "64M", "-S", "-chardev", "stdio,id=monitor,signal=off", "-mon", "chardev=monitor,mode=control"),
@@ -113,7 +113,7 @@ def standing_argv(binary: str) -> list[str]:
 
 
 def base_argv(binary: str, accel: Accel) -> list[str]:
-    """What all our machines have in common."""
+    """Return the options that all machines have in common."""
     engine = f"tcg,tb-size={TCG_CACHE_MB}" if accel is Accel.TCG else "kvm"
     return [
         *(binary, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
@@ -135,5 +135,5 @@ def _boot_argv(files: Descriptors, accel: Accel, tsc_khz: int | None) -> list[st
 
 
 def _restore_argv() -> list[str]:
-    # The kernel is in the restored memory already. A clone's console goes nowhere: its guest is not trusted.
+    # The restored memory contains the kernel. A clone has no console: its guest is not trusted.
     return ["-chardev", "null,id=console", "-serial", "chardev:console", "-incoming", "defer"]

@@ -1,4 +1,4 @@
-"""QEMU microVMs: a kernel of their own behind KVM, or behind emulation where the host has no KVM."""
+"""QEMU microVMs: each has its own kernel, on KVM or, where the host has none, on an emulated CPU."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from anyio.abc import ByteStream, SocketStream
 from qemu.qmp import QMPClient, QMPError
 
 from vmm import limits, memory, tsc
-from vmm.driver import DriverConfig, Machine
+from vmm.driver import DriverConfig, Machine, check_network
 from vmm.drivers.qemu import INFO, command, probe
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.machine import ProcessMachine
@@ -24,12 +24,12 @@ from vmm.process import REAP_S, RunningProcess, run_tool, spawn
 from vmm.types import Accel, GuestKernel, Limits, MachineSpec, Probe, Snapshot
 
 MIB = 1024 * 1024
-MONITOR_S = 20.0  # QEMU answers its monitor in 40 ms; a busy host may need far longer
+MONITOR_S = 20.0  # QEMU's monitor answers in 40 ms; a busy host needs much longer
 SAVE_S = 60.0  # device state is 60 KB; with memory in it, hundreds of megabytes
-UNLIMITED = 1 << 40  # bytes a second: the state goes to a file, no network is to be spared
+UNLIMITED = 1 << 40  # bytes per second: the state goes to a file, not over a network
 MEMORY, STATE, DISK, TSC_KHZ = "memory", "state", "disk", "tsc_khz"  # the files of a snapshot
-RATE_TOLERANCE = 0.001  # two measurements differ by 0.0001 %, two kinds of host by more than this
-# No journal: the disk of a machine that crashed is thrown away. Nothing is discarded or zeroed: it is all holes.
+RATE_TOLERANCE = 0.001  # two measurements differ by 0.0001 %, two models of CPU by more than this
+# No journal: the disk of a crashed machine is thrown away. Nothing is discarded or zeroed: the file is one hole.
 MAKE_FILE_SYSTEM = (
     *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
     *("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"),
@@ -42,7 +42,7 @@ class Backing:
 
     memory: int
     disk: int
-    shared: bool  # what the guest writes reaches `memory`, so it can be saved from there
+    shared: bool  # the guest's writes reach `memory`, so it can be saved from there
 
 
 class QemuMachine(ProcessMachine):
@@ -64,7 +64,7 @@ class QemuMachine(ProcessMachine):
 
     async def connect(self) -> ByteStream:
         if self._agent is None:
-            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+            raise MachineLost(f"the agent's stream of machine {self.id} was already taken")
         agent, self._agent = self._agent, None
         return await SocketStream.from_socket(agent)
 
@@ -75,26 +75,26 @@ class QemuMachine(ProcessMachine):
         await self.execute("cont")
 
     async def execute(self, name: str, arguments: dict[str, object] | None = None) -> Any:  # noqa: ANN401 - its answers are JSON
-        """Ask QEMU's monitor."""
+        """Run a QMP command; raise MachineLost."""
         try:
             with anyio.fail_after(MONITOR_S):
                 return await self._monitor.execute(name, arguments)
         except (QMPError, TimeoutError, OSError) as error:
-            raise MachineLost(f"QEMU did not do {name!r} for machine {self.id}: {error}") from error
+            raise MachineLost(f"QEMU's {name} failed for machine {self.id}: {error}") from error
 
     async def send_file(self, name: str, file: int) -> None:
-        """Hand QEMU an open file under a name that monitor commands can use."""
+        """Pass QEMU an open file under a name that QMP commands can use."""
         self._monitor.send_fd_scm(file)
         await self.execute("getfd", {"fdname": name})
 
     def close(self) -> None:
-        """Close the agent channel if nobody took it."""
+        """Close the agent's stream if it was not taken."""
         if self._agent is not None:
             self._agent.close()
 
 
 class QemuDriver:
-    """Starts, freezes and restores QEMU microVMs."""
+    """Starts, saves and restores QEMU microVMs."""
 
     name = INFO.name
     capabilities = INFO.capabilities
@@ -118,6 +118,7 @@ class QemuDriver:
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
         async with AsyncExitStack() as stack:
             ram = _owned(stack, memory.new_memory(spec.memory_mb * MIB))
             disk = _owned(stack, memory.scratch_file(self._run_dir(), spec.disk_mb * MIB))
@@ -131,15 +132,15 @@ class QemuDriver:
         try:
             await self._save(machine, dst)
         finally:
-            if keep:  # whether or not it could be saved; if it is lost, the next request to it says so
+            if keep:  # even if saving failed; if the machine is lost, the next request to it says so
                 with anyio.CancelScope(shield=True), suppress(MachineLost):
                     await machine.resume()
         return Snapshot(driver=self.name, path=dst)
 
     async def _save(self, machine: QemuMachine, dst: Path) -> None:
-        # A machine that is running when its state is taken continues by itself when it is restored.
+        # A machine that runs while its state is saved also runs after a restore.
         with (dst / STATE).open("xb") as state:
-            # What a clone has written is in no file: it becomes part of the state.
+            # A clone's changed pages are in no file, so they go into the state.
             await machine.execute("migrate-set-capabilities", _ignore_shared(on=machine.backing.shared))
             await machine.execute("migrate-set-parameters", {"max-bandwidth": UNLIMITED})
             await machine.send_file("state", state.fileno())
@@ -152,6 +153,7 @@ class QemuDriver:
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
         async with AsyncExitStack() as stack:
             with _reading(snapshot):
                 accel, _ = await self._engine()
@@ -159,9 +161,9 @@ class QemuDriver:
                     _check_rate((snapshot.path / TSC_KHZ).read_text())
                 state = stack.enter_context((snapshot.path / STATE).open("rb"))
                 if (snapshot.path / MEMORY).exists():
-                    stack.callback(self._sealed.sweep)  # a sandbox's frozen state is removed while its machine runs
+                    stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs
                     ram, shared = _owned(stack, os.dup(await self._sealed.get(snapshot.path / MEMORY))), False
-                else:  # it is in the state
+                else:  # the memory is in the state
                     ram, shared = _owned(stack, memory.new_memory(spec.memory_mb * MIB)), True
                 copy = partial(memory.scratch_copy, snapshot.path / DISK, self._run_dir())
                 disk = _owned(stack, await anyio.to_thread.run_sync(copy))
@@ -177,7 +179,7 @@ class QemuDriver:
     async def _start(
         self, stack: AsyncExitStack, spec: MachineSpec, backing: Backing, boot: GuestKernel | None = None
     ) -> QemuMachine:
-        """Start QEMU on the given files, with a kernel or waiting for a state, and greet its monitor."""
+        """Start QEMU on the given files, booting a kernel or waiting for a state, and connect to its monitor."""
         accel, _ = await self._engine()
         ours, agent = _socket_pair(stack)
         control, monitor = _socket_pair(stack)
@@ -187,7 +189,7 @@ class QemuDriver:
         binary = command.find_binary()
         assert binary is not None  # `_engine` found one
         argv = command.machine_argv(binary, spec, accel, files, shared=backing.shared, tsc_khz=tsc.tsc_khz())
-        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _ceilings(spec)))
+        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
         process = await stack.enter_async_context(
             spawn(
                 group.wrap(argv),
@@ -220,7 +222,7 @@ def _owned(stack: AsyncExitStack, file: int) -> int:
 
 
 def _socket_pair(stack: AsyncExitStack) -> tuple[socket.socket, socket.socket]:
-    """Our end and QEMU's, both closed at the end at the latest."""
+    """Return our end and QEMU's. The stack closes both."""
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
     stack.callback(theirs.close)
@@ -228,11 +230,11 @@ def _socket_pair(stack: AsyncExitStack) -> tuple[socket.socket, socket.socket]:
 
 
 def _ignore_shared(*, on: bool) -> dict[str, object]:
-    """Leave memory that QEMU shares with us out of the device state: it is saved and mapped as a file instead."""
+    """Return the QMP arguments that keep shared memory out of the state: it is saved and mapped as a file instead."""
     return {"capabilities": [{"capability": "x-ignore-shared", "state": on}]}
 
 
-def _ceilings(spec: MachineSpec) -> Limits:
+def _limits(spec: MachineSpec) -> Limits:
     megabytes = spec.memory_mb + command.TCG_CACHE_MB + command.OVERHEAD_MB
     return Limits(
         memory_bytes=megabytes * MIB,
@@ -240,7 +242,7 @@ def _ceilings(spec: MachineSpec) -> Limits:
         pids=command.THREADS,
         file_bytes=max(spec.memory_mb, spec.disk_mb) * MIB,
         address_space_bytes=(megabytes + command.reserved_mb(os.cpu_count() or 1)) * MIB,
-        alone=True,  # a user of its own, or else a user namespace of its own
+        own_user=True,
     )
 
 
@@ -253,14 +255,12 @@ def _reading(snapshot: Snapshot) -> Iterator[None]:
 
 
 def _check_rate(taken_khz: str) -> None:
-    """An emulated guest's clock goes at the rate of the host it was booted on."""
+    """Raise SnapshotFailed if this host's clock rate differs: an emulated guest keeps the rate of its first host."""
     here = tsc.tsc_khz()
     if here is None or not taken_khz.isdigit():
         return
     if abs(int(taken_khz) - here) > RATE_TOLERANCE * here:
-        raise SnapshotFailed(
-            "the snapshot was taken on a host whose clock goes at another rate; build the template anew"
-        )
+        raise SnapshotFailed("the snapshot was taken on a host with another clock rate; build the template again")
 
 
 async def _greet(
@@ -273,7 +273,7 @@ async def _greet(
             await client.connect(control)
     except (QMPError, OSError, TimeoutError, EOFError) as error:
         raise LaunchFailed(f"QEMU did not start for machine {spec.id}: {process.tail or error}") from error
-    client.events.names.add("SHUTDOWN")  # nobody listens; unfiltered it would keep every event a guest can cause
+    client.events.names.add("SHUTDOWN")  # without a filter it would queue every event that a guest can cause
     stack.push_async_callback(_leave, client)
     return client
 
@@ -284,7 +284,7 @@ async def _leave(client: QMPClient) -> None:
 
 
 async def _migrated(machine: QemuMachine) -> None:
-    """Wait until the state has been written."""
+    """Wait until the state is written; raise SnapshotFailed."""
     with anyio.fail_after(SAVE_S):
         while True:
             status = (await machine.execute("query-migrate")).get("status")
@@ -292,4 +292,4 @@ async def _migrated(machine: QemuMachine) -> None:
                 return
             if status in ("failed", "cancelled"):
                 raise SnapshotFailed(f"QEMU could not save machine {machine.id}")
-            await anyio.sleep(0.005)  # QEMU has an event for this too, but the state takes 20 ms to write
+            await anyio.sleep(0.005)  # QEMU has an event for this, but writing takes only 20 ms

@@ -1,4 +1,4 @@
-"""Whether QEMU can run machines on this host, and how well: each verdict from something that really ran."""
+"""Whether QEMU can run machines on this host, and with which accelerator, found by running them."""
 
 import os
 import re
@@ -13,16 +13,16 @@ from vmm import probe as host
 from vmm.driver import DriverConfig
 from vmm.drivers.qemu import command
 from vmm.limits import Hierarchy
-from vmm.probe import KVM_DEVICE, confinement_trouble, not_in_force, own_user, words_of
+from vmm.probe import KVM_DEVICE, confinement_trouble, not_in_force, own_user, version_output
 from vmm.process import Confinement, spawn
 from vmm.types import Accel, Download, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
 
 START_S = 15.0  # it takes 60 ms
-KVM_DEADLINE_S = 15.0  # a guest that boots at all under KVM prints its word within one second
-PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # what the initramfs prints when it is asked to
+KVM_DEADLINE_S = 15.0  # a guest that boots under KVM at all prints its word within a second
+PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # the initramfs prints it when the kernel command line has mcp_sandbox.probe
 WHOLE_GUEST = "whole-guest"  # the question
-EVERYBODY, GROUP = 0o006, 0o060  # may read and write
+OTHERS_RW, GROUP_RW = 0o006, 0o060
 INSTALL = "apt-get install qemu-system-x86"
 
 
@@ -38,7 +38,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
 async def _probe(config: DriverConfig, hierarchy: Hierarchy, binary: str) -> Probe:
     version = await _version(binary)
     missing = not_in_force(hierarchy)
-    kvm = Verdict(False, "as asked for") if config.accel is Accel.TCG else await kvm_boots(config, binary, version)
+    kvm = Verdict(False, "accel = tcg") if config.accel is Accel.TCG else await kvm_boots(config, binary, version)
     if kvm.usable:
         return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *_kvm_not_in_force()))
     if config.accel is Accel.KVM:
@@ -50,32 +50,32 @@ async def _probe(config: DriverConfig, hierarchy: Hierarchy, binary: str) -> Pro
 
 
 async def _start_trouble(binary: str) -> Verdict | None:
-    """Start an emulated machine that is never let go, and ask its monitor to end it; None, or what went wrong."""
+    """Start an emulated machine that never runs, and quit it over its monitor; return None, or what went wrong."""
     answers = b""
     try:
         with anyio.fail_after(START_S):
             argv = command.standing_argv(binary)
-            async with spawn(argv, confinement=confinement(Accel.TCG), talks=True) as process:
-                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):  # it ends when it is asked to, or before
+            async with spawn(argv, confinement=confinement(Accel.TCG), stdio=True) as process:
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):  # it has quit, or ended before
                     await process.stream.send(b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n')
                     while True:
                         answers += await process.stream.receive()
                 end = await process.wait()
-    except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not there
+    except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not installed
         return Verdict(False, f"QEMU does not start: {error or f'no answer in {START_S:.0f} s'}", INSTALL)
     if end.code == 0 and b'"QMP"' in answers:
         return None
-    # Perhaps it is not QEMU that cannot start, but anything with so few rights.
+    # Perhaps no process starts with so few privileges.
     return await confinement_trouble(confinement(Accel.TCG)) or Verdict(False, f"QEMU does not start: {end}", INSTALL)
 
 
 async def kvm_boots(config: DriverConfig, binary: str, version: str) -> Verdict:
-    """Whether our own kernel really boots under KVM. Only tried where a tiny guest runs, and kept."""
+    """Return whether our kernel boots under KVM. This is tried only if a tiny guest runs, and the result is cached."""
     first = await host.kvm(config.cache_dir, own_kernel=config.own_kernel)
     if first.usable is False:
         return first
     if config.kernel is None:
-        return Verdict(False, "no guest kernel yet to try KVM with", "mcp-sandbox setup")
+        return Verdict(False, "there is no guest kernel yet to try KVM with", "mcp-sandbox setup")
     files = [str(config.kernel.vmlinuz), str(config.kernel.initramfs)]
     verdicts = Verdicts(config.cache_dir)
     boot = partial(_boot, binary, config.kernel, verdicts.file(WHOLE_GUEST))
@@ -84,7 +84,7 @@ async def kvm_boots(config: DriverConfig, binary: str, version: str) -> Verdict:
 
 async def _boot(binary: str, kernel: GuestKernel, file: Path) -> Verdict:
     """Boot a guest that prints a word and ends."""
-    fix = f"{host.BETTER_HOST} (to have it tried again: rm {file})"
+    fix = f"{host.BETTER_HOST} (to probe again: rm {file})"
     with kernel.vmlinuz.open("rb") as vmlinuz, kernel.initramfs.open("rb") as initramfs:
         files = (vmlinuz.fileno(), initramfs.fileno())
         argv = command.probe_argv(binary, Accel.KVM, *files)
@@ -98,23 +98,23 @@ async def _boot(binary: str, kernel: GuestKernel, file: Path) -> Verdict:
 
 
 async def _version(binary: str) -> str:
-    found = re.search(r"version (\S+)(?: \(([^)]*)\))?", await words_of(binary, "--version"))
+    found = re.search(r"version (\S+)(?: \(([^)]*)\))?", await version_output(binary, "--version"))
     return f"QEMU {found[2] or found[1]}" if found else "QEMU of unknown version"
 
 
 def confinement(accel: Accel) -> Confinement:
-    """What a machine's process may be. With KVM it has to be allowed to open the device, by its group if need be."""
+    """Return how to confine a machine's process. With KVM it must be able to open the device, perhaps by its group."""
     if accel is not Accel.KVM:
         return Confinement(uid=own_user())
     device = KVM_DEVICE.stat()
-    if device.st_mode & EVERYBODY == EVERYBODY:
+    if device.st_mode & OTHERS_RW == OTHERS_RW:
         return Confinement(uid=own_user())
-    if device.st_mode & GROUP == GROUP and device.st_gid != 0:
+    if device.st_mode & GROUP_RW == GROUP_RW and device.st_gid != 0:
         return Confinement(uid=own_user(), groups=(device.st_gid,))
     return Confinement()
 
 
 def _kvm_not_in_force() -> tuple[str, ...]:
     if os.geteuid() == 0 and confinement(Accel.KVM).uid is None:
-        return ("machines run as root, because nobody else may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
+        return ("machines run as root, because only root may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
     return ()

@@ -1,4 +1,4 @@
-"""Machines that are nothing but a socket pair, for tests of the logic around machines."""
+"""A driver whose machines are socket pairs, for tests of the logic around machines."""
 
 import json
 import socket
@@ -11,17 +11,17 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream
 
-from vmm.driver import Machine
+from vmm.driver import Machine, check_network
 from vmm.errors import MachineLost, SnapshotFailed
 from vmm.types import Capabilities, Exit, Isolation, MachineSpec, Probe, Snapshot, Usage
 
-Memory = dict[str, Any]  # what a machine knows, and a snapshot keeps
+Memory = dict[str, Any]  # the state of a machine, which a snapshot saves
 Guest = Callable[[ByteStream, Memory], Coroutine[Any, Any, None]]
 STATE = "state"  # the file of a snapshot
 
 
 class FakeMachine:
-    """One end of a socket pair; whatever the test wants is at the other."""
+    """One end of a socket pair. The test's guest has the other."""
 
     def __init__(self, spec: MachineSpec, stream: SocketStream, memory: Memory) -> None:
         self.spec = spec
@@ -36,7 +36,7 @@ class FakeMachine:
 
     async def connect(self) -> ByteStream:
         if self._stream is None:
-            raise MachineLost(f"the agent channel of machine {self.id} was taken already")
+            raise MachineLost(f"the agent's stream of machine {self.id} was already taken")
         stream, self._stream = self._stream, None
         return stream
 
@@ -54,12 +54,12 @@ class FakeMachine:
         return Exit(code=0)
 
     def end(self) -> None:
-        """Let the machine end by itself."""
+        """End the machine."""
         self._ended.set()
 
 
 class FakeDriver:
-    """Counts what is started, so that a test can say what was left behind."""
+    """Keeps a list of running machines, so that a test can check that none is left."""
 
     name = "fake"
     capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=True)
@@ -71,18 +71,19 @@ class FakeDriver:
         self.restored = 0
 
     async def probe(self) -> Probe:
-        return Probe(usable=True, reason="it only pretends", version="fake")
+        return Probe(usable=True, reason="it is a fake", version="fake")
 
     async def fingerprint(self) -> str:
         return "fake"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
         self.launched += 1
         async with self._machine(spec, {}) as machine:
             yield machine
 
-    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:  # noqa: ARG002
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         assert isinstance(machine, FakeMachine)
         await anyio.lowlevel.checkpoint()
         (dst / STATE).write_text(json.dumps(machine.memory))
@@ -90,6 +91,7 @@ class FakeDriver:
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
         self.restored += 1
         try:
             memory = json.loads((snapshot.path / STATE).read_text())
@@ -104,7 +106,7 @@ class FakeDriver:
     @asynccontextmanager
     async def _machine(self, spec: MachineSpec, memory: Memory) -> AsyncIterator[FakeMachine]:
         ours, theirs = socket.socketpair()
-        with anyio.CancelScope(shield=True):  # one stream without the other would be left open
+        with anyio.CancelScope(shield=True):  # cancelling here would leak one of them
             stream, other = await SocketStream.from_socket(ours), await SocketStream.from_socket(theirs)
         machine = FakeMachine(spec, stream, memory)
         self.running.append(machine)
