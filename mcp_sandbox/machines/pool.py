@@ -109,7 +109,7 @@ class Pool(ProviderLayer):
                 yield self
             finally:
                 for shelf in self._shelves.values():
-                    shelf.ready.clear()  # these machines are about to end: hand out none of them
+                    shelf.ready.clear()  # these machines are about to end: lease none of them
                 self._tasks.cancel_scope.cancel()
 
     def stats(self) -> PoolStats:

@@ -211,7 +211,7 @@ async def test_a_machine_with_a_wrong_clock_is_not_leased(bench: Bench, skew_s: 
     bench.skew_s = skew_s
     with pytest.raises(SandboxError, match="clock"):
         async with bench.provider.acquire(REQUEST):
-            pytest.fail("it was handed out")
+            pytest.fail("a machine was leased")
     assert bench.driver.alive == 0
 
 
@@ -221,7 +221,7 @@ async def test_a_virtual_machine_that_is_not_unique_is_not_leased(bench: Bench, 
     bench.refused = {refused}
     with pytest.raises(SandboxError, match=f"no {word} of its own"):
         async with bench.provider.acquire(REQUEST):
-            pytest.fail("it was handed out")
+            pytest.fail("a machine was leased")
     assert bench.driver.alive == 0
 
 
@@ -439,9 +439,9 @@ async def test_a_full_disk_is_reported_as_such(bench: Bench, error: Exception):
         error.__cause__ = FULL
     async with bench.provider.acquire(REQUEST) as lease:
         bench.driver.error = error
-        with pytest.raises(DiskFull, match="disk is full") as told:
+        with pytest.raises(DiskFull, match="disk is full") as caught:
             await bench.provider.freeze(lease).__aenter__()
-    assert "setpriv" not in str(told.value)
+    assert "setpriv" not in str(caught.value)
 
 
 async def test_a_failed_command_is_logged_and_the_caller_gets_its_last_line(
