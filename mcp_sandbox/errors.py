@@ -23,6 +23,7 @@ SandboxError
 ├── ClockSkew                 a restored machine's clock could not be set
 ├── PooledMachineLost         a machine ended while it waited in the pool
 ├── TemplateNotBuilt          the template has no build for this host
+├── TemplateDamaged           files of the template's build have changed since it was built
 ├── UnknownTemplate           no template has this name
 ├── UnusableTemplate          template.toml has errors
 ├── HostNotReady              this host cannot run machines as configured
@@ -267,6 +268,16 @@ class TemplateNotBuilt(SandboxError):
     code = "template_not_built"
     sentence = "Template {template!r} is not built on this host."
     template: str
+
+
+@dataclass(eq=False)
+class TemplateDamaged(SandboxError):
+    """Files of the template's build are damaged, so its machines cannot start."""
+
+    code = "template_damaged"
+    sentence = "The build of template {template!r} is damaged ({part}), so its machines cannot start."
+    template: str
+    part: str
 
 
 @dataclass(eq=False)

@@ -42,7 +42,7 @@ from templates.model import Template
 from templates.revisions import Revisions
 from templates.snapshot import warm_up_of
 from templates.steps import MakeTools, Progress, Steps, first_error
-from templates.store import Entry, Store, key_of
+from templates.store import META, Entry, Store, key_of
 from templates.tools import LoggedTools
 from vmm.driver import Driver, SnapshotDriver
 from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, NetworkMode, Snapshot
@@ -129,7 +129,7 @@ class Builder:
                 snapshot.snapshot_inputs(template, cold.warm_up, root.id, boot.id, await driver.fingerprint()),
                 partial(snapshot.make_snapshot, template=template, warm_up=cold.warm_up, driver=driver, spec=spec),
             )
-        return replace(cold, snapshot=Snapshot(driver.name, entry.path))
+        return _warm(cold, driver, entry)
 
     async def build_image(self, template: Template) -> Path:
         """Build only the root image of a template."""
@@ -156,7 +156,12 @@ class Builder:
         assert isinstance(driver, SnapshotDriver)
         inputs = snapshot.snapshot_inputs(template, cold.warm_up, root.id, boot.id, await driver.fingerprint())
         entry = self._store.find("snapshot", inputs)
-        return replace(cold, snapshot=Snapshot(driver.name, entry.path)) if entry else None
+        return _warm(cold, driver, entry) if entry else None
+
+    async def damaged(self, built: BuiltTemplate) -> list[Entry]:
+        """Return the entries of a build whose files have changed since they were made."""
+        entries = [self._store.entry(path) for path in built.entries() if (path / META).exists()]
+        return [entry for entry in entries if await self._store.damaged_files(entry)]
 
     def find_kernel(self) -> GuestKernel | None:
         """Return the current kernel and initramfs, if they are built."""
@@ -279,6 +284,12 @@ def _cold(template: Template, root: Root, boot: Boot) -> BuiltTemplate:
     warm = warm_up_of(template, root.config)
     version = key_of(snapshot.snapshot_inputs(template, warm, root.id, boot.id, ""))
     return BuiltTemplate(template, root.path, boot.files, warm, None, version)
+
+
+def _warm(cold: BuiltTemplate, driver: Driver, entry: Entry) -> BuiltTemplate:
+    """Return a build with its snapshot. A snapshot that is taken again is another version."""
+    snapshot = Snapshot(driver.name, entry.path)
+    return replace(cold, snapshot=snapshot, version=key_of({"cold": cold.version, "snapshot": entry.id}))
 
 
 async def _both(

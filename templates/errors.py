@@ -3,6 +3,7 @@
 TemplateError
 ├── UnknownTemplate   no template has that name; lists the names there are
 ├── InvalidTemplate   a template.toml has errors; names file, line, field and what to write instead
+├── EntryInUse        a damaged entry cannot be replaced while machines use it
 ├── UnusableKernel    the guest kernel named in the settings cannot be used
 └── BuildFailed       a build step failed; carries the step and the end of its log
 """
@@ -46,6 +47,13 @@ class InvalidTemplate(TemplateError):
         super().__init__(
             "\n".join(f"{file}:{f'{problem.line}:' if problem.line else ''} {problem}" for problem in problems)
         )
+
+
+class EntryInUse(TemplateError):
+    """A damaged store entry cannot be replaced while machines use it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"the damaged {kind} is in use; close the sandboxes and servers that use it, then build again")
 
 
 class UnusableKernel(TemplateError):

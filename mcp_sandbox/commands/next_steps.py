@@ -27,6 +27,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "machine_clock_skew": (AGAIN,),
     "pooled_machine_lost": (AGAIN,),
     "template_not_built": ("Run `mcp-sandbox template build {template}`.",),
+    "template_damaged": ("Run `mcp-sandbox template build {template}`.",),
     "template_not_found": (),
     "template_invalid": ("Correct template.toml.",),
     "host_not_ready": ("To fix it: {fix}.", DOCTOR),

@@ -14,6 +14,8 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.serving.lifetime import run_command
 from templates.build import Progress
+from templates.errors import EntryInUse
+from templates.model import Template
 
 err = Console(stderr=True, highlight=False)
 
@@ -73,6 +75,7 @@ async def _build(host: Host, name: str, view: BuildView) -> bool:
     view.begin()
     try:
         template = host.settings.catalogue.load(name)
+        await _remove_damaged(host, template)
         await host.builder.build(template, host.driver)
         for entry in await host.builder.outdated(template, host.driver):
             await host.store.remove(entry.kind, entry.key)
@@ -84,3 +87,12 @@ async def _build(host: Host, name: str, view: BuildView) -> bool:
         err.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
     err.print(f"Template [bold]{name}[/] is ready.")
     return True
+
+
+async def _remove_damaged(host: Host, template: Template) -> None:
+    """Remove the entries of an earlier build whose files have changed, so that they are made again."""
+    built = await host.builder.find(template, host.driver)
+    for entry in await host.builder.damaged(built) if built else ():
+        err.print(f"[yellow]![/] {entry.kind} is damaged and will be made again")
+        if await host.store.remove(entry.kind, entry.key) == "in use":
+            raise EntryInUse(entry.kind)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from mcp_sandbox.errors import TemplateNotBuilt
+from mcp_sandbox.errors import TemplateDamaged, TemplateNotBuilt
 from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import find_template
 from templates.build import Builder, BuiltTemplate
@@ -65,6 +65,17 @@ class Builds:
             else:
                 return built
         raise TemplateNotBuilt(name)
+
+    async def check(self, built: BuiltTemplate) -> None:
+        """Find out whether a machine did not start because its build is damaged. Reads all files of the build.
+
+        Raises:
+            TemplateDamaged: files have changed since they were built.
+        """
+        with map_errors():
+            damaged = await self._builder.damaged(built)
+        if damaged:
+            raise TemplateDamaged(built.template.name, ", ".join(entry.kind for entry in damaged))
 
     async def _find(self, name: str) -> BuiltTemplate:
         template, stamp = find_template(self._catalogue, name), self._builder.stamp()

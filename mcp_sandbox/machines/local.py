@@ -3,7 +3,7 @@
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from anyio import AsyncContextManagerMixin
 
 from guest.client import AgentClient
 from guest.client.messages import Identity
-from guest.errors import AgentGone
+from guest.errors import AgentGone, GuestError
 from mcp_sandbox.errors import CannotFreeze, HostNotReady, NoHost, StateLost
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.mapping import map_errors
@@ -26,7 +26,7 @@ from templates.build import BuiltTemplate
 from templates.locks import hold
 from templates.model import Template
 from vmm.driver import Driver, Machine, SnapshotDriver
-from vmm.errors import LaunchFailed, SnapshotFailed
+from vmm.errors import LaunchFailed, SnapshotFailed, VmmError
 from vmm.process_table import of_pid
 from vmm.types import MachineSpec, NetworkMode, Snapshot
 
@@ -57,6 +57,7 @@ class LocalFrozen(Frozen):
     """A machine's state in a directory on this host."""
 
     snapshot: Snapshot
+    files: Mapping[str, tuple[int, int]]  # of the snapshot, with size and modification time
     origin: _Origin
     identity: Identity
 
@@ -98,7 +99,8 @@ class LocalProvider(AsyncContextManagerMixin):
         """Start a machine with its own entropy, clock and identity, and greet its agent.
 
         Raises:
-            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, HostNotReady, NoHost, StartFailed: there is no machine.
+            UnknownTemplate, UnusableTemplate, TemplateNotBuilt, TemplateDamaged: the template cannot be used.
+            HostNotReady, NoHost, StartFailed: there is no machine.
         """
         asked_at = anyio.current_time()
         await self.facts()  # raises if this host cannot start machines
@@ -109,7 +111,8 @@ class LocalProvider(AsyncContextManagerMixin):
             source = start(self._driver, built, identity, request.network)
             spec = built.spec(identity.hostname, request.network)
             origin = _Origin(built.template, built.version, spec, built.entries())
-            async with self._leased(source, origin, identity, asked_at) as lease:
+            diagnose = partial(self._builds.check, built)
+            async with self._leased(source, diagnose, origin, identity, asked_at) as lease:
                 yield lease
 
     def _check(self, request: MachineRequest, template: Template) -> None:
@@ -137,7 +140,8 @@ class LocalProvider(AsyncContextManagerMixin):
                     with anyio.CancelScope(shield=True):  # a cancelled snapshot could leave the machine paused
                         snapshot = await driver.snapshot(lease.machine, directory, keep=True)
                         await lease.agent.refresh(renewed(lease.identity))
-                yield LocalFrozen(lease.template, lease.host, snapshot, lease.origin, lease.identity)
+                files = _file_stamps(snapshot.path)
+                yield LocalFrozen(lease.template, lease.host, snapshot, files, lease.origin, lease.identity)
 
     @asynccontextmanager
     async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
@@ -153,13 +157,14 @@ class LocalProvider(AsyncContextManagerMixin):
         origin = replace(frozen.origin, spec=replace(frozen.origin.spec, id=identity.hostname))
         source = _restore(self._driver, frozen.snapshot, origin.spec, identity)
         with _hold_entries(origin):
-            async with self._leased(source, origin, identity, asked_at) as lease:
+            async with self._leased(source, partial(_check_files, frozen), origin, identity, asked_at) as lease:
                 yield lease
 
     @asynccontextmanager
     async def _leased(
         self,
         source: AbstractAsyncContextManager[tuple[Machine, AgentClient]],
+        diagnose: Callable[[], Awaitable[None]],
         origin: _Origin,
         identity: Identity,
         asked_at: float,
@@ -169,7 +174,11 @@ class LocalProvider(AsyncContextManagerMixin):
             async with self._restores:
                 began_at = anyio.current_time()
                 with map_errors():
-                    machine, agent = await stack.enter_async_context(source)
+                    try:
+                        machine, agent = await stack.enter_async_context(source)
+                    except (VmmError, GuestError, OSError):
+                        await diagnose()  # raises another error if the files it starts from are damaged
+                        raise
                 restored_at = anyio.current_time()
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
             yield LocalLease(
@@ -246,6 +255,17 @@ async def _restore(
             raise StateLost(str(error)) from error
         stream = await machine.connect()
         yield machine, await stack.enter_async_context(open_unique(stream, identity, driver.capabilities.isolation))
+
+
+def _file_stamps(directory: Path) -> dict[str, tuple[int, int]]:
+    stats = {str(path.relative_to(directory)): path.lstat() for path in directory.rglob("*")}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in stats.items()}
+
+
+async def _check_files(frozen: LocalFrozen) -> None:
+    """Raise StateLost if the files of a frozen state are not as they were written."""
+    if _file_stamps(frozen.snapshot.path) != frozen.files:
+        raise StateLost("its files have been changed or removed")
 
 
 @contextmanager

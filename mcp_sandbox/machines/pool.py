@@ -156,7 +156,7 @@ class Pool(ProviderLayer):
         shelf = self._shelves.get(request.template)
         if shelf is None or shelf.template.pool != "pooled" or not request.is_standard(shelf.template):
             return None
-        shelf.version = version
+        self._update(shelf, shelf.template, version)
         now, wall = self._clock.now(), self._clock.wall()
         shelf.demand = shelf.demand.after_request(now, self._limits.max_ready)
         self._wake.set()
@@ -219,6 +219,7 @@ class Pool(ProviderLayer):
     def _update(self, shelf: Shelf, template: Template, version: str | None) -> None:
         if (shelf.template, shelf.version) != (template, version):
             shelf.template, shelf.version = template, version
+            shelf.recover()  # failures of the previous build say nothing about this one
             self._wake.set()
 
     # -- refilling -----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "machine_clock_skew": ("Try again.",),
     "pooled_machine_lost": ("Try again.",),
     "template_not_built": (f"{OPERATOR} run `mcp-sandbox template build {{template}}`, then try again.",),
+    "template_damaged": (f"{OPERATOR} run `mcp-sandbox template build {{template}}`, then try again.",),
     "template_not_found": (),
     "template_invalid": ("Use another template, or correct template.toml.",),
     "host_not_ready": ("To fix it: {fix}.", f"{OPERATOR} run `mcp-sandbox doctor`."),

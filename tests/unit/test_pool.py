@@ -437,6 +437,19 @@ async def test_a_leased_machine_that_dies_is_not_counted_as_a_failure_of_the_poo
 # -- builds ------------------------------------------------------------------------------------------------
 
 
+async def test_a_rebuilt_template_is_tried_at_once_however_often_the_previous_build_failed():
+    async with filled() as bench:
+        bench.source.start_error = StartFailed("the snapshot is damaged")
+        await bench.use()
+        for _ in range(12):
+            await bench.clock.advance(300)
+        begun, bench.source.start_error = len(bench.source.begun), None
+        bench.source.versions["a"] = "v2"
+        await bench.clock.advance(FOLLOW_EVERY_S)
+        assert len(bench.source.begun) > begun
+        assert bench.stats().ready == 1
+
+
 async def test_a_machine_of_an_old_build_is_not_leased():
     async with filled() as bench:
         bench.source.versions["a"] = "v2"  # and the pool has not planned yet

@@ -20,7 +20,9 @@ from mcp_sandbox.errors import (
     HostNotReady,
     NoHost,
     SandboxError,
+    StartFailed,
     StateLost,
+    TemplateDamaged,
     TemplateNotBuilt,
     UnknownTemplate,
 )
@@ -31,8 +33,9 @@ from mcp_sandbox.operating.recovery import OWNED
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
 from templates.locks import is_held
+from templates.store import Entry, Store
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeMachine
-from vmm.errors import SnapshotFailed, ToolFailed
+from vmm.errors import LaunchFailed, SnapshotFailed, ToolFailed
 from vmm.process_table import of_pid
 from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, NetworkMode, Probe, Snapshot
 
@@ -112,8 +115,8 @@ class StubBuilder:
         )
         (root / "root.erofs").touch()
         self.lookups = 0
-
         self.builds = 0
+        self.broken: list[Entry] = []
 
     def stamp(self) -> tuple[int, ...]:
         return (self.builds,)
@@ -121,6 +124,9 @@ class StubBuilder:
     async def find(self, *_: object) -> BuiltTemplate | None:
         self.lookups += 1
         return self.found
+
+    async def damaged(self, _built: BuiltTemplate) -> list[Entry]:
+        return self.broken
 
 
 class StubAgent:
@@ -368,6 +374,21 @@ async def test_errors_of_other_rooms_become_sandbox_errors_and_leave_nothing(ben
     assert bench.driver.alive == 0
 
 
+async def test_a_start_that_fails_because_the_build_is_damaged_says_so(bench: Bench, tmp_path: Path):
+    bench.driver.error = LaunchFailed("runsc ended")
+    with pytest.raises(StartFailed, match="runsc ended"):
+        await bench.provider.acquire(REQUEST).__aenter__()
+
+    async def make(staging: Path) -> dict[str, str]:
+        return {}
+
+    bench.builder.broken = [await Store(tmp_path / "store").obtain("snapshot", {}, make)]
+    with pytest.raises(TemplateDamaged, match=r"damaged \(snapshot\)") as damaged:
+        await bench.provider.acquire(REQUEST).__aenter__()
+    assert damaged.value.template == TEMPLATE
+    assert bench.driver.alive == 0
+
+
 # -- frozen machines ---------------------------------------------------------------------------------------
 
 
@@ -452,6 +473,17 @@ async def test_a_failed_command_is_logged_and_the_caller_gets_its_last_line(
         with pytest.raises(SandboxError, match=r"could not be frozen: no such machine"):
             await bench.provider.freeze(lease).__aenter__()
     assert "setpriv --reuid=7" in caplog.text
+
+
+async def test_a_state_whose_files_were_changed_is_lost_and_an_unchanged_one_is_not(bench: Bench):
+    async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease) as frozen:
+        bench.driver.error = LaunchFailed("runsc ended")
+        with pytest.raises(StartFailed, match="runsc ended"):
+            await bench.provider.thaw(frozen, copy=False).__aenter__()
+        (directory,) = bench.run_dir.iterdir()
+        (directory / "state").write_text("damage")
+        with pytest.raises(StateLost, match="changed or removed"):
+            await bench.provider.thaw(frozen, copy=False).__aenter__()
 
 
 async def test_a_damaged_state_and_a_failed_start_are_different_errors(bench: Bench):

@@ -540,6 +540,19 @@ async def test_a_version_tells_apart_all_that_machines_can_differ_in(shop: Shop)
     assert found.version == again.version
 
 
+async def test_damage_to_a_build_is_found_and_a_new_snapshot_is_another_version(shop: Shop):
+    before = await shop.build("mine", FakeGvisor())
+    assert await shop.builder.damaged(before) == []
+    assert before.snapshot is not None
+    (before.snapshot.path / "state").write_text("{'same size'}"[:2])
+    (entry,) = await shop.builder.damaged(before)
+    assert entry.path == before.snapshot.path
+    await shop.store.remove(entry.kind, entry.key)
+    after = await shop.build("mine", FakeGvisor())
+    assert after.snapshot == before.snapshot, "it is in the same place"
+    assert after.version != before.version, "pools have to start machines again"
+
+
 async def test_what_a_machine_stands_on_are_entries_of_the_store(shop: Shop):
     kinds = {FakeVm: {"image", "kernel", "initramfs", "snapshot"}, FakeGvisor: {"image", "agent", "snapshot"}}
     kinds[FakeJail] = {"tree", "agent"}

@@ -200,6 +200,18 @@ async def test_names_cannot_leave_the_store(tmp_path: Path, kind: str, key: str)
         await Store(tmp_path).remove(kind, key)
 
 
+@pytest.mark.parametrize("content", ["hallo", "hell", None])
+async def test_a_changed_or_missing_file_is_damage(tmp_path: Path, content: str | None):
+    store = Store(tmp_path)
+    entry = await store.obtain("base", INPUTS, make_hello)
+    assert await store.damaged_files(entry) == []
+    if content is None:
+        (entry.path / "hello").unlink()
+    else:
+        (entry.path / "hello").write_text(content)
+    assert await store.damaged_files(store.entry(entry.path)) == ["hello"]
+
+
 # -- entries in use ----------------------------------------------------------------------------------------
 
 
