@@ -23,6 +23,7 @@ import platformdirs
 
 from mcp_sandbox.config import APP, ENV_PREFIX, load_settings
 from templates.locks import hold
+from templates.revisions import FILE_NAME as REVISIONS
 from templates.store import Entry, Store
 from tests.footprint import files_in, groups, mounts, processes_with
 from tests.waiting import LOOK_AGAIN_S, promised
@@ -138,6 +139,9 @@ def _link_builds(source: Path, home: Path, kinds: Container[str] | None = None) 
     for entry in Store(source).entries():
         if kinds is None or entry.kind in kinds:
             _link_entry(entry, home)
+    if (source / REVISIONS).is_file():
+        home.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / REVISIONS, home)
     if (source / "cache").is_dir():
         shutil.copytree(source / "cache", home / "cache", dirs_exist_ok=True)
 

@@ -15,6 +15,7 @@ from templates.locks import exclusive, hold, is_held
 from templates.store import Entry, Store, key_of
 
 INPUTS = {"suite": "bookworm", "packages": ["a", "b"]}
+FORK = multiprocessing.get_context("fork")  # "spawn" would leave its resource tracker running
 pytestmark = pytest.mark.anyio
 
 
@@ -131,10 +132,10 @@ async def test_two_concurrent_callers_make_an_entry_once(tmp_path: Path):
     assert found[0] == found[1]
 
 
-def _make_and_hang(home: Path, ready: Any) -> None:
+def _make_and_hang(home: Path, told: Any) -> None:
     async def hang(staging: Path) -> Mapping[str, Any]:
         await make_hello(staging)
-        ready.set()
+        told.send("ready")
         await anyio.sleep_forever()
         return {}
 
@@ -143,12 +144,11 @@ def _make_and_hang(home: Path, ready: Any) -> None:
 
 async def test_leftovers_of_a_killed_process_are_removed_and_never_used(tmp_path: Path):
     store = Store(tmp_path)
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    worker = context.Process(target=_make_and_hang, args=(tmp_path, ready))
+    ready, told = FORK.Pipe(duplex=False)
+    worker = FORK.Process(target=_make_and_hang, args=(tmp_path, told))
     worker.start()
     assert worker.pid
-    assert await anyio.to_thread.run_sync(ready.wait, 30)
+    assert await anyio.to_thread.run_sync(ready.poll, 30)
     assert len(left_in_staging(store)) == 1
     store.sweep()
     assert len(left_in_staging(store)) == 1, "the process is alive"
@@ -248,21 +248,20 @@ async def test_failing_to_hold_one_of_several_entries_holds_none(tmp_path: Path)
     assert not is_held(path)
 
 
-def _hold_and_hang(path: Path, ready: Any) -> None:
+def _hold_and_hang(path: Path, told: Any) -> None:
     with hold([path]):
-        ready.set()
+        told.send("ready")
         signal.pause()
 
 
 async def test_a_hold_counts_across_processes_and_ends_with_a_killed_one(tmp_path: Path):
     store = Store(tmp_path)
     path = (await store.obtain("base", INPUTS, make_hello)).path
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    holder = context.Process(target=_hold_and_hang, args=(path, ready))
+    ready, told = FORK.Pipe(duplex=False)
+    holder = FORK.Process(target=_hold_and_hang, args=(path, told))
     holder.start()
     assert holder.pid
-    assert await anyio.to_thread.run_sync(ready.wait, 30)
+    assert await anyio.to_thread.run_sync(ready.poll, 30)
     assert await store.remove("base", path.name) == "in use"
     os.kill(holder.pid, signal.SIGKILL)
     await anyio.to_thread.run_sync(holder.join, 30)
@@ -383,9 +382,8 @@ async def test_processes_that_lock_and_remove_the_same_lock_file_exclude_each_ot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "counter").write_text("0")
-    context = multiprocessing.get_context("fork")
     monkeypatch.setattr("templates.store.LOCK_POLL_S", 0.001)
-    workers = [context.Process(target=_count_up, args=(tmp_path, 30)) for _ in range(3)]
+    workers = [FORK.Process(target=_count_up, args=(tmp_path, 30)) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
