@@ -247,9 +247,9 @@ def template_remove(ctx: typer.Context, name: Annotated[str, typer.Argument(help
 def template_prune(
     ctx: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also remove current builds.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also remove the builds of current templates.")] = False,
 ) -> None:
-    """Remove builds that no template uses any more, except those that sandboxes or servers use."""
+    """Remove builds that no template needs, except those that sandboxes or servers use."""
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.prune(settings_of(ctx), dry_run=dry_run, every=every))

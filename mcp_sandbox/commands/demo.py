@@ -158,7 +158,7 @@ class Tour:
             raise DemoFailed(f"The code failed:\n{text}")
         timings = {"queue": view.timings.queue_ms, "restore": view.timings.restore_ms, "run": view.timings.run_ms}
         self._note(", ".join(f"{phase} {ms:.0f} ms" for phase, ms in timings.items() if ms >= 1))
-        out.print(Padding(escape(text.rpartition("\n")[0].strip()), (0, 2)))
+        out.print(Padding(escape(text.strip()), (0, 2)))  # what the model reads
 
     async def save_chart(self, sandbox_id: str, path: Path) -> None:
         """Read the chart that the last run produced and save it on this host."""

@@ -74,7 +74,7 @@ def test_a_driver_that_is_too_weak_is_refused_and_both_settings_are_named(tmp_pa
     flags = ["--home", str(tmp_path), "--driver", "bubblewrap", "--min-isolation", "kernel"]
     result = CliRunner().invoke(app, [*flags, *command], input="1")
     assert result.exit_code == 1
-    assert "driver = bubblewrap" in result.stderr
+    assert "Driver bubblewrap" in result.stderr
     assert "min_isolation = kernel" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
