@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, TextContent
 
 from mcp_sandbox.commands.next_steps import NEXT_STEPS
 from mcp_sandbox.config import Settings, variable_of
@@ -44,6 +44,11 @@ def run_of(result: CallToolResult) -> RunView:
     """Return the finished run that a tool result carries, without its images."""
     view = (result.meta or {})[RUN_META]
     return RunView.model_validate({**view, "images": ()}, strict=False)
+
+
+def text_of(result: CallToolResult) -> str:
+    """Return the text of a tool result."""
+    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 from mcp import Client, MCPError, StdioServerParameters
-from mcp_types import CallToolResult, ImageContent, TextContent
+from mcp_types import CallToolResult, ImageContent
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -17,7 +17,7 @@ from rich.syntax import Syntax
 from rich.table import Column, Table
 
 from mcp_sandbox.commands import template_build
-from mcp_sandbox.commands.common import SERVER_ARGS, environment, report_errors, run_of
+from mcp_sandbox.commands.common import SERVER_ARGS, environment, report_errors, run_of, text_of
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.config import Settings
@@ -153,7 +153,7 @@ class Tour:
         out.print(Padding(Syntax(code, "python", theme="ansi_dark", background_color="default"), (0, 2)))
         where = {"sandbox_id": sandbox_id} if sandbox_id else {}
         result = await self._call(step, "run_code", {**where, "code": code})
-        view, text = run_of(result), _text(result)
+        view, text = run_of(result), text_of(result)
         if view.status != "ok":
             raise DemoFailed(f"The code failed:\n{text}")
         timings = {"queue": view.timings.queue_ms, "restore": view.timings.restore_ms, "run": view.timings.run_ms}
@@ -192,16 +192,12 @@ class Tour:
         result = await self._client.call_tool(tool, arguments)
         self.timings.append(Timing(step, 1000 * (time.perf_counter() - began)))
         if result.is_error:
-            raise DemoFailed(f"{tool} failed: {_text(result)}")
+            raise DemoFailed(f"{tool} failed: {text_of(result)}")
         return result
 
     def _note(self, server: str) -> None:
         last = self.timings[-1]
         self.timings[-1] = Timing(last.step, last.client_ms, server)
-
-
-def _text(result: CallToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
 
 
 def _headline(text: str) -> None:

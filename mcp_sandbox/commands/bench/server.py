@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from mcp import Client, StdioServerParameters
-from mcp_types import CallToolResult, TextContent
+from mcp_types import CallToolResult
 
 from mcp_sandbox.commands.bench.subject import FIRST_CODE, MeasurementFailed, Subject
-from mcp_sandbox.commands.common import SERVER_ARGS, environment, run_of
+from mcp_sandbox.commands.common import SERVER_ARGS, environment, run_of, text_of
 from mcp_sandbox.config import Settings
 from mcp_sandbox.operating.control import Request, ask
 from mcp_sandbox.views import SandboxView
@@ -40,7 +40,7 @@ class BenchServer:
         """Call a tool. Raises MeasurementFailed if it returns an error."""
         result = await self.client.call_tool(tool, arguments)
         if result.is_error:
-            raise MeasurementFailed(f"{tool} failed: {_text(result)}")
+            raise MeasurementFailed(f"{tool} failed: {text_of(result)}")
         return result
 
     async def time_call(self, tool: str, arguments: dict[str, Any]) -> tuple[float, CallToolResult]:
@@ -58,7 +58,7 @@ class BenchServer:
         result = await self.call("run_code", {"sandbox_id": sandbox, "code": code})
         view = run_of(result)
         if view.status != "ok":
-            raise MeasurementFailed(f"A run ended with {view.status}: {_text(result)}")
+            raise MeasurementFailed(f"A run ended with {view.status}: {text_of(result)}")
         return readable(view.displays[-1]).strip() if view.displays else ""
 
     async def close(self, sandbox: str) -> None:
@@ -138,7 +138,3 @@ def _pools(stats: Stats) -> dict[str, int]:
 def sandbox_of(created: CallToolResult) -> str:
     """Return the id from the result of `create_sandbox`."""
     return SandboxView.model_validate(created.structured_content).sandbox_id
-
-
-def _text(result: CallToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
