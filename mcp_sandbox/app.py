@@ -28,12 +28,12 @@ from vmm.types import Accel, Download, Isolation, Probe
 
 logger = logging.getLogger(__name__)
 
-WEAK = "the weakest isolation there is. Prefer gvisor or qemu for code that nobody has read"
+WEAK = "the weakest isolation. Use a stronger driver for untrusted code"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What this machine has: the store of built things, their builder, and the driver that runs them."""
+    """This host: its store, the builder that fills it, and the driver that runs machines."""
 
     settings: Settings
     store: Store
@@ -43,7 +43,7 @@ class Host:
 
     @property
     def facts(self) -> HostFacts | None:
-        """What sandboxes of this host are; None if there can be none."""
+        """Return what isolates sandboxes on this host; None if it cannot run any."""
         verdict = self.choice.verdict
         if not verdict.usable:
             return None
@@ -51,7 +51,7 @@ class Host:
 
 
 def _ignore(_progress: Progress) -> None:
-    """For those who do not watch a build."""
+    """Ignore the progress of a build."""
 
 
 def make_builder(
@@ -65,7 +65,7 @@ def make_builder(
 
 
 class Drivers:
-    """The drivers of this host, each loaded when it is asked for. Leaving closes them."""
+    """The drivers of this host, each loaded when it is first used and closed with the context."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Drivers:
         self.settings = settings
         self.store, self.builder = make_builder(settings, report, pending)
         self._loaded: dict[str, Driver] = {}
-        self._held = ExitStack()  # what they start machines with, besides what is built of a template
+        self._held = ExitStack()  # locks on store entries that the drivers use
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,7 +90,7 @@ class Drivers:
             self._held.close()
 
     def load(self, name: str) -> Driver:
-        """The driver, which works with what the builder has fetched until now.
+        """Return a driver, configured with what the builder has fetched so far.
 
         Raises:
             DriverUnavailable: there is no such driver.
@@ -112,45 +112,45 @@ class Drivers:
             self._loaded[name] = load_driver(name, config)
         return self._loaded[name]
 
-    async def ask(self, name: str) -> Probe:
+    async def probe(self, name: str) -> Probe:
         """Probe a driver with what is on this host now."""
         return await self.load(name).probe()
 
-    async def ask_after_fetching(self, name: str) -> Probe:
-        """Fetch what a driver lacks and can be had without root, then probe it; raise BuildFailed."""
-        verdict = await self.ask(name)
+    async def fetch_and_probe(self, name: str) -> Probe:
+        """Probe a driver after fetching what it lacks, which needs no root; raise BuildFailed."""
+        verdict = await self.probe(name)
         if verdict.lacks is None:
             return verdict
         await self.builder.fetch(verdict.lacks)
-        await self._loaded.pop(name).aclose()  # a driver knows only what was there when it was loaded
-        return await self.ask(name)
+        await self._loaded.pop(name).aclose()  # its configuration is from before
+        return await self.probe(name)
 
 
 @asynccontextmanager
 async def open_host(
     settings: Settings, report: Callable[[Progress], None] = _ignore, *, fetch: bool = False
 ) -> AsyncIterator[Host]:
-    """This host with the driver in force: the one the settings name, or the best that works. It may not be usable.
+    """Open this host with the driver that the settings name, or the best one that works. It may be unusable.
 
-    With `fetch`, what a driver needs and can be had without root is fetched before it is asked.
+    With `fetch`, what a driver lacks is fetched before it is probed.
 
     Raises:
-        TooWeak, DriverUnavailable, TemplateError: no driver can be in force with these settings.
+        TooWeak, DriverUnavailable, TemplateError: the settings allow no driver.
     """
     async with Drivers(settings, report) as drivers:
-        choice = await choose(settings, drivers.ask_after_fetching if fetch else drivers.ask)
+        choice = await choose(settings, drivers.fetch_and_probe if fetch else drivers.probe)
         driver = drivers.load(choice.driver)
         if driver.capabilities.isolation is Isolation.NAMESPACE:
             missing = "; ".join((WEAK, *choice.verdict.limits))
-            sys.stderr.write(f"mcp-sandbox: driver {driver.name} is in force, {missing}.\n")
+            sys.stderr.write(f"mcp-sandbox: using driver {driver.name}, {missing}.\n")
         yield Host(settings, drivers.store, drivers.builder, driver, choice)
 
 
 @asynccontextmanager
 async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxService]:
-    """A service over `host`, with machines kept ready or not.
+    """Open a service on `host`, with or without a pool of started machines.
 
-    On a host that is not usable it tells everybody who asks for a sandbox why.
+    On a host that cannot run machines every call for a sandbox fails with the reason.
     """
     settings = host.settings
     for entry in settings.catalogue.entries():

@@ -1,8 +1,7 @@
-"""What this host can do for sandboxes, as one `doctor_report.Report`. `doctor_view` shows it."""
+"""Examine this host and report how it can run sandboxes. `doctor_view` prints the report."""
 
 import getpass
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import anyio.to_thread
+import psutil
 
 from mcp_sandbox.app import Drivers
 from mcp_sandbox.commands.doctor_report import (
@@ -33,63 +33,56 @@ from templates.build import Builder
 from templates.catalogue import CatalogueEntry
 from templates.errors import TemplateError
 from templates.model import Template
-from templates.store import Entry
+from templates.store import Entry, Store
 from vmm.driver import DRIVERS, driver_info
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.limits import detect
 from vmm.types import Isolation, Probe
 
 MB = 1_000_000
-BUILD_BYTES = 3000 * MB  # free room a build takes at its peak: base, unpacked tree, image, snapshot
+BUILD_BYTES = 3000 * MB  # disk space that a build needs at its peak: base, unpacked tree, image, snapshot
 _MACHINES = {
     Isolation.VM: "microVMs",
-    Isolation.KERNEL: "processes with an application kernel of their own",
-    Isolation.NAMESPACE: "processes in namespaces, on the host's kernel",
+    Isolation.KERNEL: "processes, each with its own application kernel",
+    Isolation.NAMESPACE: "processes in namespaces on the host's kernel",
 }
 
 
 async def examine(settings: Settings) -> Report:
-    """Probe this host; takes seconds when KVM has to be tried for the first time."""
+    """Probe this host; this takes seconds when KVM is tried for the first time."""
     listed = list(settings.catalogue.entries())
     async with Drivers(settings) as drivers:
         named = () if settings.driver == AUTO else (settings.driver,)
-        verdicts = {name: await _ask(drivers, name) for name in dict.fromkeys((*DRIVERS, *named))}
-        choice, refusal = await _choice(settings, verdicts)
+        probes = {name: await _probe(drivers, name) for name in dict.fromkeys((*DRIVERS, *named))}
+        choice, refusal = await _choice(settings, probes)
         usable = [entry.template for entry in listed if entry.template]
         templates = [await _template(drivers, choice.driver, template) for template in usable]
-    plan = make_plan(settings, choice.driver)
     missing = [
         MissingReport(what=need.what, package=need.package, purpose=need.purpose, when=need.when)
-        for need in plan.missing
+        for need in make_plan(settings, choice.driver).missing
     ]
-    home = HomeReport(path=settings.home, used_bytes=_size(drivers.store.entries()), free_bytes=_free(settings.home))
-    host, kernel = _host(), _guest_kernel(drivers.builder)
-    reports = [_driver(settings, name, verdict, choice.driver) for name, verdict in verdicts.items()]
+    reports = [_driver(settings, name, probe, choice.driver) for name, probe in probes.items()]
     default = next((template for template in templates if template.default), None)
-    in_force = next(report for report in reports if report.in_force)
-    ready, verdict, next_step = judge(in_force, default, missing, settings.template)
     broken = {entry.name: entry for entry in listed if entry.error}
+    ready, verdict, next_step = judge(
+        next(report for report in reports if report.in_force), default, missing, settings.template
+    )
     if default is None and settings.template in broken:
-        verdict, next_step = f"Not ready: template {settings.template} cannot be used", "mend it as told below"
+        verdict, next_step = f"Not ready: template {settings.template} has errors", "fix the errors shown below"
     if refusal is not None:
         ready, verdict, next_step = False, f"Not ready: {refusal}", None
+    host, home = _host(), _home(settings, drivers.store)
     return Report(
         version=version("mcp-sandbox"),
         ready=ready,
         verdict=verdict,
         next_step=next_step,
-        warnings=[*_warnings(host, home, default), *map(_mistakes, broken.values())],
-        choice=ChoiceReport(
-            driver=choice.driver,
-            setting=settings.driver,
-            min_isolation=settings.min_isolation,
-            reasons=list(choice.reasons),
-            better=choice.better,
-        ),
+        warnings=[*_warnings(host, home, default), *map(_errors, broken.values())],
+        choice=_choice_report(settings, choice),
         drivers=reports,
         host=host,
         home=home,
-        guest_kernel=kernel,
+        guest_kernel=_guest_kernel(drivers.builder),
         templates=templates,
         servers=await anyio.to_thread.run_sync(_servers, settings),
         missing=missing,
@@ -100,32 +93,42 @@ def _servers(settings: Settings) -> list[ServerReport]:
     return [ServerReport.model_validate(stats) for stats in ask_all(settings, Request(do="stats")).values()]
 
 
-async def _ask(drivers: Drivers, name: str) -> Probe:
-    """A driver's verdict; one that cannot even be asked is not usable."""
+async def _probe(drivers: Drivers, name: str) -> Probe:
+    """Probe a driver; one that cannot be loaded or probed is not usable."""
     try:
-        return await drivers.ask(name)
+        return await drivers.probe(name)
     except DriverUnavailable as error:
         return Probe(usable=False, reason=str(error), fix=error.fix)
     except (VmmError, TemplateError, OSError) as error:
         return Probe(usable=False, reason=str(error))
 
 
-async def _choice(settings: Settings, verdicts: Mapping[str, Probe]) -> tuple[Choice, str | None]:
-    """The driver in force, or the one that was refused and why."""
+async def _choice(settings: Settings, probes: Mapping[str, Probe]) -> tuple[Choice, str | None]:
+    """Return the chosen driver and None, or the driver of the settings and why it is refused."""
 
     async def known(name: str) -> Probe:
-        return verdicts[name]
+        return probes[name]
 
     try:
         return await choose(settings, known), None
     except TooWeak as refusal:
-        return Choice(settings.driver, (f"driver = {settings.driver}",), verdicts[settings.driver]), str(refusal)
+        return Choice(settings.driver, (f"driver = {settings.driver}",), probes[settings.driver]), str(refusal)
+
+
+def _choice_report(settings: Settings, choice: Choice) -> ChoiceReport:
+    return ChoiceReport(
+        driver=choice.driver,
+        setting=settings.driver,
+        min_isolation=settings.min_isolation,
+        reasons=list(choice.reasons),
+        better=choice.better,
+    )
 
 
 def judge(
     driver: DriverReport, template: TemplateReport | None, missing: Sequence[MissingReport], wanted: str
 ) -> tuple[bool, str, str | None]:
-    """Ready or not, in one sentence, and the next step towards it. The first obstacle is the one to name."""
+    """Return whether this host is ready, a sentence that names the first obstacle, and the next step."""
     needed_now = [need for need in missing if need.when == "run"]
     if template is not None and not template.built:
         needed_now = list(missing)
@@ -133,18 +136,18 @@ def judge(
         names = ", ".join(need.what for need in needed_now)
         return False, f"Not ready: {names} {'is' if len(needed_now) == 1 else 'are'} not installed", "mcp-sandbox setup"
     if not driver.usable:
-        return False, f"Not ready: {driver.name} cannot run machines here: {one_line(driver.reason)}", driver.fix
+        return False, f"Not ready: {driver.name} does not work on this host: {one_line(driver.reason)}", driver.fix
     if template is None:
-        return False, f"Not ready: there is no template {wanted!r}", "choose another one with MCP_SANDBOX_TEMPLATE"
+        return False, f"Not ready: there is no template {wanted!r}", "set MCP_SANDBOX_TEMPLATE to another one"
     if not template.built:
         step = f"mcp-sandbox template build {template.name}"
-        return False, f"Not ready: template {template.name} is not built for this host as it is now", step
+        return False, f"Not ready: template {template.name} is not built, or its build is stale", step
     machines = _MACHINES[driver.isolation] if driver.isolation else "machines"
     return True, f"Ready: sandboxes run as {machines} ({driver.name}, {CPUS[driver.accel]})", None
 
 
 def one_line(text: str) -> str:
-    """The first line of a reason, for places that have room for no more."""
+    """Return the first line of a text, and an ellipsis if there are more."""
     lines = text.strip().splitlines() or [""]
     return f"{lines[0].rstrip()} …" if len(lines) > 1 else lines[0]
 
@@ -164,7 +167,7 @@ def _driver(settings: Settings, name: str, verdict: Probe, in_force: str) -> Dri
 
 
 def _fix(settings: Settings, name: str, verdict: Probe) -> str | None:
-    """What would make a driver better or usable at all. One whose programs are missing is set up by us."""
+    """Return what would make a driver usable, or better."""
     lacks = {need.package for need in make_plan(settings, name).missing if need in driver_needs(name)}
     if verdict.usable or not lacks:
         return verdict.fix
@@ -172,7 +175,7 @@ def _fix(settings: Settings, name: str, verdict: Probe) -> str | None:
 
 
 def _guest_kernel(builder: Builder) -> Path | None:
-    with suppress(TemplateError):  # the drivers' reports say so
+    with suppress(TemplateError):  # shown in the drivers' reports
         kernel = builder.find_kernel()
         return kernel.vmlinuz if kernel else None
     return None
@@ -183,12 +186,12 @@ async def _template(drivers: Drivers, driver: str, template: Template) -> Templa
     report = _unknown(template, drivers.settings).model_copy(update={"stored_bytes": stored})
     try:
         built = await drivers.builder.find(template, drivers.load(driver))
-    except (VmmError, TemplateError):  # the driver's report says so
+    except (VmmError, TemplateError):  # shown in the driver's report
         return report
     if built is None:
         return report.model_copy(update={"built": False})
-    frozen = drivers.store.entry(built.snapshot.path).size_bytes if built.snapshot else None
-    sizes = {"image_bytes": drivers.store.entry(built.root.parent).size_bytes, "snapshot_bytes": frozen}
+    snapshot = drivers.store.entry(built.snapshot.path).size_bytes if built.snapshot else None
+    sizes = {"image_bytes": drivers.store.entry(built.root.parent).size_bytes, "snapshot_bytes": snapshot}
     return report.model_copy(update={"built": True, **sizes})
 
 
@@ -210,7 +213,7 @@ def _size(entries: Iterable[Entry]) -> int:
 
 
 def _host() -> HostReport:
-    meminfo = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    memory = psutil.virtual_memory()
     hierarchy = detect()
     user = str(os.geteuid())
     with suppress(KeyError, OSError):
@@ -219,20 +222,20 @@ def _host() -> HostReport:
         user=user,
         root=os.geteuid() == 0,
         cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=int(meminfo["MemTotal"]) * 1024,
-        memory_available_bytes=int(meminfo["MemAvailable"]) * 1024,
+        memory_bytes=memory.total,
+        memory_available_bytes=memory.available,
         cgroup_version=hierarchy.version,
         cgroup=hierarchy.describe(),
     )
 
 
-def _free(directory: Path) -> int:
-    """Room in `directory`, or in the one it would be made in."""
-    place = next(path for path in (directory, *directory.parents) if path.is_dir())
-    return shutil.disk_usage(place).free
+def _home(settings: Settings, store: Store) -> HomeReport:
+    path = settings.home
+    existing = next(place for place in (path, *path.parents) if place.is_dir())
+    return HomeReport(path=path, used_bytes=_size(store.entries()), free_bytes=shutil.disk_usage(existing).free)
 
 
-def _mistakes(broken: CatalogueEntry) -> str:
+def _errors(broken: CatalogueEntry) -> str:
     return f"template {broken.name} has errors:\n{broken.error}"
 
 
@@ -241,6 +244,7 @@ def _warnings(host: HostReport, home: HomeReport, template: TemplateReport | Non
         return
     if host.memory_available_bytes < template.memory_mb * MB:
         available = f"{host.memory_available_bytes / MB:.0f} MB of memory are available"
-        yield f"only {available}; a sandbox of {template.name} may take {template.memory_mb} MB"
+        yield f"only {available}; a sandbox of {template.name} may use {template.memory_mb} MB"
     if not template.built and home.free_bytes < BUILD_BYTES:
-        yield f"only {home.free_bytes / MB:.0f} MB are free in {home.path}; a build takes about {BUILD_BYTES / MB:.0f}"
+        free = f"{home.free_bytes / MB:.0f} MB are free in {home.path}"
+        yield f"only {free}; a build needs about {BUILD_BYTES / MB:.0f} MB"

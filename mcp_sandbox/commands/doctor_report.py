@@ -1,19 +1,19 @@
-"""The report of `mcp-sandbox doctor`: what is in it.
+"""The report of `mcp-sandbox doctor`.
 
 `mcp-sandbox doctor --json` prints a `Report`; its keys are the field names below and stay as they are:
 
     version, ready, verdict, next_step, warnings[]
-    choice       driver (the one in force), setting, min_isolation, reasons[], better (a step towards a better one)
+    choice       driver (the selected one), setting, min_isolation, reasons[], better (what would allow a better one)
     drivers[]    name, in_force, usable, isolation, accel, version, reason, fix, missing_protections[]
     host         user, root, cpus, memory_bytes, memory_available_bytes, cgroup_version, cgroup
     home         path, used_bytes, free_bytes
-    guest_kernel path, or null if it was not fetched yet; only drivers with isolation "vm" need one
+    guest_kernel path, or null if it was not fetched; only drivers with isolation "vm" need one
     templates[]  name, title, default, built, image_bytes, snapshot_bytes, stored_bytes, memory_mb
     servers[]    pid, uptime_s, sandboxes, pools[] (template, ready, starting, hits, misses, failed, last_error)
-    missing[]    what, package (null: no package brings it), purpose, when ("run": no sandbox without it; "build")
+    missing[]    what, package (null: none contains it), purpose, when ("run": every sandbox needs it; "build")
 
-Sizes are bytes on disk: images and snapshots have holes, which take no room. `ready` means that a sandbox of the
-default template can be started now; the exit status is 0 exactly then.
+Sizes are bytes on disk, without the holes of images and snapshots. `ready` means that a sandbox of the default template
+can start now; only then the exit code is 0.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from vmm.types import Accel, Isolation
 
 
 class ChoiceReport(BaseModel):
-    """Which driver is in force, and what led to it."""
+    """The selected driver, and why."""
 
     driver: str
     setting: str
@@ -34,7 +34,7 @@ class ChoiceReport(BaseModel):
 
 
 class DriverReport(BaseModel):
-    """One way to run machines, and whether it works here."""
+    """A driver, and whether it works on this host."""
 
     name: str
     in_force: bool
@@ -48,19 +48,19 @@ class DriverReport(BaseModel):
 
 
 class HostReport(BaseModel):
-    """This host, for this user."""
+    """This host, as this user may use it."""
 
     user: str
     root: bool
     cpus: int
     memory_bytes: int
-    memory_available_bytes: int  # a snapshot's memory is loaded into it, once for all its sandboxes
+    memory_available_bytes: int  # sandboxes of a snapshot share its memory
     cgroup_version: int | None
     cgroup: str
 
 
 class HomeReport(BaseModel):
-    """Where everything is kept."""
+    """The directory that contains everything."""
 
     path: Path
     used_bytes: int
@@ -68,20 +68,20 @@ class HomeReport(BaseModel):
 
 
 class TemplateReport(BaseModel):
-    """One template, and what the store holds of it for the driver in force."""
+    """A template, and its build for the selected driver."""
 
     name: str
     title: str
     default: bool
-    built: bool | None  # None: cannot be told while the driver is not usable
+    built: bool | None  # None: unknown while the driver is not usable
     image_bytes: int | None
     snapshot_bytes: int | None
-    stored_bytes: int  # all there is of it, older snapshots included
+    stored_bytes: int  # including stale builds
     memory_mb: int
 
 
 class MissingReport(BaseModel):
-    """Something of the system's that is not installed."""
+    """A program or file of the host that is missing."""
 
     what: str
     package: str | None
@@ -90,7 +90,7 @@ class MissingReport(BaseModel):
 
 
 class PoolReport(BaseModel):
-    """What a running server keeps ready of one template."""
+    """A running server's pool of one template."""
 
     template: str
     ready: int
@@ -102,7 +102,7 @@ class PoolReport(BaseModel):
 
 
 class ServerReport(BaseModel):
-    """A server of this home that answers."""
+    """A running server of this home."""
 
     pid: int
     uptime_s: float
@@ -111,7 +111,7 @@ class ServerReport(BaseModel):
 
 
 class Report(BaseModel):
-    """All there is to say."""
+    """The whole report."""
 
     version: str
     ready: bool

@@ -1,4 +1,4 @@
-"""`mcp-sandbox doctor`: the report on this host, for people or as JSON."""
+"""`mcp-sandbox doctor`: print the report on this host, as text or JSON."""
 
 import sys
 
@@ -22,10 +22,10 @@ err = Console(stderr=True, highlight=False)
 
 
 def main(settings: Settings, *, as_json: bool) -> int:
-    """Examine this host and print what was found; the result is an exit status."""
+    """Examine this host, print the report and return an exit code."""
 
     async def examined() -> int:
-        with err.status("looking at this host"):
+        with err.status("examining this host"):
             report = await examine(settings)
         if as_json:
             sys.stdout.write(report.model_dump_json(indent=2) + "\n")
@@ -55,7 +55,7 @@ def show(report: Report) -> None:
 
 
 def show_verdict(report: Report, console: Console) -> None:
-    """Print the one line that counts, and what to do if it is bad news."""
+    """Print whether this host is ready, and the next step if it is not."""
     mark = "[green]✓[/]" if report.ready else "[red]✗[/]"
     console.print(f"{mark} [bold]{escape(report.verdict)}[/]")
     if report.next_step:
@@ -63,38 +63,38 @@ def show_verdict(report: Report, console: Console) -> None:
 
 
 def _show_choice(choice: ChoiceReport) -> None:
-    grid = _section(f"Which driver: {choice.driver}")
+    grid = _section(f"Selected driver: {choice.driver}")
     grid.add_row("", "setting", escape(choice.setting))
     grid.add_row("", "min_isolation", choice.min_isolation)
     for number, reason in enumerate(choice.reasons):
-        grid.add_row("", "" if number else "because", escape(one_line(reason)))
+        grid.add_row("", "" if number else "reason", escape(one_line(reason)))
     if choice.better:
-        grid.add_row("", "to do better", escape(choice.better))
+        grid.add_row("", "to improve", escape(choice.better))
     out.print(grid)
 
 
 def _show_driver(driver: DriverReport) -> None:
     grid = _section(driver.name)
-    grid.add_row("", "usable", ("[green]yes[/]" if driver.usable else "[red]no[/]") + ", in force" * driver.in_force)
+    grid.add_row("", "usable", ("[green]yes[/]" if driver.usable else "[red]no[/]") + ", selected" * driver.in_force)
     if driver.isolation:
         grid.add_row("", "isolation", f"{driver.isolation}: {LEVELS[driver.isolation]}")
     if driver.usable:
         grid.add_row("", "CPU", CPUS[driver.accel])
     if driver.version:
         grid.add_row("", "version", escape(driver.version))
-    grid.add_row("", "because", escape(one_line(driver.reason)))
+    grid.add_row("", "reason", escape(one_line(driver.reason)))
     if driver.fix:
-        grid.add_row("", "to do better" if driver.usable else "to use it", escape(driver.fix))
+        grid.add_row("", "to improve" if driver.usable else "to fix", escape(driver.fix))
     for protection in driver.missing_protections:
-        grid.add_row("", "[yellow]not in force[/]", escape(protection))
+        grid.add_row("", "[yellow]weakness[/]", escape(protection))
     out.print(grid)
 
 
 def _section(title: str) -> Table:
-    """A grid of words and what there is to say to each, below a title."""
+    """Print a title and return a grid of names and values for the lines below it."""
     out.print(f"[bold]{escape(title)}[/]")
-    words = Column(style="dim", no_wrap=True, min_width=len("min_isolation"))
-    return Table.grid(Column(), words, Column(overflow="fold"), padding=(0, 2))
+    names = Column(style="dim", no_wrap=True, min_width=len("min_isolation"))
+    return Table.grid(Column(), names, Column(overflow="fold"), padding=(0, 2))
 
 
 def _show_host(report: Report) -> None:
@@ -107,14 +107,14 @@ def _show_host(report: Report) -> None:
     grid.add_row("home", escape(str(home.path)))
     grid.add_row("", f"{home.used_bytes / GB:.1f} GB used, {home.free_bytes / GB:.1f} GB free")
     if any(driver.in_force and driver.isolation is Isolation.VM for driver in report.drivers):
-        grid.add_row("guest kernel", "there" if report.guest_kernel else "not fetched yet: mcp-sandbox setup")
+        grid.add_row("guest kernel", "fetched" if report.guest_kernel else "not fetched: run mcp-sandbox setup")
     out.print(grid)
     out.print()
 
 
 def _show_templates(templates: list[TemplateReport]) -> None:
-    columns = (Column("template", no_wrap=True), "built", "image", "snapshot", "all in store")
-    table = Table(*columns, title="What sandboxes are made from")
+    columns = (Column("template", no_wrap=True), "built", "image", "snapshot", "total")
+    table = Table(*columns, title="Templates")
     for template in templates:
         name = f"[bold]{template.name}[/]" if template.default else template.name
         sizes = (template.image_bytes, template.snapshot_bytes, template.stored_bytes)
@@ -124,23 +124,23 @@ def _show_templates(templates: list[TemplateReport]) -> None:
 
 def _show_servers(servers: list[ServerReport]) -> None:
     columns = ("server", "up", "sandboxes", "pool of", "ready", "starting", "hits", "misses", "failed")
-    table = Table(*columns, title="Servers of this home that run")
+    table = Table(*columns, title="Running servers of this home")
     for server in servers:
-        words = (str(server.pid), f"{server.uptime_s:.0f} s", str(server.sandboxes))
+        cells = (str(server.pid), f"{server.uptime_s:.0f} s", str(server.sandboxes))
         for pool in server.pools:
             numbers = (pool.ready, pool.starting, pool.hits, pool.misses, pool.failed)
-            table.add_row(*words, escape(pool.template), *map(str, numbers))
-            words = ("", "", "")
-        if any(words):
-            table.add_row(*words)
+            table.add_row(*cells, escape(pool.template), *map(str, numbers))
+            cells = ("", "", "")
+        if any(cells):
+            table.add_row(*cells)
     out.print(table)
     for error in {pool.last_error for server in servers for pool in server.pools if pool.last_error}:
-        out.print(f"[yellow]![/] a machine for the pool could not be started: {escape(one_line(error))}")
+        out.print(f"[yellow]![/] a pool could not start a machine: {escape(one_line(error))}")
 
 
 def _show_missing(report: Report) -> None:
-    table = Table(Column("missing", no_wrap=True), "Debian package", "what for", title="What this host lacks")
+    table = Table(Column("missing", no_wrap=True), "Debian package", "purpose", title="Missing on this host")
     for need in report.missing:
         table.add_row(need.what, need.package or "", need.purpose)
     out.print(table)
-    out.print("  `mcp-sandbox setup` gets it, or says what an administrator has to run.")
+    out.print("  `mcp-sandbox setup` installs it, or prints the command for an administrator.")

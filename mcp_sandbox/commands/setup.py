@@ -1,4 +1,4 @@
-"""`mcp-sandbox setup`: what this host still lacks, and getting it."""
+"""`mcp-sandbox setup`: find out what this host lacks, and install it."""
 
 import os
 import pwd
@@ -29,7 +29,7 @@ from vmm.types import Download, Need, Probe
 LOG_NAME = "setup.log"
 UPDATE = ("apt-get", "update")
 INSTALL = ("apt-get", "install", "-y", "--no-install-recommends")
-FIRST_ID, IDS = 100_000, 65_536  # where Debian's useradd starts to hand out subordinate ids, and how many it gives
+FIRST_ID, IDS = 100_000, 65_536  # the first subordinate id that Debian's useradd grants, and how many
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 out = Console(highlight=False)
@@ -37,31 +37,31 @@ err = Console(stderr=True, highlight=False)
 
 
 NEEDS = (
-    Need("unshare", "util-linux", "keeps machines off the network", "run"),
-    Need("setpriv", "util-linux", "takes privileges away from machines", "run"),
-    Need("mmdebstrap", "mmdebstrap", "puts a sandbox's Debian together", "build"),
-    Need("mkfs.erofs", "erofs-utils", "packs a sandbox's read-only files", "build"),
-    Need(KEYRING, "debian-archive-keyring", "proves that Debian's packages are Debian's", "build"),
+    Need("unshare", "util-linux", "puts machines into namespaces", "run"),
+    Need("setpriv", "util-linux", "drops the privileges of machines", "run"),
+    Need("mmdebstrap", "mmdebstrap", "creates the root file system of a template", "build"),
+    Need("mkfs.erofs", "erofs-utils", "packs it into an image", "build"),
+    Need(KEYRING, "debian-archive-keyring", "verifies Debian packages", "build"),
 )
 FETCHING_NEEDS = (
-    Need("apt-get", "apt", "fetches a guest kernel or gVisor", "build"),
-    Need("dpkg", "dpkg", "unpacks what was fetched", "build"),
+    Need("apt-get", "apt", "fetches the guest kernel or gVisor", "build"),
+    Need("dpkg", "dpkg", "unpacks fetched packages", "build"),
 )
-ORDINARY_USER_NEEDS = (Need("newuidmap", "uidmap", "lets an ordinary user put a Debian together", "build"),)
+ORDINARY_USER_NEEDS = (Need("newuidmap", "uidmap", "lets ordinary users run mmdebstrap", "build"),)
 IMAGE_NEEDS = (
-    Need("skopeo", "skopeo", "fetches the image that a template names", "build"),
+    Need("skopeo", "skopeo", "fetches a template's OCI image", "build"),
     Need("buildah", "buildah", "builds a template's Dockerfile", "build"),
     *FETCHING_NEEDS,
 )
-OWN_KERNEL_NEEDS = (Need("busybox", "busybox-static", "boots a guest kernel of your own", "build"),)
+OWN_KERNEL_NEEDS = (Need("busybox", "busybox-static", "boots the kernel that guest_kernel names", "build"),)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do about the needs that are not met: decided here, done elsewhere."""
+    """What is missing, and how to get it."""
 
     missing: tuple[Need, ...]
-    grant_ids_to: str | None  # a user who has no subordinate ids yet
+    grant_ids_to: str | None  # a user without subordinate ids
     first_free_id: int
     can_install: bool
     has_apt: bool
@@ -72,12 +72,12 @@ class Plan:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Debian packages that bring all that is missing, each once."""
+        """Return the Debian packages that contain what is missing."""
         return tuple(dict.fromkeys(need.package for need in self.missing if need.package))
 
     @property
     def command(self) -> str:
-        """The one line that, run by root, does it all."""
+        """Return a command line for root that installs everything."""
         parts = [" ".join(UPDATE), " ".join((*INSTALL, *self.packages))] if self.packages else []
         if self.grant_ids_to is not None:
             ids = f"{self.first_free_id}-{self.first_free_id + IDS - 1}"
@@ -106,13 +106,13 @@ def driver_needs(driver: str) -> tuple[Need, ...]:
 
 
 def make_plan(settings: Settings, driver: str, *, images: bool = False) -> Plan:
-    """Look at this host and decide; `images`: for templates of OCI images and Dockerfiles too. Takes a millisecond."""
+    """Return what this host lacks for a driver; with `images` also what OCI images and Dockerfiles need."""
     root = os.geteuid() == 0
     wanted = needs_of(driver, own_kernel=settings.guest_kernel is not None, root=root, images=images)
     missing = [need for need in dict.fromkeys(wanted) if not is_met(need)]
     grant_ids_to = None if root else _user_without_ids()
     if grant_ids_to is not None:
-        purpose = f"user ids for {grant_ids_to} to put a Debian together with"
+        purpose = f"lets {grant_ids_to} run mmdebstrap"
         missing.append(Need("an entry in /etc/subuid", None, purpose, "build"))
     has_apt = find_tool("apt-get") is not None
     return Plan(
@@ -125,20 +125,20 @@ def make_plan(settings: Settings, driver: str, *, images: bool = False) -> Plan:
 
 
 def is_met(need: Need) -> bool:
-    """Whether this host has it."""
+    """Return whether this host has it."""
     if need.what.startswith("/"):
         return Path(need.what).is_file()
     program = find_tool(need.what)
     if program is None or need.what != "busybox":
         return program is not None
-    return b"/ld-linux" not in Path(program).read_bytes()  # in a machine it finds no library to load
+    return b"/ld-linux" not in Path(program).read_bytes()  # a machine has no libraries for a dynamic one
 
 
 def _user_without_ids(etc: Path = Path("/etc")) -> str | None:
-    """The name of this user if mmdebstrap would find no subordinate user ids for them."""
+    """Return the name of this user if mmdebstrap would find no subordinate ids for it, else None."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # a user of a container whom nobody told about them
+    except KeyError:  # a container without an entry for its user
         name = str(os.geteuid())
     mine = (name, str(os.geteuid()))
     has_both = all(any(owner in mine for owner, _ in _granted(etc / file)) for file in ("subuid", "subgid"))
@@ -146,29 +146,29 @@ def _user_without_ids(etc: Path = Path("/etc")) -> str | None:
 
 
 def _first_free_id(etc: Path = Path("/etc")) -> int:
-    """Where nobody's subordinate ids are: two users who shared some could reach into each other's processes."""
+    """Return the first id after all that are granted: users who share ids can access each other's processes."""
     return max((end for file in ("subuid", "subgid") for _, end in _granted(etc / file)), default=FIRST_ID)
 
 
 def _granted(file: Path) -> Iterator[tuple[str, int]]:
-    """Whom subordinate ids belong to, and the first id after theirs."""
+    """Yield each user with subordinate ids, and the first id after them."""
     with suppress(OSError):
         for owner, first, count in re.findall(r"^([^:#\n]+):(\d+):(\d+)$", file.read_text(), re.MULTILINE):
             yield owner, int(first) + int(count)
 
 
 def main(settings: Settings, *, check: bool, images: bool = False) -> int:
-    """Get what is missing, or with `check` only say what it is; the result is an exit status."""
+    """Install what is missing, or with `check` only print it; return an exit code."""
     return report_errors(lambda: run_command(lambda: _setup(settings, check=check, images=images)))
 
 
 class _Incomplete(Exception):
-    """Something is missing that we may not or cannot get. People have been told."""
+    """Something is missing that we cannot install. It was printed."""
 
 
 async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
-    """Equip one driver after another, best first, until one works: mostly the first."""
-    with err.status("looking at this host") as status:
+    """Set up the driver of the settings, or one after the other, best first, until one works."""
+    with err.status("examining this host") as status:
 
         def report(progress: Progress) -> None:
             if progress.state == "running":
@@ -176,28 +176,30 @@ async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
 
         async with Drivers(settings, report) as drivers:
 
-            async def checked(driver: str) -> Probe:
+            async def check_driver(driver: str) -> Probe:
                 plan = make_plan(settings, driver, images=images)
                 if not plan.complete:
                     show(plan)
                     explain(plan)
                     raise _Incomplete
-                verdict = await drivers.ask(driver)
+                verdict = await drivers.probe(driver)
                 if verdict.lacks:
-                    out.print(f"All packages are installed, but no {verdict.lacks}: `mcp-sandbox setup` fetches it.")
+                    out.print(
+                        f"The packages are installed. `mcp-sandbox setup` fetches what is missing: {verdict.lacks}."
+                    )
                     raise _Incomplete
                 return verdict
 
-            async def equipped(driver: str) -> Probe:
-                drivers.load(driver)  # there is one of that name
+            async def set_up_driver(driver: str) -> Probe:
+                drivers.load(driver)  # raises if there is no such driver
                 await _get_packages(partial(make_plan, settings, driver, images=images), settings, status)
-                verdict = await drivers.ask_after_fetching(driver)
+                verdict = await drivers.fetch_and_probe(driver)
                 if not verdict.usable:
-                    err.print(f"[yellow]![/] {driver} has all it needs, but {escape(verdict.reason)}")
+                    err.print(f"[yellow]![/] {driver} is set up, but does not work: {escape(verdict.reason)}")
                 return verdict
 
             try:
-                choice = await choose(settings, checked if check else equipped)
+                choice = await choose(settings, check_driver if check else set_up_driver)
             except _Incomplete:
                 return 1
     return _conclude(choice)
@@ -208,12 +210,12 @@ def _conclude(choice: Choice) -> int:
     if not verdict.usable:
         raise HostNotReady(f"{choice.driver}: {verdict.reason}", verdict.fix)
     isolation = driver_info(choice.driver).capabilities.isolation
-    out.print(f"Nothing is missing: {choice.driver} runs machines here ({isolation} isolation).")
+    out.print(f"Nothing is missing: {choice.driver} works on this host ({isolation} isolation).")
     return 0
 
 
 async def _get_packages(look: Callable[[], Plan], settings: Settings, status: Status) -> None:
-    """Install what is needed of the system; raises _Incomplete unless all of it is there afterwards."""
+    """Install the missing packages; raise _Incomplete if something is still missing afterwards."""
     plan = look()
     if plan.complete:
         return
@@ -225,29 +227,29 @@ async def _get_packages(look: Callable[[], Plan], settings: Settings, status: St
     left = look()
     if not left.complete:
         names = ", ".join(need.what for need in left.missing)
-        err.print(f"[red]The packages are installed, but {names} cannot be found on the PATH.[/]")
+        err.print(f"[red]The packages are installed, but {names} is not on the PATH.[/]")
         raise _Incomplete
 
 
 def show(plan: Plan) -> None:
-    """List what is missing and what each is for."""
+    """Print what is missing and its purpose."""
     if plan.missing:
-        table = Table(Column("missing", no_wrap=True), Column("Debian package", no_wrap=True), "what for")
+        table = Table(Column("missing", no_wrap=True), Column("Debian package", no_wrap=True), "purpose")
         for need in plan.missing:
             table.add_row(need.what, need.package or "", need.purpose)
         out.print(table)
 
 
 def explain(plan: Plan) -> None:
-    """Say what somebody else has to do."""
+    """Print what an administrator has to do."""
     if plan.has_apt:
-        who = "As root run" if os.geteuid() == 0 else "Ask an administrator to run"
-        out.print(f"{who} this one command, then try again:\n")
+        who = "As root, run" if os.geteuid() == 0 else "Ask an administrator to run"
+        out.print(f"{who} this command, then try again:\n")
         out.print(f"  {plan.command}\n", soft_wrap=True, markup=False)
         return
     out.print(
-        "This host has no apt-get. Install what is listed above with its own package manager; "
-        "packages may have other names there."
+        "This host has no apt-get. Install the programs listed above with its package manager; "
+        "the packages may have other names."
     )
 
 
@@ -257,11 +259,11 @@ async def _install(settings: Settings, packages: Sequence[str], status: Status) 
     environment = {"DEBIAN_FRONTEND": "noninteractive"}
     try:
         await tools.run(UPDATE, env=environment)
-    except StepFailed as failure:  # often a third party's source that we do not need
-        tools.note(f"{failure}; going on with what apt knows")
+    except StepFailed as failure:  # often a third-party source that we do not need
+        tools.note(f"{failure}; continuing with apt's old lists")
     try:
         await tools.run((*INSTALL, *packages), env=environment)
     except StepFailed as failure:
-        err.print(f"[red]{escape(str(failure))}[/]\n{escape(tail(log_path))}\nThe log: {log_path}")
+        err.print(f"[red]{escape(str(failure))}[/]\n{escape(tail(log_path))}\nLog: {log_path}")
         raise _Incomplete from failure
     err.print(f"[green]✓[/] installed {', '.join(packages)}")

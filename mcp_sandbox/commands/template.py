@@ -136,7 +136,7 @@ async def usable_drivers(drivers: Drivers) -> list[Driver]:
     found = []
     for name in DRIVERS:
         try:
-            if (await drivers.ask(name)).usable:
+            if (await drivers.probe(name)).usable:
                 found.append(drivers.load(name))
         except (VmmError, TemplateError, OSError):  # `doctor` shows why
             continue

@@ -103,7 +103,7 @@ async def _build_new(settings: Settings, new: Drivers, view: BuildView) -> list[
                 templates = settings.catalogue.templates().values()
                 built = [template for template in templates if await old.builder.find(template, driver)]
                 if built:
-                    await new.ask_after_fetching(driver.name)
+                    await new.fetch_and_probe(driver.name)
                 for template in built:
                     if await new.builder.find(template, new.load(driver.name)) is not None:
                         continue

@@ -16,7 +16,7 @@ from vmm.errors import VmmError
 from vmm.types import Accel, Isolation, Probe
 from vmm.verdicts import Verdict
 
-Ask = Callable[[str], Awaitable[Probe]]
+ProbeDriver = Callable[[str], Awaitable[Probe]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Choice:
     better: str | None = None  # a step that would allow a better choice
 
 
-async def choose(settings: Settings, ask: Ask) -> Choice:
-    """Return the choice, probing drivers with `ask` as needed.
+async def choose(settings: Settings, probe_driver: ProbeDriver) -> Choice:
+    """Return the choice, probing drivers as needed.
 
     Raises:
         TooWeak: the driver named in the settings isolates less than they demand.
@@ -53,7 +53,7 @@ async def choose(settings: Settings, ask: Ask) -> Choice:
             kvm = await probe.kvm(settings.cache_dir, own_kernel=settings.guest_kernel is not None)
             continue
         try:
-            probes[step.driver] = await ask(step.driver)
+            probes[step.driver] = await probe_driver(step.driver)
         except (VmmError, BuildFailed, OSError) as error:
             if settings.driver != AUTO:
                 raise

@@ -103,7 +103,7 @@ async def test_nothing_is_fetched_for_a_driver_that_works(builder: StubBuilder, 
 @pytest.mark.usefixtures("loaded")
 async def test_a_probe_fetches_nothing(builder: StubBuilder):
     async with Drivers(Settings()) as drivers:
-        assert (await drivers.ask("gvisor")).lacks is Download.RUNSC
+        assert (await drivers.probe("gvisor")).lacks is Download.RUNSC
     assert builder.fetched == []
 
 

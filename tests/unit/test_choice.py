@@ -1,4 +1,4 @@
-"""Which driver `auto` takes, what it asks for that, and what is refused."""
+"""Which driver is chosen, what is probed for that, and what is refused."""
 
 import re
 from pathlib import Path
@@ -13,38 +13,39 @@ from vmm.errors import DriverUnavailable
 from vmm.types import Accel, Isolation, Probe
 from vmm.verdicts import Verdict
 
-KVM, NO_KVM, UNTRIED = Verdict(True, "it runs"), Verdict(False, "there is none", "buy one"), Verdict(None, "not tried")
+KVM, UNTRIED = Verdict(True, "it runs"), Verdict(None, "not tried")
+NO_KVM = Verdict(False, "there is none", "use another host")
 UNDER_KVM = Probe(True, "a guest booted", accel=Accel.KVM)
 EMULATED = Probe(True, "emulation", accel=Accel.TCG)
 WORKS = Probe(True, "a program ran")
 BROKEN = Probe(False, "not installed", "install it")
-ASK_KVM, ASK_QEMU, ASK_GVISOR = Question(None), Question("qemu"), Question("gvisor")
+PROBE_KVM, PROBE_QEMU, PROBE_GVISOR = Question(None), Question("qemu"), Question("gvisor")
 
 TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | str]] = [
-    # With working KVM it is a virtual machine, if that really runs under KVM.
-    ({}, None, {}, ASK_KVM),
-    ({}, KVM, {}, ASK_QEMU),
+    # With working KVM a virtual machine is chosen, if it really runs under KVM.
+    ({}, None, {}, PROBE_KVM),
+    ({}, KVM, {}, PROBE_QEMU),
     ({}, KVM, {"qemu": UNDER_KVM}, "qemu"),
-    ({}, KVM, {"qemu": BROKEN}, ASK_GVISOR),
+    ({}, KVM, {"qemu": BROKEN}, PROBE_GVISOR),
     ({}, KVM, {"qemu": BROKEN, "gvisor": WORKS}, "gvisor"),
-    ({}, KVM, {"qemu": EMULATED}, ASK_GVISOR),
+    ({}, KVM, {"qemu": EMULATED}, PROBE_GVISOR),
     ({}, KVM, {"qemu": EMULATED, "gvisor": BROKEN}, "qemu"),
-    # Without it, QEMU is not even asked as long as gVisor works.
-    ({}, NO_KVM, {}, ASK_GVISOR),
+    # Without KVM, QEMU is not probed while gVisor works.
+    ({}, NO_KVM, {}, PROBE_GVISOR),
     ({}, NO_KVM, {"gvisor": WORKS}, "gvisor"),
-    ({}, NO_KVM, {"gvisor": BROKEN}, ASK_QEMU),
+    ({}, NO_KVM, {"gvisor": BROKEN}, PROBE_QEMU),
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": EMULATED}, "qemu"),
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": BROKEN}, "gvisor"),
-    # Whether KVM runs a kernel that somebody made for it, only QEMU can tell.
-    ({"guest_kernel": Path("vmlinuz")}, UNTRIED, {}, ASK_QEMU),
-    ({"guest_kernel": Path("vmlinuz")}, UNTRIED, {"qemu": EMULATED}, ASK_GVISOR),
-    # Where only virtual machines will do, KVM makes them faster, but changes no choice.
-    ({"min_isolation": "vm"}, None, {}, ASK_QEMU),
+    # Only QEMU can tell whether KVM runs a custom guest kernel.
+    ({"guest_kernel": Path("vmlinuz")}, UNTRIED, {}, PROBE_QEMU),
+    ({"guest_kernel": Path("vmlinuz")}, UNTRIED, {"qemu": EMULATED}, PROBE_GVISOR),
+    # If only virtual machines are allowed, KVM does not change the choice.
+    ({"min_isolation": "vm"}, None, {}, PROBE_QEMU),
     ({"min_isolation": "vm"}, None, {"qemu": EMULATED}, "qemu"),
     ({"min_isolation": "kernel"}, NO_KVM, {"gvisor": WORKS}, "gvisor"),
     ({"accel": "tcg"}, None, {"qemu": EMULATED}, "qemu"),
     ({"accel": "kvm"}, None, {"qemu": BROKEN}, "qemu"),
-    # A driver that was named is never replaced, and nothing else is asked.
+    # A driver that the settings name is never replaced, and no other one is probed.
     ({"driver": "bubblewrap"}, None, {}, Question("bubblewrap")),
     ({"driver": "bubblewrap"}, None, {"bubblewrap": WORKS}, "bubblewrap"),
     ({"driver": "gvisor"}, None, {"gvisor": BROKEN}, "gvisor"),
@@ -53,28 +54,28 @@ TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | s
 
 
 @pytest.mark.parametrize(("settings", "kvm", "probes", "expected"), TABLE)
-def test_the_table(settings: dict[str, Any], kvm: Verdict | None, probes: dict[str, Probe], expected: Question | str):
+def test_decide(settings: dict[str, Any], kvm: Verdict | None, probes: dict[str, Probe], expected: Question | str):
     step = decide(Settings(**settings), kvm, probes)
     assert (step.driver if isinstance(step, Choice) else step) == expected
 
 
-def test_bubblewrap_is_never_chosen_by_itself():
+def test_auto_never_chooses_bubblewrap():
     last = decide(Settings(), NO_KVM, {"gvisor": BROKEN, "qemu": BROKEN, "bubblewrap": WORKS})
     assert isinstance(last, Choice)
     assert (last.driver, last.verdict.usable) == ("gvisor", False)
 
 
-def test_a_choice_comes_with_the_whole_chain_of_reasons_and_what_would_make_it_better():
+def test_a_choice_has_its_reasons_and_what_would_allow_a_better_one():
     choice = decide(Settings(), NO_KVM, {"gvisor": BROKEN, "qemu": EMULATED})
     assert isinstance(choice, Choice)
     assert choice.reasons == ("KVM: there is none", "gvisor: not installed")
-    assert choice.better == "buy one"
+    assert choice.better == "use another host"
 
 
 @pytest.mark.parametrize(
     ("driver", "least"), [("gvisor", "vm"), ("bubblewrap", "vm"), ("bubblewrap", "kernel")], ids=str
 )
-def test_a_named_driver_that_is_too_weak_is_refused_before_it_is_asked(driver: str, least: str):
+def test_a_named_driver_that_is_too_weak_is_refused_without_a_probe(driver: str, least: str):
     with pytest.raises(TooWeak, match=re.escape(f"min_isolation = {least}")) as refusal:
         decide(Settings(driver=driver, min_isolation=Isolation(least)), None, {})
     assert refusal.value.driver == driver
@@ -89,14 +90,14 @@ def _no_kvm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Host:
-    """Drivers that say what they were told to, and who was asked."""
+    """Drivers with fixed probes, and a record of which were probed."""
 
     def __init__(self, **answers: Probe | Exception) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.probed: list[str] = []
 
-    async def ask(self, name: str) -> Probe:
-        self.asked.append(name)
+    async def probe(self, name: str) -> Probe:
+        self.probed.append(name)
         answer = self.answers[name]
         if isinstance(answer, Exception):
             raise answer
@@ -104,21 +105,21 @@ class Host:
 
 
 @pytest.mark.usefixtures("_no_kvm")
-async def test_nothing_is_asked_that_does_not_matter():
+async def test_nothing_is_probed_that_does_not_matter():
     host = Host(gvisor=WORKS)
-    assert (await choose(Settings(), host.ask)).driver == "gvisor"
-    assert host.asked == ["gvisor"]
+    assert (await choose(Settings(), host.probe)).driver == "gvisor"
+    assert host.probed == ["gvisor"]
 
 
 @pytest.mark.usefixtures("_no_kvm")
-async def test_a_driver_that_cannot_even_be_asked_gives_way_to_the_next():
-    host = Host(gvisor=DriverUnavailable("no cure"), qemu=EMULATED)
-    choice = await choose(Settings(), host.ask)
-    assert (choice.driver, host.asked) == ("qemu", ["gvisor", "qemu"])
-    assert "gvisor: no cure" in choice.reasons
+async def test_auto_skips_a_driver_that_cannot_be_probed():
+    host = Host(gvisor=DriverUnavailable("broken"), qemu=EMULATED)
+    choice = await choose(Settings(), host.probe)
+    assert (choice.driver, host.probed) == ("qemu", ["gvisor", "qemu"])
+    assert "gvisor: broken" in choice.reasons
 
 
-async def test_a_named_driver_that_cannot_be_asked_is_an_error():
-    host = Host(gvisor=DriverUnavailable("no cure", fix="none"))
-    with pytest.raises(DriverUnavailable, match="no cure"):
-        await choose(Settings(driver="gvisor"), host.ask)
+async def test_a_named_driver_that_cannot_be_probed_is_an_error():
+    host = Host(gvisor=DriverUnavailable("broken", fix="none"))
+    with pytest.raises(DriverUnavailable, match="broken"):
+        await choose(Settings(driver="gvisor"), host.probe)

@@ -1,4 +1,4 @@
-"""What the doctor concludes from what it finds, and how it says it."""
+"""What `mcp-sandbox doctor` concludes and prints."""
 
 import json
 from pathlib import Path
@@ -39,20 +39,20 @@ PYTHON = TemplateReport(
 )
 BUILD_TOOL = MissingReport(what="mmdebstrap", package="mmdebstrap", purpose="builds", when="build")
 RUN_TOOL = MissingReport(what="setpriv", package="util-linux", purpose="confines", when="run")
-UNUSABLE = {"usable": False, "accel": None, "reason": "broken\nin many ways", "fix": "mend it"}
+UNUSABLE = {"usable": False, "accel": None, "reason": "broken\nin many ways", "fix": "repair it"}
 
 
-def test_a_usable_driver_and_a_built_template_are_all_it_takes():
+def test_a_host_with_a_usable_driver_and_a_built_template_is_ready():
     ready, verdict, next_step = judge(QEMU, PYTHON, [], "python")
     assert (ready, next_step) == (True, None)
     assert verdict == "Ready: sandboxes run as microVMs (qemu, emulated CPU: many times slower)"
 
 
-def test_tools_for_building_are_not_missed_once_the_template_is_built():
+def test_a_built_template_needs_no_tools_for_building():
     assert judge(QEMU, PYTHON, [BUILD_TOOL], "python")[0]
 
 
-def test_tools_for_building_come_before_the_building():
+def test_tools_for_building_are_named_before_the_build():
     unbuilt = PYTHON.model_copy(update={"built": False})
     assert judge(QEMU, unbuilt, [BUILD_TOOL], "python") == (
         False,
@@ -61,7 +61,7 @@ def test_tools_for_building_come_before_the_building():
     )
 
 
-def test_nothing_runs_without_the_tools_for_running():
+def test_a_host_without_tools_for_running_is_not_ready():
     assert judge(QEMU, PYTHON, [BUILD_TOOL, RUN_TOOL], "python")[:2] == (
         False,
         "Not ready: setpriv is not installed",
@@ -72,12 +72,12 @@ def test_an_unusable_driver_is_named_with_its_reason_and_fix():
     driver = QEMU.model_copy(update=UNUSABLE)
     assert judge(driver, PYTHON, [], "python") == (
         False,
-        "Not ready: qemu cannot run machines here: broken …",
-        "mend it",
+        "Not ready: qemu does not work on this host: broken …",
+        "repair it",
     )
 
 
-def test_a_template_that_is_not_built_is_the_next_step():
+def test_building_the_template_is_the_next_step():
     ready, _, next_step = judge(QEMU, PYTHON.model_copy(update={"built": False}), [], "python")
     assert (ready, next_step) == (False, "mcp-sandbox template build python")
 
@@ -87,12 +87,12 @@ def test_a_template_that_does_not_exist_is_named():
 
 
 @pytest.mark.parametrize(("text", "line"), [("one", "one"), ("one\ntwo", "one …"), ("", ""), ("\n one \n", "one")])
-def test_a_reason_is_cut_to_its_first_line(text: str, line: str):
+def test_only_the_first_line_of_a_reason_is_shown(text: str, line: str):
     assert one_line(text) == line
 
 
 class StubDrivers(app.Drivers):
-    """No real driver is asked: what each says is given."""
+    """Returns fixed probes instead of running drivers."""
 
     verdicts: ClassVar[dict[str, Probe]] = {
         "qemu": Probe(True, "emulation (TCG)", None, Accel.TCG, "QEMU 7.2"),
@@ -100,8 +100,8 @@ class StubDrivers(app.Drivers):
         "bubblewrap": Probe(False, "bwrap is not installed", "apt-get install bubblewrap"),
     }
 
-    async def ask(self, name: str) -> Probe:
-        return self.verdicts.get(name) or await super().ask(name)
+    async def probe(self, name: str) -> Probe:
+        return self.verdicts.get(name) or await super().probe(name)
 
     def load(self, name: str) -> Driver:
         return FakeDriver() if name in self.verdicts else super().load(name)
@@ -116,7 +116,7 @@ def _drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "Drivers", StubDrivers)
 
 
-async def test_the_choice_is_reported_with_the_reasons_that_led_to_it(tmp_path: Path):
+async def test_the_report_has_the_choice_and_its_reasons(tmp_path: Path):
     report = await examine(Settings(home=tmp_path))
     assert report.choice.model_dump() == {
         "driver": "gvisor",
@@ -127,7 +127,7 @@ async def test_the_choice_is_reported_with_the_reasons_that_led_to_it(tmp_path: 
     }
 
 
-async def test_a_driver_whose_programs_are_missing_says_how_to_get_them(
+async def test_the_fix_of_a_driver_whose_programs_are_missing_installs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("mcp_sandbox.commands.setup.is_met", lambda need: need.what != "bwrap")
@@ -136,17 +136,17 @@ async def test_a_driver_whose_programs_are_missing_says_how_to_get_them(
     assert fix is not None
     assert "mcp-sandbox setup --driver bubblewrap" in fix
     assert "apt-get install -y --no-install-recommends bubblewrap" in fix
-    assert "bwrap" not in {need.what for need in report.missing}  # the driver in force does not need it
+    assert "bwrap" not in {need.what for need in report.missing}  # the selected driver does not need it
 
 
-async def test_a_driver_that_is_too_weak_is_not_ready_whatever_it_says(tmp_path: Path):
+async def test_a_host_whose_driver_is_too_weak_is_not_ready(tmp_path: Path):
     report = await examine(Settings(home=tmp_path, driver="gvisor", min_isolation=Isolation.VM))
     assert not report.ready
     assert report.verdict.startswith("Not ready: Driver gvisor has isolation level kernel")
     assert {driver.name: driver.in_force for driver in report.drivers}["gvisor"]
 
 
-async def test_a_host_on_which_nothing_was_built_gets_a_whole_report(tmp_path: Path):
+async def test_a_host_without_any_build_gets_a_whole_report(tmp_path: Path):
     report = await examine(Settings(home=tmp_path / "home"))
     assert not report.ready
     assert {driver.name: driver.in_force for driver in report.drivers} == {
@@ -158,10 +158,10 @@ async def test_a_host_on_which_nothing_was_built_gets_a_whole_report(tmp_path: P
     assert (report.guest_kernel, report.home.used_bytes) == (None, 0)
     assert report.home.free_bytes > 0
     assert 0 < report.host.memory_available_bytes <= report.host.memory_bytes
-    assert not (tmp_path / "home").exists()  # it only looks
+    assert not (tmp_path / "home").exists()  # examining creates nothing
 
 
-async def test_a_driver_that_does_not_exist_is_reported_and_not_raised(tmp_path: Path):
+async def test_an_unknown_driver_is_reported_and_not_raised(tmp_path: Path):
     report = await examine(Settings(home=tmp_path, driver="nonsense"))
     driver = report.drivers[-1]
     assert (driver.name, driver.usable, driver.fix) == ("nonsense", False, "choose one of: qemu, gvisor, bubblewrap")
@@ -192,10 +192,10 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
             assert list(part) == fields.split()
 
 
-async def test_the_verdict_comes_first_and_nothing_is_read_as_markup(tmp_path: Path, capsys):
+async def test_the_verdict_comes_first_and_reasons_are_not_markup(tmp_path: Path, capsys):
     report = await examine(Settings(home=tmp_path))
     ready, verdict, next_step = judge(QEMU, PYTHON, [], "python")
-    told: Report = report.model_copy(
+    shown_report: Report = report.model_copy(
         update={
             "ready": ready,
             "verdict": verdict,
@@ -203,17 +203,17 @@ async def test_the_verdict_comes_first_and_nothing_is_read_as_markup(tmp_path: P
             "drivers": [QEMU.model_copy(update={**UNUSABLE, "reason": "[bold]broken[/] here"})],
             "templates": [PYTHON],
             "missing": [BUILD_TOOL],
-            "warnings": ["little room"],
+            "warnings": ["low on disk"],
         }
     )
-    doctor_view.show(told)
+    doctor_view.show(shown_report)
     shown = capsys.readouterr().out
     assert shown.startswith("✓ Ready: sandboxes run as microVMs")
-    for text in ("[bold]broken[/] here", "mend it", "no host-side limits", "mmdebstrap", "little room", "200 MB"):
+    for text in ("[bold]broken[/] here", "repair it", "no host-side limits", "mmdebstrap", "low on disk", "200 MB"):
         assert text in shown
 
 
-async def test_servers_that_run_are_shown_with_what_they_keep_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_running_servers_are_reported_with_their_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     numbers = {"ready": 1, "starting": 0, "hits": 7, "misses": 2, "started": 10, "stopped": 0, "failed": 0}
     pool = {"template": "python-data-analysis", **numbers, "last_error": None}
     stats = {"pid": 4711, "uptime_s": 60.0, "sandboxes": 3, "machines": {}, "pools": [pool]}
@@ -224,11 +224,11 @@ async def test_servers_that_run_are_shown_with_what_they_keep_ready(tmp_path: Pa
 
 
 @pytest.mark.parametrize("default", ["broken", "python-data-analysis"])
-async def test_a_template_with_mistakes_is_told_of_and_takes_no_other_down(tmp_path: Path, default: str):
+async def test_a_template_with_errors_is_reported_and_does_not_affect_others(tmp_path: Path, default: str):
     file = tmp_path / "templates" / "broken" / "template.toml"
     file.parent.mkdir(parents=True)
     file.write_text("title =")
     report = await examine(Settings(home=tmp_path, template_path=(tmp_path / "templates",), template=default))
     assert "python-data-analysis" in [template.name for template in report.templates]
     assert [warning for warning in report.warnings if f"{file}:1: this is not valid TOML" in warning]
-    assert (report.verdict == "Not ready: template broken cannot be used") == (default == "broken")
+    assert (report.verdict == "Not ready: template broken has errors") == (default == "broken")

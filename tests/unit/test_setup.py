@@ -1,4 +1,4 @@
-"""What `mcp-sandbox setup` decides and does, on hosts that are a directory of programs."""
+"""What `mcp-sandbox setup` decides and does, on hosts made of a directory of programs."""
 
 import os
 import re
@@ -14,11 +14,11 @@ from vmm.driver import DRIVERS
 from vmm.types import Download, Need, Probe
 from vmm.verdicts import Verdict
 
-ORDINARY_UID = 54321  # nobody's
+ORDINARY_UID = 54321  # unused
 
 
 class StubDrivers:
-    """Drivers that work as soon as they have been equipped, except for those that never do."""
+    """Drivers that work once they have what they lack, except for hopeless ones."""
 
     hopeless: ClassVar[tuple[str, ...]]
     lacking: ClassVar[dict[str, Download]]
@@ -34,18 +34,18 @@ class StubDrivers:
     def load(self, name: str) -> None:
         self.loaded.append(name)
 
-    async def ask(self, name: str) -> Probe:
+    async def probe(self, name: str) -> Probe:
         usable = name not in self.hopeless
-        return Probe(usable, "it told us so", "another host", lacks=self.lacking.get(name))
+        return Probe(usable, "it is broken", "another host", lacks=self.lacking.get(name))
 
-    async def ask_after_fetching(self, name: str) -> Probe:
+    async def fetch_and_probe(self, name: str) -> Probe:
         self.lacking.pop(name, None)
-        return await self.ask(name)
+        return await self.probe(name)
 
 
 @pytest.fixture(autouse=True)
 def drivers(monkeypatch: pytest.MonkeyPatch) -> type[StubDrivers]:
-    """This host has no KVM, and drivers that depend on nothing but their packages."""
+    """A host without KVM, with drivers that need only their packages."""
 
     async def no_kvm(*_: object, **__: object) -> Verdict:
         return Verdict(False, "no KVM")
@@ -58,7 +58,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> type[StubDrivers]:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host, as root sees it: every program there is lies in this directory."""
+    """A host whose only programs are in this directory; we are root."""
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
@@ -79,7 +79,7 @@ def add(directory: Path, name: str, script: str = "exit 0") -> None:
     path.chmod(0o755)
 
 
-SETPRIV = 'shift; exec "$@"'  # what we start other tools with
+SETPRIV = 'shift; exec "$@"'  # we start other tools with it
 
 
 def add_all(directory: Path, *, but: tuple[str, ...] = ()) -> None:
@@ -88,18 +88,18 @@ def add_all(directory: Path, *, but: tuple[str, ...] = ()) -> None:
             add(directory, need.what, SETPRIV if need.what == "setpriv" else "exit 0")
 
 
-def test_a_host_that_has_everything_is_told_so_in_one_line(programs, settings, capsys):
+def test_a_host_that_has_everything_gets_one_line(programs, settings, capsys):
     add_all(programs)
     assert setup.main(settings, check=False) == 0
-    assert capsys.readouterr().out == "Nothing is missing: gvisor runs machines here (kernel isolation).\n"
+    assert capsys.readouterr().out == "Nothing is missing: gvisor works on this host (kernel isolation).\n"
 
 
-def test_a_package_that_brings_two_missing_programs_is_named_once(programs, settings):
+def test_a_package_with_two_missing_programs_is_listed_once(programs, settings):
     add_all(programs, but=("unshare", "setpriv", "mkfs.erofs"))
     assert make_plan(settings, "gvisor").packages == ("util-linux", "erofs-utils")
 
 
-def test_a_file_can_be_needed_too(programs, settings, tmp_path, monkeypatch):
+def test_a_file_can_be_missing(programs, settings, tmp_path, monkeypatch):
     keyring = tmp_path / "keyring.gpg"
     monkeypatch.setattr(setup, "NEEDS", (Need(str(keyring), "keyring", "trust", "build"),))
     add_all(programs)
@@ -108,47 +108,47 @@ def test_a_file_can_be_needed_too(programs, settings, tmp_path, monkeypatch):
     assert make_plan(settings, "qemu").complete
 
 
-def test_each_driver_needs_its_own_programs_only(programs, settings):
+def test_each_driver_needs_only_its_own_programs(programs, settings):
     add_all(programs, but=("qemu-system-x86_64", "mkfs.ext4", "bwrap"))
     assert make_plan(settings, "qemu").packages == ("qemu-system-x86", "e2fsprogs")
     assert make_plan(settings, "bubblewrap").packages == ("bubblewrap",)
     assert make_plan(settings, "gvisor").complete
 
 
-def test_tools_for_images_are_got_when_somebody_asks_for_them(programs, settings):
+def test_tools_for_images_are_needed_only_on_request(programs, settings):
     add_all(programs)
     assert make_plan(settings, "gvisor").complete
     assert make_plan(settings, "gvisor", images=True).packages == ("skopeo", "buildah")
 
 
-def test_without_kvm_nobody_is_asked_for_qemu(programs, settings, drivers, capsys):
+def test_without_kvm_qemu_is_not_needed_while_gvisor_works(programs, settings, drivers, capsys):
     add_all(programs, but=("qemu-system-x86_64", "mkfs.ext4"))
     drivers.lacking["gvisor"] = Download.RUNSC
     assert setup.main(settings, check=True) == 1
-    assert "no gVisor: `mcp-sandbox setup` fetches it" in capsys.readouterr().out
+    assert "`mcp-sandbox setup` fetches what is missing: gVisor" in capsys.readouterr().out
     assert setup.main(settings, check=False) == 0
     assert setup.main(settings, check=True) == 0
-    assert "gvisor runs machines here" in capsys.readouterr().out
+    assert "gvisor works on this host" in capsys.readouterr().out
 
 
-def test_where_gvisor_does_not_work_the_next_driver_is_set_up_and_the_reason_told(programs, settings, drivers, capsys):
+def test_where_gvisor_does_not_work_setup_prints_why_and_sets_up_the_next_driver(programs, settings, drivers, capsys):
     add_all(programs, but=("qemu-system-x86_64",))
     add(programs, "apt-get", f'[ "$1" = update ] || cp {programs}/dpkg {programs}/qemu-system-x86_64')
     drivers.hopeless = ("gvisor",)
     assert setup.main(settings, check=False) == 0
-    told = capsys.readouterr()
-    assert "gvisor has all it needs, but it told us so" in told.err
-    assert "qemu runs machines here" in told.out
+    printed = capsys.readouterr()
+    assert "gvisor is set up, but does not work: it is broken" in printed.err
+    assert "qemu works on this host" in printed.out
 
 
-def test_a_driver_that_has_all_it_needs_and_does_not_work_is_no_success(programs, settings, drivers, capsys):
+def test_setup_fails_if_the_driver_does_not_work_afterwards(programs, settings, drivers, capsys):
     add_all(programs)
     drivers.hopeless = ("bubblewrap",)
     assert setup.main(settings.model_copy(update={"driver": "bubblewrap"}), check=False) == 1
     assert "To fix it: another host" in capsys.readouterr().err
 
 
-def test_an_ordinary_user_needs_a_helper_and_ids_and_gets_one_command_for_both(programs, settings, monkeypatch, capsys):
+def test_an_ordinary_user_gets_one_command_that_installs_uidmap_and_grants_ids(programs, settings, monkeypatch, capsys):
     add_all(programs)
     monkeypatch.setattr(os, "geteuid", lambda: ORDINARY_UID)
     assert setup.main(settings, check=False) == 1
@@ -166,26 +166,26 @@ def test_subordinate_ids_are_found_by_name_or_number(tmp_path, monkeypatch):
     assert setup._user_without_ids(tmp_path) is None
 
 
-def test_ids_of_other_users_are_never_offered(tmp_path):
+def test_ids_of_other_users_are_never_granted(tmp_path):
     assert setup._first_free_id(tmp_path) == 100_000
     (tmp_path / "subuid").write_text("# ids\nsomebody:100000:65536\nother:165536:65536\n")
     (tmp_path / "subgid").write_text("somebody:100000:65536\n")
     assert setup._first_free_id(tmp_path) == 231_072
 
 
-def test_only_a_kernel_of_the_users_own_needs_busybox_and_only_a_static_one_will_do(programs, settings):
+def test_a_custom_guest_kernel_needs_a_static_busybox(programs, settings):
     add_all(programs)
-    own = settings.model_copy(update={"guest_kernel": Path("vmlinuz")})
+    custom = settings.model_copy(update={"guest_kernel": Path("vmlinuz")})
     assert make_plan(settings, "qemu").complete
-    assert make_plan(own, "gvisor").complete
-    assert make_plan(own, "qemu").packages == ("busybox-static",)
+    assert make_plan(custom, "gvisor").complete
+    assert make_plan(custom, "qemu").packages == ("busybox-static",)
     add(programs, "busybox", "# /lib64/ld-linux-x86-64.so.2")
-    assert make_plan(own, "qemu").packages == ("busybox-static",)
+    assert make_plan(custom, "qemu").packages == ("busybox-static",)
     add(programs, "busybox")
-    assert make_plan(own, "qemu").complete
+    assert make_plan(custom, "qemu").complete
 
 
-def test_root_gets_the_missing_packages_installed(programs, settings, capsys):
+def test_setup_installs_missing_packages_for_root(programs, settings, capsys):
     add_all(programs, but=("mmdebstrap",))
     log = programs / "apt.log"
     install = f'echo "$DEBIAN_FRONTEND $*" >> {log}; [ "$1" = update ] || cp {programs}/dpkg {programs}/mmdebstrap'
@@ -195,38 +195,38 @@ def test_root_gets_the_missing_packages_installed(programs, settings, capsys):
         "noninteractive update",
         "noninteractive install -y --no-install-recommends mmdebstrap",
     ]
-    assert "puts a sandbox's Debian together" in capsys.readouterr().out
+    assert "creates the root file system of a template" in capsys.readouterr().out
 
 
-def test_a_broken_package_source_does_not_stop_what_can_be_installed(programs, settings):
+def test_a_broken_package_source_does_not_stop_the_installation(programs, settings):
     add_all(programs, but=("mmdebstrap",))
     add(programs, "apt-get", f'[ "$1" != update ] && cp {programs}/dpkg {programs}/mmdebstrap')
     assert setup.main(settings, check=False) == 0
 
 
-def test_a_failed_installation_shows_what_apt_said_and_where_its_log_is(programs, settings, capsys):
+def test_a_failed_installation_prints_apts_output_and_the_log(programs, settings, capsys):
     add_all(programs, but=("mmdebstrap",))
-    add(programs, "apt-get", "echo 'E: no room left'; exit 100")
+    add(programs, "apt-get", "echo 'E: disk full'; exit 100")
     assert setup.main(settings, check=False) == 1
     shown = capsys.readouterr().err
     assert "apt-get ended with status 100" in shown
-    assert "E: no room left" in shown
-    assert "E: no room left" in (settings.home / "logs" / "setup.log").read_text()
+    assert "E: disk full" in shown
+    assert "E: disk full" in (settings.home / "logs" / "setup.log").read_text()
 
 
-def test_an_installation_that_brings_nothing_is_not_called_a_success(programs, settings, capsys):
+def test_setup_fails_if_a_program_is_still_missing_afterwards(programs, settings, capsys):
     add_all(programs, but=("mmdebstrap",))
     assert setup.main(settings, check=False) == 1
-    assert "mmdebstrap cannot be found" in " ".join(capsys.readouterr().err.split())
+    assert "mmdebstrap is not on the PATH" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_host_without_apt_is_told_what_to_install_by_other_means(programs, settings, capsys):
+def test_on_a_host_without_apt_setup_lists_the_programs_to_install(programs, settings, capsys):
     add_all(programs, but=("apt-get", "mkfs.erofs"))
     assert setup.main(settings, check=False) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "mkfs.erofs" in shown
     assert "apt-get install" not in shown
-    assert "packages may have other names there" in shown
+    assert "packages may have other names" in shown
 
 
 def test_checking_installs_nothing(programs, settings, capsys):
@@ -234,4 +234,4 @@ def test_checking_installs_nothing(programs, settings, capsys):
     add(programs, "apt-get", f"touch {programs}/called")
     assert setup.main(settings, check=True) == 1
     assert not (programs / "called").exists()
-    assert "As root run this one command" in capsys.readouterr().out
+    assert "As root, run this command" in capsys.readouterr().out

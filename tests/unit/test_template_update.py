@@ -187,7 +187,7 @@ class FakeDrivers:
     def load(self, _name: str) -> FakeGvisor:
         return FakeGvisor()
 
-    async def ask_after_fetching(self, _name: str) -> None: ...
+    async def fetch_and_probe(self, _name: str) -> None: ...
 
 
 @pytest.fixture

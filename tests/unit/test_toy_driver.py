@@ -37,7 +37,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def verdict(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Probe:
-    """What the toy says of this host, which need not have bubblewrap."""
+    """Let the toy's probe return this; the host need not have bubblewrap."""
     answer: Probe = request.param
 
     async def probe(_self: object) -> Probe:
@@ -73,7 +73,7 @@ def test_setup_is_done_when_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(setup, "is_met", lambda _need: True)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert setup.main(Settings(home=tmp_path, driver="toy"), check=True) == 0
-    assert "toy runs machines here (namespace isolation)" in capsys.readouterr().out
+    assert "toy works on this host (namespace isolation)" in capsys.readouterr().out
 
 
 def test_auto_tries_it_where_its_rank_puts_it():
@@ -85,7 +85,7 @@ def test_auto_tries_it_where_its_rank_puts_it():
     assert decide(Settings(), Verdict(True, "it runs"), {}) == Question("qemu")
 
 
-def test_its_isolation_level_is_held_against_the_settings():
+def test_its_isolation_level_is_checked_against_the_settings():
     assert decide(Settings(min_isolation=Isolation.KERNEL), NO_KVM, {}) == Question("gvisor")
     with pytest.raises(TooWeak):
         decide(Settings(driver="toy", min_isolation=Isolation.KERNEL), None, {})
