@@ -1,4 +1,4 @@
-"""Everything that can go wrong on the wire between a host and the agent in its machine.
+"""The errors of the wire between a host and the agent in a machine.
 
 GuestError
 ├── ProtocolError    the peer broke the protocol, by malice or by bug: the machine must be destroyed
@@ -7,13 +7,15 @@ GuestError
 └── RequestRefused   the agent understood and said no; the machine is fine
 """
 
+from collections.abc import Iterator
+
 
 class GuestError(Exception):
-    """Base of all errors this room raises."""
+    """Base of all errors that this package raises."""
 
 
 class ProtocolError(GuestError):
-    """The peer sent something no honest peer sends. Nothing it said or will say can be trusted."""
+    """The peer sent something that no honest peer sends. Nothing it has sent or will send can be trusted."""
 
 
 class AgentGone(GuestError):
@@ -35,3 +37,20 @@ class RequestRefused(GuestError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error in a group of errors, or the error itself. The others become notes of the first."""
+    first, *others = _leaves(error)
+    for other in others:
+        if other is not first:
+            first.add_note(f"{other!r} happened beside it")
+    return first
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -1,10 +1,10 @@
-"""The wire between host and agent, without any I/O: frames in, frames out, hard limits.
+"""The wire between host and agent: encoding and decoding frames, with hard limits and without I/O.
 
-A frame is `MCSB`, the length of its header and of its body (32 bits each, big endian), a JSON object, raw
-bytes. Requests carry `{"id", "op", …}`. The answer to each is any number of `{"id", "event", …}` frames and then
-exactly one `{"id", "ok": true, …}` or `{"id", "ok": false, "error": {"code", "message"}}`.
+A frame is `MCSB`, the lengths of its header and its body (32 bits each, big endian), the header (a JSON object) and
+the body (raw bytes). Requests carry `{"id", "op", …}`. The answer to each is any number of `{"id", "event", …}` frames
+and then exactly one `{"id", "ok": true, …}` or `{"id", "ok": false, "error": {"code", "message"}}`.
 
-Both sides use this module; in the machine it runs on the image's Python, so it is standard library only.
+Both sides use this module. In the machine it runs in the image's Python, so it imports the standard library only.
 """
 
 import json
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from guest.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"MCSB"
 PREFIX = struct.Struct(">4sII")
-MAX_HEADER = 64 * 1024  # bytes; headers are small, whatever can be large travels in the body
-MAX_BODY = 1024 * 1024  # bytes; keeps one frame from holding up the others for long
-MAX_DISPLAYS = 10_000  # of one run; those without text cost nothing else of what a run may show
-MAX_SKIP = 4 * 1024 * 1024  # bytes of garbage passed over while looking for the first frame
+MAX_HEADER = 64 * 1024  # bytes; whatever can be large travels in the body
+MAX_BODY = 1024 * 1024  # bytes; a larger frame would hold up the others
+MAX_DISPLAYS = 10_000  # of one run; those without text count against no other limit
+MAX_SKIP = 4 * 1024 * 1024  # bytes of garbage skipped before the first frame
 
 
 class Frame(NamedTuple):
@@ -31,8 +31,8 @@ class Frame(NamedTuple):
     body: bytes
 
 
-# The json module's own C functions, called directly. Its Python layer above them builds an encoder for every call and
-# looks for white space with regular expressions: on an emulated CPU more work than the parsing.
+# The C functions of the json module, called directly. The module's Python layer builds an encoder for every call and
+# skips white space with regular expressions, which costs an emulated CPU more than the parsing.
 def _refuse(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
@@ -46,20 +46,20 @@ _scan = c_make_scanner(json.JSONDecoder(parse_constant=_refuse_constant))
 
 
 def encode_json(value: Any) -> bytes:  # noqa: ANN401 - anything JSON can carry
-    """Compact ASCII JSON."""
+    """Return a value as compact ASCII JSON."""
     return "".join(_encode_parts(value, 0)).encode("ascii")
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """Bytes of one frame. Raises ProtocolError when it would be over the limits."""
+    """Return the bytes of one frame. Raises ProtocolError if it would exceed the limits."""
     raw = encode_json(header)
     if len(raw) > MAX_HEADER or len(body) > MAX_BODY:
-        raise ProtocolError(f"a frame of {len(raw)} + {len(body)} bytes is over the limit")
+        raise ProtocolError(f"a frame of {len(raw)} + {len(body)} bytes exceeds the limit")
     return b"".join((PREFIX.pack(MAGIC, len(raw), len(body)), raw, body))
 
 
 def decode_json(raw: bytes) -> Any:  # noqa: ANN401 - JSON is what it is; callers check
-    """Parse JSON from an untrusted peer. Raises ProtocolError for anything that is not compact strict UTF-8 JSON."""
+    """Parse JSON from an untrusted peer. Raises ProtocolError for anything but compact, strict UTF-8 JSON."""
     try:
         text = raw.decode("utf-8")
         value, end = _scan(text, 0)
@@ -70,20 +70,33 @@ def decode_json(raw: bytes) -> Any:  # noqa: ANN401 - JSON is what it is; caller
     return value
 
 
-class Decoder:
-    """Cuts a stream of bytes, in whatever pieces it comes, into frames.
+def split_code(body: bytes, code_bytes: int | None) -> tuple[str, dict[str, Any]]:
+    """Return the code and the options in the body of a run request.
 
-    With `seeking` it passes over garbage until the first valid frame: a virtio serial port has no notion of a
-    connection, so the first bytes read may be the end of somebody else's conversation.
+    The options follow the code as JSON if the request says how many bytes the code has. Raises ProtocolError.
+    """
+    if code_bytes is None:
+        return body.decode("utf-8", "replace"), {}
+    options = decode_json(body[code_bytes:])
+    if type(options) is not dict:
+        raise ProtocolError("the options of a run are not an object")
+    return body[:code_bytes].decode("utf-8", "replace"), options
+
+
+class Decoder:
+    """Splits a stream of bytes, which may arrive in any pieces, into frames.
+
+    With `seeking` it skips garbage until the first valid frame: a virtio serial port knows no connections, so the first
+    bytes may be the end of an earlier conversation.
     """
 
     def __init__(self, *, seeking: bool = False) -> None:
-        self._held = bytearray()  # the start of a frame whose end has not come yet
+        self._held = bytearray()  # the start of an incomplete frame
         self._seeking = seeking
         self._skipped = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take in bytes, give back the frames that are complete. Raises ProtocolError on a violation."""
+        """Add received bytes and return the frames that are complete now. Raises ProtocolError on a violation."""
         buffer: bytes | bytearray = data
         if self._held:
             self._held += data
@@ -109,14 +122,19 @@ class Decoder:
             self._held += buffer[start:]
         return frames
 
+    @property
+    def incomplete(self) -> bytes:
+        """What was received of a frame that is not complete."""
+        return bytes(self._held)
+
     def resync(self) -> None:
-        """Forget what is half read and look for the next valid frame."""
+        """Discard an incomplete frame and look for the next valid one."""
         self._held.clear()
         self._seeking = True
         self._skipped = 0
 
     def _skip(self, buffer: bytes | bytearray, start: int) -> int:
-        """Where the next frame might begin."""
+        """Return where the next frame might begin."""
         found = buffer.find(MAGIC, start + 1)
         if found < 0:  # the last bytes may be a magic cut in two
             found = max(start + 1, len(buffer) - len(MAGIC) + 1)
@@ -128,7 +146,7 @@ class Decoder:
 
 
 def _cut(buffer: bytes | bytearray, start: int) -> tuple[Frame | None, int]:
-    """The frame that begins at `start` and where it ends, or None while it is incomplete."""
+    """Return the frame that begins at `start` and where it ends, or None if it is incomplete."""
     available = len(buffer) - start
     if available < PREFIX.size:
         if buffer[start : start + 4] != MAGIC[:available]:
@@ -138,7 +156,7 @@ def _cut(buffer: bytes | bytearray, start: int) -> tuple[Frame | None, int]:
     if magic != MAGIC:
         raise ProtocolError("not a frame: the magic is missing")
     if header_size > MAX_HEADER or body_size > MAX_BODY:
-        raise ProtocolError(f"a frame of {header_size} + {body_size} bytes is over the limit")
+        raise ProtocolError(f"a frame of {header_size} + {body_size} bytes exceeds the limit")
     middle = start + PREFIX.size + header_size
     end = middle + body_size
     if len(buffer) < end:

@@ -1,1 +1,1 @@
-"""What runs in a machine beside the code: does what the host asks. `python -m guest.agent [--stdio]`."""
+"""The agent: the process in a machine that does what the host asks. `python -m guest.agent [--stdio]`."""

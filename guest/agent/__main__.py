@@ -1,6 +1,6 @@
-"""Starts the agent: on the virtio port called `agent`, or on its standard input and output, or on a vsock port."""
+"""Starts the agent on the virtio port called `agent`, on standard input and output, or on a vsock port."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH115, PTH123, PTH208
 
 import argparse
@@ -10,18 +10,18 @@ from contextlib import suppress
 
 from guest.agent.listener import listen_on_vsock
 from guest.agent.requests import Agent
-from guest.agent.rights import show_memory
 from guest.agent.user import User, parse_user
 from guest.places import CACHE, CONFIG, WORKSPACE
+from guest.prctl import set_dumpable
 
 PORT_NAME = "agent"
 PORTS = "/sys/class/virtio-ports"
-PRIVATE = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # how this agent was started is nothing to code
+PRIVATE = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # variables of the agent that code does not get
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 def find_port() -> str:
-    """The device of the virtio port named `agent`."""
+    """Return the device of the virtio port named `agent`."""
     for device in os.listdir(PORTS):
         with open(f"{PORTS}/{device}/name") as file:
             if file.read().strip() == PORT_NAME:
@@ -30,7 +30,7 @@ def find_port() -> str:
 
 
 def take_pipes() -> tuple[int, int]:
-    """Standard input and output as the way to the host. Nothing else in this process may print to them."""
+    """Return standard input and output as the channel to the host, and redirect what this process prints."""
     channel = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
@@ -39,47 +39,45 @@ def take_pipes() -> tuple[int, int]:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="guest.agent", description="The agent in a sandbox's machine.")
     channel = parser.add_mutually_exclusive_group()
-    channel.add_argument("--stdio", action="store_true", help="speak over stdin and stdout")
-    channel.add_argument("--vsock", type=int, metavar="PORT", help="speak to hosts that connect to this vsock port")
+    channel.add_argument("--stdio", action="store_true", help="serve the host on stdin and stdout")
+    channel.add_argument("--vsock", type=int, metavar="PORT", help="serve hosts that connect to this vsock port")
     parser.add_argument("--user", default="1000:1000", help="UID:GID that code runs as; none: the agent's own")
-    parser.add_argument(
-        "--own-pids", action="store_true", help="every process in sight may be killed; with --user none"
-    )
+    parser.add_argument("--own-pids", action="store_true", help="every visible process may be killed; with --user none")
     parser.add_argument("--one-kernel", action="store_true", help="keep no warm process besides the one that runs code")
-    parser.add_argument("--memory-mb", type=int, default=0, help="memory that each process of code may have")
+    parser.add_argument("--memory-mb", type=int, default=0, help="memory limit of each process of code")
     options = parser.parse_args()
-    if options.own_pids and sees_the_hosts_processes():
-        parser.error("--own-pids needs a PID namespace: it ends every process in sight")
+    if options.own_pids and in_first_pid_namespace():
+        parser.error("--own-pids needs a PID namespace: it ends every visible process")
     return options
 
 
-def sees_the_hosts_processes() -> bool:
-    """Whether this is the first PID namespace of a system; its number is fixed in Linux."""
+def in_first_pid_namespace() -> bool:
+    """Return whether this is the first PID namespace of a system; Linux gives it a fixed number."""
     return os.readlink("/proc/self/ns/pid") == FIRST_PID_NAMESPACE
 
 
-def rise_above_code(user: User) -> None:
-    """Stay alive, heard and unread whatever code does, as far as this machine lets its agent."""
+def protect_agent(user: User) -> None:
+    """Keep code from killing, starving or reading the agent, as far as this machine allows it."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("-1000")
-    with suppress(OSError):  # it does little, but has to be heard among any number of busy processes
+    with suppress(OSError):  # it does little, but must respond among any number of busy processes
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     if user.shares_id:
-        show_memory(shown=False)
-        # The first process of a machine is spared all signals from inside it that it has no handler for.
+        set_dumpable(dumpable=False)
+        # Process 1 of a PID namespace ignores signals from inside that it has no handler for.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:
-    """Start the agent."""
+    """Run the agent."""
     options = parse_options()
     user = parse_user(options.user, own_pids=options.own_pids, memory_mb=options.memory_mb)
     pipes = take_pipes() if options.stdio else None
     user.make_places()
-    rise_above_code(user)
+    protect_agent(user)
     for name in PRIVATE:
         os.environ.pop(name, None)
     os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LANG="C.UTF-8", SHELL="/bin/sh")

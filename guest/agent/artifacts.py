@@ -1,27 +1,27 @@
-"""Which files in the outputs directory a run has made or changed."""
+"""Finds the files in the outputs directory that a run has created or changed."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH116
 
 import os
 
 from guest.places import OUTPUTS
 
-MAX_FILES = 500  # looked at, in the file system's own order; where there are more, the rest is missed
+MAX_FILES = 500  # looked at, in the file system's own order; the rest is missed
 Snapshot = dict[str, tuple[int, int]]  # path: size, mtime in ns
 
 
-class Watch:
+class ArtifactWatch:
     """Remembers the outputs directory between runs, so that one look after each run is enough."""
 
     def __init__(self) -> None:
-        self.complete = True  # the last look saw everything
+        self.complete = True  # whether the last look saw everything
         self._known: Snapshot = {}
-        self._folders = False  # the last look saw folders; a change in one does not show in the time of the first
+        self._folders = False  # whether there are folders; a change in one does not change the mtime of OUTPUTS
         self._folder_mtime = -1
 
-    def know(self, path: str) -> None:
-        """What is at `path` now, if it is there, is no run's doing."""
+    def ignore(self, path: str) -> None:
+        """Attribute the current state of a file to no run: the host has written it."""
         if path.startswith(OUTPUTS):
             try:
                 facts = os.lstat(path)
@@ -30,7 +30,10 @@ class Watch:
             self._known[path] = (facts.st_size, facts.st_mtime_ns)
 
     def changes(self) -> list[tuple[str, int]]:
-        """Files (path, size) that are new or changed since the last look. One system call while it is empty."""
+        """Return the files (path, size) that are new or changed since the last look.
+
+        That takes one system call while the directory is empty.
+        """
         try:
             mtime = os.stat(OUTPUTS).st_mtime_ns
         except OSError:

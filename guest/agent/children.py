@@ -1,4 +1,4 @@
-"""Learns of the end of every child of the agent: the zygote, the kernel, and whatever code leaves behind."""
+"""Reaps every child of the agent: the zygote, kernels, shells, services, and orphans that code leaves behind."""
 
 import os
 import signal
@@ -6,25 +6,30 @@ from collections.abc import Callable
 from functools import partial
 
 from guest.agent.loop import Loop
-from guest.agent.rights import take_in_orphans
+from guest.prctl import become_subreaper
 
-PIPE_BYTES = 64 * 1024  # all that fits a pipe: a full one would not report the next signal
+PIPE_BYTES = 64 * 1024  # the capacity of a pipe: a full one would not report the next signal
 
 
 class Children:
-    """Reaps all children and tells of the end of those that are watched.
+    """Reaps all children and reports the end of those that are watched.
 
-    The agent takes in orphans, so all that code starts is reaped here sooner or later, and nothing stays a zombie.
+    The agent adopts orphans, so it reaps everything that code starts, and no zombies stay.
     """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._watched: dict[int, Callable[[int], None]] = {}
-        take_in_orphans()
+        become_subreaper()
         self._wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         loop.add(self._wakeup, self._wake)
+
+    @property
+    def watched(self) -> set[int]:
+        """The children whose end is reported."""
+        return set(self._watched)
 
     def watch(self, pid: int, ended: Callable[[int], None]) -> None:
         """Call `ended(status)` when this child has ended, with a status as `waitpid` gives it."""
@@ -40,8 +45,8 @@ class Children:
                 return
             if not pid:
                 return
-            # Told after the other news of this round: who a new process is may be among them.
-            self._loop.soon(partial(self._tell, pid, status))
+            # After the other events of this round: one of them may be the zygote's report of this very process.
+            self._loop.soon(partial(self._report, pid, status))
             if pid == until:
                 return
 
@@ -49,6 +54,6 @@ class Children:
         os.read(self._wakeup, PIPE_BYTES)
         self.reap()
 
-    def _tell(self, pid: int, status: int) -> None:
+    def _report(self, pid: int, status: int) -> None:
         if ended := self._watched.pop(pid, None):
             ended(status)

@@ -1,6 +1,6 @@
-"""One run as the agent sees it: its limits, its output so far, how it ended."""
+"""One run as the agent sees it: its limits, its output, its result."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH103
 
 import os
@@ -11,21 +11,21 @@ from typing import Any
 from guest.agent.output import Capture
 from guest.agent.user import User
 from guest.places import OUTPUTS
-from guest.programs import signal_name
-from guest.protocol import MAX_BODY, MAX_DISPLAYS, decode_json
+from guest.processes import signal_name
+from guest.protocol import MAX_BODY, MAX_DISPLAYS, split_code
 
 MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for
 MAX_GRACE_S = 60.0
-MAX_FILES = 8  # named by one display; a value has no more forms that are files
-MAX_NAME = 255  # characters; with all of them escaped a display still fits a header
+MAX_FILES = 8  # of one display; a value has no more forms that are files
+MAX_NAME = 255  # characters; even with all of them escaped a display fits into a header
 MAX_REPORT = 512 * 1024  # bytes
-NO_FORMS = b"{}"  # the body of a display that has only files, or lost its text
+NO_FORMS = b"{}"  # the body of a display that has only files, or whose text was dropped
 
 Send = Callable[[dict[str, Any], bytes], None]
 
 
 class Execution:
-    """Collects what one run gives and sends it to whoever asked for the run."""
+    """Collects the output and the result of one run and sends them to the host."""
 
     def __init__(self, header: dict[str, Any], code: bytes, number: int, user: User, send: Send) -> None:
         self.request = header["id"]
@@ -34,9 +34,9 @@ class Execution:
         self.grace_s = min(int(header["grace_ms"]) / 1000, MAX_GRACE_S)
         self.max_display_bytes = int(header["max_display_bytes"])
         self.kind = str(header.get("kind", "code"))
-        self._code_bytes = header.get("code_bytes")  # what follows the code are options, as JSON
+        self._code_bytes = int(header["code_bytes"]) if "code_bytes" in header else None  # see `split_code`
         self.begun = False  # a kernel has the code
-        self.kernel_lost = False  # while a command ran beside it
+        self.kernel_lost = False  # the kernel died while this command ran
         self._reported = False
         self.stopped = False
         self._send = send
@@ -46,7 +46,7 @@ class Execution:
         self._dropped = 0
         self._head = min(int(header["head_bytes"]), MAX_HEAD)
         self._tail = min(int(header["tail_bytes"]), MAX_BODY)
-        self._captures: dict[str, Capture] = {}  # made when there is something to capture
+        self._captures: dict[str, Capture] = {}  # created with the first output
         self._began = time.monotonic_ns()
 
     def _capture(self, stream: str) -> Capture:
@@ -66,31 +66,25 @@ class Execution:
         return Capture(self._head, self._tail, send, open_spill)
 
     def order(self) -> dict[str, Any]:
-        """What a kernel is told, besides the code."""
+        """Return what a kernel gets besides the code."""
         order: dict[str, Any] = {"op": "run", "run": self.number, "max_display_bytes": self.max_display_bytes}
         if self._code_bytes is not None:
-            order.update(kind=self.kind, code_bytes=int(self._code_bytes))
+            order.update(kind=self.kind, code_bytes=self._code_bytes)
         return order
 
-    def order_for_shell(self) -> tuple[str, dict[str, Any]]:
-        """The command, and what goes with it. Raises ValueError or ProtocolError."""
-        if self._code_bytes is None:
-            return self.code.decode("utf-8"), {}
-        size = int(self._code_bytes)
-        options = decode_json(self.code[size:])
-        if type(options) is not dict:
-            raise ValueError("the options are not an object")
-        return self.code[:size].decode("utf-8"), options
+    def split(self) -> tuple[str, dict[str, Any]]:
+        """Return the code and its options. Raises ProtocolError."""
+        return split_code(self.code, self._code_bytes)
 
     def feed(self, stream: str, data: bytes) -> None:
-        """Output of the code."""
+        """Add output of the code."""
         capture = self._captures.get(stream)
         if capture is None:
             capture = self._captures[stream] = self._capture(stream)
         capture.feed(data)
 
     def display(self, header: dict[str, Any], body: bytes) -> None:
-        """A value the code shows."""
+        """Send a value that the code shows."""
         files = header.get("files")
         names = _short_names(files[:MAX_FILES]) if type(files) is list else []
         cost = 0 if body == NO_FORMS else len(body)
@@ -103,18 +97,18 @@ class Execution:
             self._send({"event": "display", "files": names}, body)
 
     def report(self, body: bytes) -> None:
-        """What the kernel has measured, as JSON; the first one counts."""
+        """Send what the kernel has measured, as JSON; only the first report counts."""
         if not self._reported and len(body) <= MAX_REPORT:
             self._reported = True
             self._send({"event": "report"}, body)
 
     def ended(self, header: dict[str, Any]) -> dict[str, Any]:
-        """What the kernel says of the cell's end."""
+        """Return the result of a run that the kernel says has ended."""
         status = header.get("status")
         if status == "error":
             error = {"name": _text(header, "name")[:200], "message": _text(header, "message")[:4000]}
             return {"status": "interrupted" if self.stopped else "error", "state": "kept", "error": error}
-        if status == "killed":  # a program that the kernel ran, not the kernel
+        if status == "killed":  # a program that the kernel ran, not the kernel itself
             return {"status": "killed", "state": "kept", "signal": _text(header, "signal")[:20]}
         if status == "exited":
             code = header.get("exit_code")
@@ -122,29 +116,29 @@ class Execution:
         return {"status": "ok", "state": "kept", "exit_code": 0}
 
     def never_began(self) -> dict[str, Any]:
-        """The end of a run that was stopped while it waited for a kernel."""
+        """Return the result of a run that was stopped while it waited for a kernel."""
         return self.ended({"status": "error", "name": "KeyboardInterrupt", "message": "stopped before it began"})
 
     def died(self, status: int) -> dict[str, Any]:
-        """The end of the kernel's process, as `waitpid` tells it."""
+        """Return the result of a run whose process ended with a status of `waitpid`."""
         if not os.WIFSIGNALED(status):
             return {"status": "exited", "state": "lost", "exit_code": os.waitstatus_to_exitcode(status)}
         return {"status": "killed", "state": "lost", "signal": signal_name(os.WTERMSIG(status))}
 
     def command_ended(self, status: int) -> dict[str, Any]:
-        """The end of a command's shell, as `waitpid` tells it. The kernel has no part in it, unless it is dead."""
+        """Return the result of a command whose shell ended with a status of `waitpid`."""
         result = {"status": "ok", "exit_code": 0} if status == 0 else self.died(status)
         if self.stopped:
             result["status"] = "interrupted"
         return {**result, "state": "lost" if self.kernel_lost else "kept"}
 
     def refuse(self, code: str, message: str) -> None:
-        """End a run whose code was never run."""
+        """Refuse a run whose code never ran."""
         self._send({"ok": False, "error": {"code": code, "message": message}}, b"")
 
     def finish(self, result: dict[str, Any], trace: bytes, changed: list[tuple[str, int]]) -> None:
-        """Send what is left and the result. The last thing a run does."""
-        duration = time.monotonic_ns() - self._began  # a whole number: writing fractions is slow
+        """Send the rest of the output, the artifacts and the result."""
+        duration = time.monotonic_ns() - self._began  # a whole number: formatting fractions is slow
         for capture in self._captures.values():
             capture.finish()
         out, err = self._captures.get("stdout"), self._captures.get("stderr")
@@ -173,6 +167,6 @@ def _short_names(files: list[Any]) -> list[str]:
 
 
 def _text(header: dict[str, Any], key: str) -> str:
-    """A string; whatever else the code put there is not worth writing out, and may be too deep for it."""
+    """Return a field if it is a string. Code can put anything there, even what is nested too deeply to print."""
     value = header.get(key)
     return value if type(value) is str else ""

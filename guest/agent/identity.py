@@ -1,7 +1,7 @@
-"""Makes this machine unlike every other clone of its snapshot. Needs root; says what was not allowed.
+"""Makes this machine different from every other clone of its snapshot. Needs root; reports what was not allowed.
 
-All files are opened before the snapshot is taken: on an emulated CPU, a path looked up after the restore costs more
-than the change itself. /etc/hostname and /etc/machine-id are links to the files here, which lie in memory.
+All files are opened before the snapshot is taken: on an emulated CPU, looking up a path after the restore costs more
+than the change itself. /etc/hostname and /etc/machine-id are links to the files here, which are on a tmpfs.
 """
 
 import fcntl
@@ -9,16 +9,17 @@ import os
 import socket
 import struct
 import time
+from contextlib import suppress
 
-RNDADDENTROPY = 0x40085203  # ioctl: mix bytes into the kernel's pool and count them as entropy
-RNDRESEEDCRNG = 0x5207  # ioctl: make the generator take a new key from the pool at once
+RNDADDENTROPY = 0x40085203  # ioctl: mix bytes into the kernel's pool and credit them as entropy
+RNDRESEEDCRNG = 0x5207  # ioctl: reseed the generator from the pool at once
 RANDOM_DEVICE = "/dev/urandom"
 HOSTNAME_FILE = "/run/mcp-sandbox/hostname"
 MACHINE_ID_FILE = "/run/mcp-sandbox/machine-id"
 
 
 class Identity:
-    """What tells one machine from another."""
+    """The entropy, clock, host name and machine id of this machine."""
 
     def __init__(self) -> None:
         self._random = _open(RANDOM_DEVICE, os.O_WRONLY)
@@ -27,7 +28,7 @@ class Identity:
         self._name_length = 0
 
     def credit_entropy(self, entropy: bytes) -> bool:
-        """Give the kernel's random number generator new entropy and make it use that immediately."""
+        """Give the kernel's random number generator new entropy and reseed it immediately."""
         try:
             fcntl.ioctl(self._random, RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
             fcntl.ioctl(self._random, RNDRESEEDCRNG)
@@ -35,30 +36,27 @@ class Identity:
             return False
         return True
 
-    def set_clock(self, unix_ns: int) -> bool:
-        """Set the wall clock."""
-        try:
+    def set_clock(self, unix_ns: int) -> None:
+        """Set the wall clock where that is allowed. The host compares the time in the answer with its own."""
+        with suppress(OSError):
             time.clock_settime_ns(time.CLOCK_REALTIME, unix_ns)
-        except OSError:
-            return False
-        return True
 
     def set_name(self, hostname: str, machine_id: str) -> bool:
-        """Set the host name and the machine id in /etc, and the name in the kernel if that is allowed."""
+        """Set the host name and the machine id in /etc, and the host name in the kernel if that is allowed."""
         try:
             os.pwrite(self._machine_id, machine_id.encode() + b"\n", 0)
             length = os.pwrite(self._hostname, hostname.encode() + b"\n", 0)
-            if length != self._name_length:  # names of one kind have one length
+            if length != self._name_length:  # the names of clones all have one length
                 os.ftruncate(self._hostname, length)
                 self._name_length = length
-            socket.sethostname(hostname)  # last: in a machine without a kernel of its own only the driver may
+            socket.sethostname(hostname)  # last, because it is not allowed everywhere
         except OSError:
             return False
         return True
 
 
 def _open(path: str, flags: int) -> int:
-    """A descriptor, or -1, which every use of it refuses with an OSError."""
+    """Return a descriptor, or -1, with which every later call fails with an OSError."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
     except OSError:

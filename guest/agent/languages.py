@@ -1,13 +1,13 @@
-"""What the agent has to know of the languages whose kernels it keeps: `guest/kernels/<language>.py` has the rest."""
+"""What the agent needs to know about each language; `guest/kernels/<language>.py` has the rest."""
 
 import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from guest.agent.birth import python_for
+from guest.agent.python_check import python_for
 
-# Run once before the snapshot, so that their pages are touched.
+# Run once before the snapshot, so that later runs find their pages in memory.
 WARM_CELLS: Mapping[str, tuple[str, ...]] = {
     "python": ("1+1", "print(1)", "1/0", "del _"),
     "shell": ("true",),
@@ -22,20 +22,20 @@ WARM_CELLS: Mapping[str, tuple[str, ...]] = {
         "func main() { return 1 }",
     ),
 }
-# Their kernels watch the memory of what they run, see `User.become`.
+# Their kernels watch the memory of what they run, see `User.drop_privileges`.
 MEMORY_WATCHERS = frozenset({"cpp", "go"})
 _VERSION_COMMANDS = {"cpp": ("g++", "-dumpfullversion"), "go": ("go", "env", "GOVERSION")}
 _VERSION_TIMEOUT_S = 60.0  # on an emulated CPU
 
 
 def version_of(language: str) -> str:
-    """The version of a language in this machine."""
+    """Return the version of a language in this machine."""
     command = _VERSION_COMMANDS.get(language)
     if language == "python" and not Path(python := python_for(language)[0]).samefile(sys.executable):
         command = (python, "-c", "import platform; print(platform.python_version())")
     if command is None:
         return platform.python_version()
-    import subprocess  # only programs of the image have to be asked
+    import subprocess  # not needed for the agent's own Python
 
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True)

@@ -1,23 +1,23 @@
-"""Starts a program with the rights of code, in a session of its own, and keeps the end of what it says."""
+"""Starts a program with the privileges of code, in a new session, and keeps the end of its output."""
 
 import os
 from collections.abc import Mapping, Sequence
 
 from guest.agent.loop import Loop
-from guest.agent.rights import take_in_orphans
 from guest.agent.user import User
-from guest.programs import reset_signals
+from guest.prctl import become_subreaper
+from guest.processes import reset_signals
 
-NOT_STARTED = 127  # the exit code that shells have for it, too
-PIPE_BYTES = 64 * 1024  # all that fits a pipe
-KEPT_BYTES = 16 * 1024  # of what a program says
-REST_S = 0.005  # between two reads: a program that says more than 12 MB/s has to wait, not the agent
+NOT_STARTED = 127  # the exit code of shells for a program that is not found
+PIPE_BYTES = 64 * 1024  # the capacity of a pipe
+KEPT_BYTES = 16 * 1024  # of a program's output
+REST_S = 0.005  # between two reads: a program that writes more than 12 MB/s waits, and the agent does not
 
 
 def launch(user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int, oom_score: int) -> int:
-    """Start a program; returns its process id. What it leaves behind stays below it, as far as it lives itself.
+    """Start a program; returns its pid. Its orphans become its children, not the agent's.
 
-    It finds the machine's variables and then `env`. If it cannot be started, `output` says why.
+    Its environment is the machine's plus `env`. If it cannot be started, the reason goes to `output`.
     """
     pid = os.fork()
     if pid:
@@ -25,21 +25,21 @@ def launch(user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: s
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)
-        take_in_orphans()
+        become_subreaper()
         reset_signals()
-        # A machine with users of its own is limited as a whole, by the host. There a limit inside may be one for memory
-        # in sight, of which programs in Go or Java have more than there is.
-        user.let_loose(oom_score=oom_score, watched=not user.shares_id)
+        # A machine with several users is limited by the host, as a whole. A limit inside might be one on address space,
+        # of which Go and Java programs reserve more than there is.
+        user.drop_privileges(oom_score=oom_score, memory_watched=not user.shares_id)
         os.chdir(cwd)
         os.execvpe(command[0], list(command), {**os.environ, **env})  # noqa: S606 - no shell unless asked for
-    except BaseException as error:  # the process ends here, whatever it is
+    except BaseException as error:  # this process ends here in any case
         os.write(2, f"{command[0]} cannot be started: {error}\n".encode())
     finally:
         os._exit(NOT_STARTED)
 
 
 class Tail:
-    """A pipe for what programs say, of which the end is kept."""
+    """A pipe for the output of programs, of which the end is kept."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -49,19 +49,19 @@ class Tail:
         os.set_blocking(self._fd, False)
         loop.add(self._fd, lambda _events: self._read())
 
-    def leave_to_programs(self) -> None:
-        """Close our own end for writing: when the last program has ended there is nothing more to come."""
+    def close_writer(self) -> None:
+        """Close our own writing end: then the pipe ends with the last program that has it."""
         if self.writer >= 0:
             os.close(self.writer)
             self.writer = -1
 
-    def forget(self) -> None:
-        """Keep nothing of what was said so far."""
+    def clear(self) -> None:
+        """Discard the output so far."""
         self._take()
         self._kept = b""
 
     def text(self, size: int) -> str:
-        """The last `size` characters of all that was said so far."""
+        """Return the last `size` characters of the output so far."""
         self._take()
         return self._kept.decode("utf-8", "replace").strip()[-size:]
 

@@ -1,7 +1,7 @@
-"""Serves the host on a listening socket: one connection at a time, all with one link.
+"""Serves the host on a listening socket, one connection at a time.
 
-On vsock only the host is let in. That was not seen at work: the machines this was written on had neither vhost-vsock
-nor vsock loopback. The rest is the same for every kind of socket, and tested with another.
+On vsock only the host may connect. That is untested: no development machine had vhost-vsock or vsock loopback. The
+rest is tested with another kind of socket.
 """
 
 import socket
@@ -10,7 +10,7 @@ from guest.agent.loop import Link, Loop
 
 
 def listen_on_vsock(port: int) -> socket.socket:
-    """A socket that the host can connect to, under whatever number it knows this machine."""
+    """Return a socket that the host can connect to, whatever context id this machine has."""
     listening = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
     listening.bind((socket.VMADDR_CID_ANY, port))
     listening.listen()
@@ -18,7 +18,7 @@ def listen_on_vsock(port: int) -> socket.socket:
 
 
 class Listener:
-    """Attaches the link to a connection, and to the next one when that has ended."""
+    """Attaches the link to one connection after the other."""
 
     def __init__(self, loop: Loop, listening: socket.socket, link: Link) -> None:
         self._listening = listening
@@ -27,7 +27,7 @@ class Listener:
         loop.add(listening.fileno(), self._accept)
 
     def next(self) -> None:
-        """The connection has ended: take the next one, which may be waiting already."""
+        """Take the next connection, which may be waiting already; the last one has ended."""
         self._link.close()
         self._accept()
 
@@ -37,10 +37,10 @@ class Listener:
                 connection, address = self._listening.accept()
             except BlockingIOError:
                 return
-            except ConnectionError:  # it was given up before it was accepted
+            except ConnectionError:  # it was closed before it was accepted
                 continue
             if self._listening.family == socket.AF_VSOCK and address[0] != socket.VMADDR_CID_HOST:
-                connection.close()  # code in the machine, by way of a loopback
+                connection.close()  # code in this machine, over vsock loopback
                 continue
             fd = connection.detach()
             self._link.attach((fd, fd))

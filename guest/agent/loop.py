@@ -1,8 +1,8 @@
 """The agent's event loop: one thread, edge-triggered epoll, a few timers.
 
-Smaller than asyncio on purpose: on an emulated CPU every Python instruction counts twenty times, and this is on
-the path of every run. Edge-triggered, because a virtio port whose host is away reports a hang-up for as long as
-that lasts; level-triggered polling would spin on it.
+Smaller than asyncio on purpose: on an emulated CPU every Python instruction costs twenty times as much, and this is on
+the path of every run. Edge-triggered, because a virtio port reports a hang-up for as long as no host is connected;
+level-triggered polling would spin.
 """
 
 import errno
@@ -24,7 +24,7 @@ BOTH = EDGE | select.EPOLLOUT
 
 
 class Loop:
-    """Calls handlers when their file descriptor has news, and timers when they are due."""
+    """Calls handlers when their file descriptor is ready, and timers when they are due."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -36,25 +36,25 @@ class Loop:
         self._stopped = False
 
     def add(self, fd: int, handler: Callable[[int], None], events: int = EDGE) -> None:
-        """Call `handler(events)` whenever there is something new on `fd`."""
+        """Call `handler(events)` on every event of `fd`."""
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
 
     def look_again(self, fd: int, events: int) -> None:
-        """Make the loop report what is there on `fd` even if it is not new."""
+        """Report the current state of `fd` once more, even if it has not changed."""
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
-        """Forget a descriptor; call it before closing that."""
+        """Forget a descriptor. Call it before closing the descriptor."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Call `action` after the events at hand: how a busy handler lets the others have a turn."""
+        """Call `action` after the pending events: a busy handler yields to the others this way."""
         self._soon.append(action)
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` after a delay. It has to check for itself whether it is still wanted."""
+        """Call `action` after a delay. It must check for itself whether it is still wanted."""
         self._count += 1
         heapq.heappush(self._timers, (time.monotonic() + delay_s, self._count, action))
 
@@ -63,7 +63,7 @@ class Loop:
         self._stopped = True
 
     def run(self) -> None:
-        """Serve until something calls `stop`."""
+        """Serve until `stop` is called."""
         while not self._stopped:
             timeout = -1.0
             if self._soon:
@@ -79,14 +79,14 @@ class Loop:
                     action()
             while self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2]()
-            while self.unflushed:  # what one round has to say goes out in one write
+            while self.unflushed:  # all frames of one round go out in one write
                 self.unflushed.pop().flush()
 
 
 class Link:
-    """Frames over a pair of non-blocking descriptors in the loop (they may be the same one).
+    """Frames over a pair of non-blocking descriptors in the loop, which may be the same one.
 
-    Without descriptors it is closed until it is attached to some; it may be attached again after it was closed.
+    Without descriptors it is closed until it is attached to some. It can be attached again after it was closed.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Link:
         self._resyncs = seeking
         self._decoder = Decoder(seeking=seeking)
         self._unsent = bytearray()
-        self._held_up = False  # the peer does not take what is unsent; the loop says when it does
-        self._by_piece = False  # reads give one buffer at a time, and short ones do not mean that nothing is left
+        self._held_up = False  # the peer does not read; the loop reports when it does again
+        self._by_piece = False  # a short read does not mean that nothing is left
         self.closed = True
         self.reads = 0
         self.on_drained: Callable[[], None] | None = None
@@ -118,7 +118,7 @@ class Link:
         return len(self._unsent)
 
     def attach(self, fds: tuple[int, int]) -> None:
-        """Speak over these descriptors from now on."""
+        """Use these descriptors from now on."""
         self._in, self._out = fds
         self._by_piece = stat.S_ISCHR(os.fstat(self._in).st_mode)  # a virtio port
         self.closed = self._held_up = False
@@ -127,13 +127,13 @@ class Link:
         self._loop.add(self._in, self._ready)
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Send a frame at the end of this round of the loop, or when the peer takes it."""
+        """Send a frame at the end of this round of the loop, or when the peer reads."""
         if not self.closed:
             self._unsent += encode(header, body)
             self._loop.unflushed.add(self)
 
     def flush(self) -> None:
-        """Write what the peer takes; the loop calls again when it takes more."""
+        """Write as much as the peer takes; the loop calls again when it takes more."""
         if self._unsent and not self.closed:
             del self._unsent[: self._write(self._unsent)]
             if bool(self._unsent) is not self._held_up:
@@ -141,7 +141,7 @@ class Link:
                 self._watch_writing()
 
     def close(self) -> None:
-        """Take the descriptors out of the loop and close them. What is unsent is lost."""
+        """Remove the descriptors from the loop and close them. Unsent frames are lost."""
         if not self.closed:
             self.closed = True
             self._unsent.clear()
@@ -151,7 +151,7 @@ class Link:
                 os.close(fd)
 
     def _watch_writing(self) -> None:
-        """Ask for news of the writing side only while it is held up: there is some whenever the peer reads."""
+        """Watch for writability only while the peer does not read: it would be reported after every read."""
         if self._in == self._out:
             self._loop.look_again(self._in, BOTH if self._held_up else EDGE)
         elif self._held_up:
@@ -170,7 +170,7 @@ class Link:
                 except OSError as error:
                     if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENODEV):
                         raise
-                    return len(view)  # nobody there; the reading side says so too, in its own time
+                    return len(view)  # the peer is gone; reading reports that, too
         return done
 
     def _writable(self, _events: int) -> None:
@@ -197,13 +197,13 @@ class Link:
             if not data:
                 self._on_end()
                 return
-            # Nothing but the end can be left in a pipe or socket; asking for more would raise an exception.
+            # After a short read nothing is left in a pipe or socket; another read would only raise an exception.
             whole = len(data) < READ_BYTES and not ended
             try:
                 for frame in self._decoder.feed(data):
                     self._on_frame(frame)
             except ProtocolError:
-                if not self._resyncs:  # what the peer sent cannot be read, or not be passed on
+                if not self._resyncs:  # the frame is invalid, or what it asks for is
                     self._on_end()
                     return
                 self._decoder.resync()

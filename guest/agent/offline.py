@@ -1,20 +1,20 @@
-"""Makes what needs a network fail at once, and say what to do instead.
+"""Makes programs that install packages fail at once, with advice.
 
-In a machine without a network a name is not found within milliseconds, but programs that install packages try again
-and again, or are not there at all. So they are told not to look, and the names they are called by lead to a few
-lines of shell: these let the program have its say, if there is one, and follow its failure with advice.
+In a machine without a network, looking up a name fails within milliseconds, but package managers retry, or are not
+installed at all. Environment variables tell them to stay offline, and small shell scripts in front of PATH run the
+program, if it exists, and print advice if it fails.
 """
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH103, PTH118, PTH120
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 from guest import offline
-from guest.agent.session import quoted
 from guest.offline.pip import ADVICE
 
 SHIMS = "/run/mcp-sandbox/bin"
@@ -36,7 +36,7 @@ _PIP = (_WHEELS, ("install", "download", "wheel"))
 _APT = (_PACKAGES, ("install", "update", "upgrade"))
 _CONDA = (_WHEELS, ("install", "create", "update"))
 _NPM = (_ELSE, ("install", "i", "ci", "add", "update"))
-# Programs that do little but install packages: they have an answer even where they are not there.
+# Programs that do little but install packages: their scripts exist even if they do not.
 INSTALLERS = {
     "pip": _PIP,
     "pip3": _PIP,
@@ -49,7 +49,7 @@ INSTALLERS = {
     "apk": (_ELSE, ("add", "update", "upgrade")),
     "gem": (_ELSE, ("install",)),
 }
-# Programs that do more than that: where they are not there, nobody should think they were.
+# Programs that do more: without them, there must be no script that looks like them.
 TOOLS = {
     "go": (_ELSE, ("get", "install", "download", "tidy")),
     "cargo": (_ELSE, ("add", "install", "fetch")),
@@ -72,7 +72,7 @@ exit $status
 
 
 def go_offline(environment: MutableMapping[str, str]) -> None:
-    """Let all that is started with this environment know that there is no network. What is set already stays."""
+    """Add to an environment what keeps package managers offline. Variables that are set already stay."""
     for name, value in VARIABLES.items():
         environment.setdefault(name, value)
     path = environment.get("PATH", os.defpath)
@@ -100,9 +100,9 @@ def _executable(path: str, flags: int) -> int:
 
 
 def script(name: str, real: str, field: str, words: tuple[str, ...]) -> str:
-    """What stands before the program `real`, or in the place of one that is not there."""
+    """Return the script in front of the program `real`, which is empty if the program does not exist."""
     return SCRIPT.format(
-        real=quoted(real),
+        real=shlex.quote(real),
         installs="|".join(f'*" {word} "*' for word in words),
-        advice=quoted(f"{name}: {ADVICE.format(field=field)}"),
+        advice=shlex.quote(f"{name}: {ADVICE.format(field=field)}"),
     )

@@ -1,17 +1,17 @@
-"""What the agent keeps of a run's output: the head goes out live, the tail at the end, everything to a file."""
+"""Captures the output of a run: the head is sent live, the tail at the end, everything goes to a file."""
 
 import os
 from collections.abc import Callable
 
-MAX_SPILL = 128 * 1024 * 1024  # bytes of one stream kept in a file; more would fill the machine's disk
-TRIM_BYTES = 256 * 1024  # how far the tail may grow before it is cut back
+MAX_SPILL = 128 * 1024 * 1024  # bytes of one stream in a file; more could fill the machine's disk
+TRIM_BYTES = 256 * 1024  # how much the tail may grow before it is trimmed
 
 
 class Capture:
     """One stream of one run.
 
-    The first `head` bytes are sent as they come and the last `tail` bytes at the end. When that would leave
-    something out, all of it is written to a spill file, as far as there is room. The total is always true.
+    The first `head` bytes are sent as they come and the last `tail` bytes at the end. If that leaves something out,
+    everything is written to a spill file, as far as there is room. The total is always right.
     """
 
     def __init__(
@@ -26,12 +26,12 @@ class Capture:
         self._open_spill = open_spill
         self._spill_fd = -1
         self._spill_left = MAX_SPILL
-        self._head = bytearray()  # kept for the spill file
+        self._head = bytearray()  # for the spill file
         self._tail = bytearray()
         self._left_out = 0
 
     def feed(self, data: bytes) -> None:
-        """Take in what the code wrote."""
+        """Add what the code wrote."""
         self.total += len(data)
         if self._head_left:
             live, data = data[: self._head_left], data[self._head_left :]
@@ -74,7 +74,7 @@ class Capture:
         self._head.clear()
 
     def _spill(self, data: bytes) -> None:
-        """Write to the file until it is full or the disk is; then say so and stop."""
+        """Write to the file until it or the disk is full."""
         part = memoryview(data)[: self._spill_left]
         self._spill_left -= len(part)
         try:

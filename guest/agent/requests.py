@@ -1,4 +1,4 @@
-"""What the host may ask for, and who does it. One thread and one loop; code runs in other processes."""
+"""Answers the host's requests, in one thread with one event loop. Code runs in other processes."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from guest.agent.children import Children
-from guest.agent.files import Files
+from guest.agent.file_requests import FileRequests
 from guest.agent.identity import Identity
 from guest.agent.languages import WARM_CELLS, version_of
 from guest.agent.listener import Listener
@@ -17,28 +17,27 @@ from guest.agent.service import Service
 from guest.agent.supervisor import Supervisor
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
-from guest.places import WORKSPACE
 from guest.protocol import PROTOCOL_VERSION, Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 AGENT_VERSION = "0.1.0"
-SOME_NAME = "sandbox-00000000"  # as long as the names of clones: a file that keeps its length is quicker to write
+SAMPLE_NAME = "sandbox-00000000"  # as long as the names of clones: keeping a file's length is faster
 
 
 class Agent:
-    """Answers the host's requests."""
+    """The agent of one machine."""
 
     def __init__(self, user: User, *, one_kernel: bool = False) -> None:
         self._loop = Loop()
         self._user = user
-        self._channel = Link(self._loop, None, self._hear, self._host_gone, seeking=True)
+        self._channel = Link(self._loop, None, self._receive, self._host_gone, seeking=True)
         self._on_host_gone: Callable[[], None] = self._loop.stop
         children = Children(self._loop)
         self._service = Service(self._loop, children, user)
         self._kernels = Supervisor(self._loop, self._channel, user, children, self._service, one_kernel=one_kernel)
-        self._files = Files(user)
+        self._files = FileRequests(user)
         self._identity = Identity()
         self._language_version = version_of(self._kernels.language)
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
@@ -47,29 +46,29 @@ class Agent:
             "warm": self._warm,
             "run": self._start_run,
             "stop": self._stop,
-            "usage": self._usage,
+            "ping": self._ping,
         }
 
     def serve_pipes(self, fds: tuple[int, int]) -> None:
-        """Work until the host is gone."""
+        """Serve until the host is gone."""
         self._channel.attach(fds)
         self._loop.run()
 
     def serve_port(self, fd: int) -> None:
-        """Work for ever: the host of a virtio port may go and come back."""
+        """Serve forever: the host may leave a virtio port and come back."""
         self._on_host_gone = lambda: None
         self._channel.attach((fd, fd))
         self._loop.run()
 
     def serve_connections(self, listening: socket.socket) -> None:
-        """Work for ever, for one connection after the other."""
+        """Serve one connection after the other, forever."""
         self._on_host_gone = Listener(self._loop, listening, self._channel).next
         self._loop.run()
 
     def _host_gone(self) -> None:
         self._on_host_gone()
 
-    def _hear(self, frame: Frame) -> None:
+    def _receive(self, frame: Frame) -> None:
         header, body = frame
         request, op = header.get("id"), header.get("op")
         try:
@@ -79,9 +78,9 @@ class Agent:
                 answer, data = self._files.answer(op, header, body)
                 self._answer(request, answer, data)
                 if "file" in answer and op == "write":
-                    self._kernels.watch.know(answer["file"]["path"])
+                    self._kernels.artifacts.ignore(answer["file"]["path"])
             else:
-                raise RequestRefused("bad_request", f"this agent knows no {str(op)[:40]!r}")  # noqa: TRY301
+                raise RequestRefused("bad_request", f"this agent does not know the request {str(op)[:40]!r}")  # noqa: TRY301
         except RequestRefused as refused:
             self._refuse(request, refused)
         except (KeyError, TypeError, ValueError, ProtocolError) as error:
@@ -107,14 +106,14 @@ class Agent:
         self._answer(header["id"], answer)
 
     def _refresh(self, header: dict[str, Any], body: bytes) -> None:
-        """Become unique. The kernel's entropy first: everything else draws on it."""
+        """Make this machine unique. The kernel's entropy comes first: everything else draws on it."""
         request, hostname, machine_id = header["id"], str(header["hostname"]), str(header["machine_id"])
         answer: dict[str, Any] = {"entropy_credited": self._identity.credit_entropy(body)}
 
         def done() -> None:
             self._answer(request, {**answer, "time_ns": time.time_ns()})
 
-        answer["clock_settable"] = self._identity.set_clock(int(header["time_ns"]))
+        self._identity.set_clock(int(header["time_ns"]))
         answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
         if header["reseed"]:
             self._kernels.reseed(done)
@@ -133,7 +132,7 @@ class Agent:
                 self._refuse(request, RequestRefused("bad_request", error))
                 return
             self._user.make_places()
-            os.sync()  # nothing is left to be written to disk behind the first caller's back
+            os.sync()  # so that no write-back disturbs the first caller
             self._exercise(list(WARM_CELLS.get(self._kernels.language, ())), request)
 
         def served(failure: str | None) -> None:
@@ -148,7 +147,7 @@ class Agent:
             self._service.start(header["service"], served)
 
     def _exercise(self, cells: list[str], request: int) -> None:
-        """Run cells one after the other, for nothing but having run them."""
+        """Run cells one after the other, only to have their pages in memory."""
         if not cells:
             self._warm_done(request)
             return
@@ -163,8 +162,8 @@ class Agent:
         self._kernels.run(limits, cells[0].encode(), send, counted=False)
 
     def _warm_done(self, request: int) -> None:
-        """Touch what a refresh touches, too."""
-        self._identity.set_name(SOME_NAME, "0" * 32)
+        """Do what a refresh does, to have its pages in memory, too."""
+        self._identity.set_name(SAMPLE_NAME, "0" * 32)
         self._identity.credit_entropy(os.urandom(32))
         gc.collect()
         gc.freeze()
@@ -182,13 +181,5 @@ class Agent:
         self._kernels.stop(int(header["run"]))
         self._answer(header["id"], {})
 
-    def _usage(self, header: dict[str, Any], _body: bytes) -> None:
-        total, available = self._user.memory()
-        disk = os.statvfs(WORKSPACE)
-        answer = {
-            "memory_total": total,
-            "memory_available": available,
-            "disk_total": disk.f_blocks * disk.f_frsize,
-            "disk_free": disk.f_bavail * disk.f_frsize,
-        }
-        self._answer(header["id"], answer)
+    def _ping(self, header: dict[str, Any], _body: bytes) -> None:
+        self._answer(header["id"], {})

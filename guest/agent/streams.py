@@ -1,4 +1,4 @@
-"""The standard output and error of whatever runs code, read into the run that is on."""
+"""Reads the standard output and error of code into the run that is on."""
 
 import fcntl
 import os
@@ -10,14 +10,14 @@ from guest.agent.user import User
 
 FIONREAD = 0x541B  # ioctl: how many bytes wait in a pipe
 PIPE_BYTES = 64 * 1024  # read at once; also how much output between two runs is kept for the next
-TURN_BYTES = 1024 * 1024  # read of one pipe before the others have a turn
-DRAIN_BYTES = 64 * 1024 * 1024  # read at the end of a run; only a process the run left behind writes more
+TURN_BYTES = 1024 * 1024  # read from one pipe before the others have a turn
+DRAIN_BYTES = 64 * 1024 * 1024  # read at the end of a run; only a process that the run left behind writes more
 REST_S = 0.005  # after a short piece of output: many small writes become few frames
 HIGH_WATER = 1024 * 1024  # unsent bytes to the host above which no more output is read
 
 
 class Streams:
-    """Two pipes. They outlive a run, for what a run has left running goes on writing to them."""
+    """Two pipes. They outlive a run, because processes that a run leaves behind go on writing to them."""
 
     def __init__(self, loop: Loop, channel: Link, user: User) -> None:
         self._loop = loop
@@ -27,18 +27,18 @@ class Streams:
         self._resting: set[str] = set()
         self._pipes: dict[str, int] = {}
         self._closed = False
-        self.writers: list[int] = []  # where stdout and stderr are to lead; whoever starts code closes its own
+        self.writers: list[int] = []  # for stdout and stderr of the process that runs code
         for stream in self._early:
             read, write = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(read, False)
             if user.uid is not None and user.gid is not None:
-                os.fchown(write, user.uid, user.gid)  # /dev/stderr opens it once more
+                os.fchown(write, user.uid, user.gid)  # so that code can open /dev/stderr
             self._pipes[stream] = read
             self.writers.append(write)
             loop.add(read, partial(self._read, stream))
 
     def begin(self, run: Execution) -> None:
-        """From now on, and with what came since the last one, output is this run's."""
+        """Give this run all output from now on, and what came since the last one."""
         self._run = run
         for stream, data in self._early.items():
             if data:
@@ -46,35 +46,35 @@ class Streams:
                 self._early[stream] = b""
 
     def end(self) -> None:
-        """What comes from now on is the next run's."""
+        """Keep what comes from now on for the next run."""
         self._run = None
 
     def drain(self) -> None:
-        """Read all that was written so far, so that what comes next comes after it."""
+        """Read all that was written so far, so that later events come after it."""
         for stream, fd in self._pipes.items():
             if any(fcntl.ioctl(fd, FIONREAD, b"\0\0\0\0")):  # reading an empty pipe would raise an exception
                 self._read_until(stream, DRAIN_BYTES)
 
     def resume(self) -> None:
-        """The host takes output again."""
+        """Read on: the host takes output again."""
         for stream in self._pipes:
             self._read(stream)
 
     def close_writers(self) -> None:
-        """Whoever is to write has the pipes."""
+        """Close our copies of the writing ends, when the process that runs code has its own."""
         for fd in self.writers:
             os.close(fd)
         self.writers.clear()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Stop reading."""
         self._closed = True
         for fd in self._pipes.values():
             self._loop.remove(fd)
             os.close(fd)
 
     def _read(self, stream: str, _events: int = 0) -> None:
-        """Read what the code wrote. Not while the host is slow to take it, nor piece by tiny piece."""
+        """Read output, but not while the host is slow to take it, and not in tiny pieces."""
         if self._closed or stream in self._resting or self._channel.unsent > HIGH_WATER:
             return
         size = self._read_until(stream, TURN_BYTES)

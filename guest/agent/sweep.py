@@ -1,99 +1,92 @@
-"""Ends all that code has left running, and waits until nothing of it is left."""
+"""Ends processes that code has left running, and waits until they are gone."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH116, PTH123, PTH208
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
+# ruff: noqa: PTH116, PTH208
 
 import os
 import signal
-import time
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 
 from guest.agent.children import Children
-from guest.agent.user import User
+from guest.agent.user import MAX_PROCESSES, User
+from guest.processes import FEW, end_all, process_count, process_table, signal_everything, tree_of
 
 NOBODY = 65534
-LIMIT_S = 5.0  # for the dead to be reaped; they count against the user's limits until then
-PAUSE_S = 0.001  # between two looks; most often one is enough
-BURST = 50  # signals in a row: where one does not reach all at once (gVisor), what forks without end has no time to
-MAX_PASSES = 1000  # of stopping; each finds what was forked during the last, until there is nothing left to fork
+SWEEP_S = 5.0  # for killed processes to be reaped; they count against the user's limit until then
+STOP_S = 1.0  # for the processes of a stopped command; the host waits 3 s for its end
+FULL = MAX_PROCESSES * 9 // 10  # processes with which a program can hardly start another
 
 
-def sweep(user: User, children: Children, spared: set[int], service: int = 0) -> None:
-    """Kill all that the user runs, but for the process `service`, if there is one, and those below it.
+def sweep(user: User, children: Children, keep: set[int]) -> None:
+    """Kill all processes of the user, but not those in `keep`, the process groups they lead, and their descendants."""
+    if user.has_process_limit:
+        end_all(partial(_find_others, user, keep), children.reap, SWEEP_S, _broadcast(user))
 
-    Where the agent is the same user: all there is but that, the agent and those spared.
+
+def make_room(user: User, children: Children, keep: set[int]) -> bool:
+    """Sweep if most processes of a full machine are not those that a sweep keeps; returns whether it did."""
+    broadcast = _broadcast(user)
+    if broadcast is None or process_count() < FULL:
+        return False
+    broadcast(signal.SIGSTOP)
+    full = len(_find_others(user, keep)) > FULL // 2 and len(_owned(user)) >= FULL
+    broadcast(signal.SIGCONT)
+    if full:
+        sweep(user, children, keep)
+    return full
+
+
+class CommandProcesses:
+    """All processes of one command, whatever sessions they open and whether their parents are alive.
+
+    The command's shell must be a subreaper: orphans stay below it while it lives, and become children of the agent
+    when it ends. `mark` records all processes outside of the shell's tree when the command is stopped. Every descendant
+    of the agent that is not one of them, nor descends from one, belongs to the command.
     """
-    if user.uid is not None and user.gid is not None:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _kill_user(user.uid, user.gid, service)
-            finally:
-                os._exit(0)
-        children.reap(until=pid)
-    elif user.own_pids:
-        _kill_others({1, os.getpid(), *spared}, service, children)
+
+    def __init__(self, user: User, children: Children) -> None:
+        """Prepare to find the processes of a command that is about to start."""
+        self._children = children
+        self._broadcast = _broadcast(user)
+        self._few = process_count() + FEW
+        self._shell = 0
+        self._others: set[int] = set()
+
+    def mark(self, shell: int) -> None:
+        """Remember which processes do not belong to the command, whose shell must be alive."""
+        broadcast = None if process_count() <= self._few else self._broadcast
+        if broadcast:
+            broadcast(signal.SIGSTOP)
+        table = process_table()
+        if broadcast:
+            broadcast(signal.SIGCONT)
+        self._shell = shell
+        self._others = table.keys() - tree_of({shell}, table)
+
+    def end(self) -> None:
+        """Kill them, if they were marked."""
+        if self._others:
+            few = process_count() <= self._few
+            end_all(self._find, self._children.reap, STOP_S, self._broadcast, few=few)
+
+    def _find(self) -> set[int]:
+        agent, table = os.getpid(), process_table()
+        below = tree_of({agent}, table) - {agent}
+        others = self._others | (self._children.watched - {self._shell})
+        return below - tree_of(below & others, table)
 
 
-def _kill_user(uid: int, gid: int, service: int) -> None:
-    """Only in a process that ends with it. One signal reaches all that the user runs at once, so nothing can fork away
-    from it; where a service is among them it only stops them, and those to be killed are looked for then."""
-    deadline = time.monotonic() + LIMIT_S
-    os.setgroups([])
-    os.setgid(gid)
-    os.setresuid(NOBODY, uid, NOBODY)  # its right to kill, without being anybody it may kill
-    while True:
-        with suppress(ProcessLookupError):
-            for _ in range(BURST):
-                os.kill(-1, signal.SIGSTOP if service else signal.SIGKILL)
-        kept = _tree(service)
-        left = {pid for pid in _processes() - {os.getpid()} - kept if _owner(pid) == uid}
-        if service:
-            _signal(left, signal.SIGKILL)
-        if not left or time.monotonic() > deadline:
-            _signal(kept, signal.SIGCONT)
-            return
-        time.sleep(PAUSE_S)
+def _find_others(user: User, keep: set[int]) -> set[int]:
+    table = process_table()
+    members = {pid for pid, process in table.items() if process.group in keep}
+    return _owned(user) - {1, os.getpid()} - tree_of(keep | members, table)
 
 
-def _kill_others(spared: set[int], service: int, children: Children) -> None:
-    """Stop everything first, so that nothing can fork away from being killed. The agent does it itself, not a child:
-    if it is process 1 there is nothing the code can do to it."""
-    deadline = time.monotonic() + LIMIT_S
-    while (left := _processes() - spared - _tree(service)) and time.monotonic() < deadline:
-        stopped: set[int] = set()
-        for _ in range(MAX_PASSES):
-            new = _processes() - spared - stopped - _tree(service)
-            if not new:
-                break
-            _signal(new, signal.SIGSTOP)
-            stopped |= new
-        _signal(left | stopped, signal.SIGKILL)
-        children.reap()
-        time.sleep(PAUSE_S)
-
-
-def _processes() -> set[int]:
-    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
-
-
-def _tree(root: int) -> set[int]:
-    """A process and all below it."""
-    if not root:
-        return set()
-    parents = {pid: _parent(pid) for pid in _processes()}
-    tree = {root}
-    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
-        tree |= more
-    return tree
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])  # the name in front may have any character in it
-    except OSError:  # gone
-        return -1
+def _owned(user: User) -> set[int]:
+    """Return the processes of the user; all visible ones if it is the agent's own."""
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    return pids if user.uid is None else {pid for pid in pids if _owner(pid) == user.uid}
 
 
 def _owner(pid: int) -> int:
@@ -103,7 +96,16 @@ def _owner(pid: int) -> int:
         return -1
 
 
-def _signal(pids: set[int], number: int) -> None:
-    for pid in pids:
-        with suppress(OSError):
-            os.kill(pid, number)
+def _broadcast(user: User) -> Callable[[int], None] | None:
+    """Return a function that signals all processes of the user at once, if that is safe: see `User.own_pids`."""
+    if user.uid is not None:
+        return partial(_signal_user, user.uid)
+    return signal_everything if user.own_pids else None
+
+
+def _signal_user(uid: int, number: int) -> None:
+    os.setresuid(NOBODY, uid, 0)  # may signal the user's processes and no others, and cannot be signalled by them
+    try:
+        signal_everything(number)
+    finally:
+        os.setresuid(0, 0, 0)

@@ -1,7 +1,7 @@
-"""The unprivileged user whose code a machine runs: its rights, its limits, its places."""
+"""The unprivileged user whose code a machine runs: its privileges, its limits, its directories."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH103, PTH118, PTH123, PTH208
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
+# ruff: noqa: PTH103, PTH118, PTH123
 
 import mmap
 import os
@@ -10,30 +10,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from guest.agent.rights import drop_capability_bounds, gain_nothing_by_exec, show_memory
 from guest.places import BUILD, CACHE, CONFIG, OUTPUTS, SETTINGS, WORKSPACE
+from guest.prctl import drop_bounding_set, set_dumpable, set_no_new_privs
 
-CODE_NICENESS = 15  # where agent and code are one user: the agent has to be heard among many busy processes
-CODE_OOM_SCORE = 500  # when memory runs out the code goes, not the agent
+CODE_NICENESS = 15  # where agent and code are one user: the agent must respond among many busy processes
+CODE_OOM_SCORE = 500  # if memory runs out, the kernel kills code before the agent
 MAX_PROCESSES = 160  # and threads, of the sandbox's user; a fork costs 1.4 MB, a small machine has 350 MB to spare
 
 
 class User(NamedTuple):
-    """Whose rights code and file requests have. No ids: those of the agent itself."""
+    """Whose privileges code and file requests have. Without ids: those of the agent itself."""
 
     uid: int | None
     gid: int | None
-    own_pids: bool = False  # all processes in sight belong to this machine, whoever's they are
-    memory_mb: int = 0  # that a process may write to; 0: as much as there is
+    own_pids: bool = False  # all visible processes belong to this machine
+    memory_mb: int = 0  # limit of each process; 0: none
 
     @property
     def shares_id(self) -> bool:
-        """Code and agent are one user, in a machine of their own."""
+        """Whether code and agent are one user, alone in a PID namespace."""
         return self.uid is None and self.own_pids
+
+    @property
+    def has_process_limit(self) -> bool:
+        """Whether the number of processes is limited. Elsewhere the limit would count all of the host's user."""
+        return self.uid is not None or self.own_pids
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Do something with this user's rights; the agent has one thread, so nothing else happens meanwhile."""
+        """Act with this user's privileges in the block. The agent has one thread, so nothing else is affected."""
         if self.uid is None or self.gid is None:
             yield
             return
@@ -45,49 +50,37 @@ class User(NamedTuple):
             os.seteuid(0)
             os.setegid(0)
 
-    def let_loose(self, *, oom_score: int = CODE_OOM_SCORE, watched: bool = False) -> None:
-        """In a child of the agent: be a process that runs code, below the agent in every way, and nothing else."""
+    def drop_privileges(self, *, oom_score: int = CODE_OOM_SCORE, memory_watched: bool = False) -> None:
+        """Turn this child of the agent into a process that runs code: a new session, no privileges, limits.
+
+        If `memory_watched`, the memory limit is only recorded (as RLIMIT_RSS, which Linux does not enforce) for the
+        kernel that watches memory use. A limit on address space would break Go programs and sanitizers, which reserve
+        terabytes and use little.
+        """
         os.setsid()
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(oom_score))
-        with suppress(OSError):  # the agent is above all that code can start
+        with suppress(OSError):  # the agent's own priority is higher
             os.setpriority(os.PRIO_PROCESS, 0, 0)
-        self.become(watched=watched)
-
-    def become(self, *, watched: bool = False) -> None:
-        """Give up all other rights, for good, and take on the limits of code.
-
-        Where memory is watched, its limit is only written down: the system knows none for memory in use, and one for
-        memory in sight would end Go programs and sanitizers, which reserve terabytes and use little.
-        """
-        if self.uid is not None or self.own_pids:  # else the limit would count all that this host's user runs
+        if self.has_process_limit:
             _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
-        if self.memory_mb and watched:
+        if self.memory_mb and memory_watched:
             _limit(resource.RLIMIT_RSS, self.memory_mb * 1024 * 1024)
         elif self.memory_mb:
             _limit_memory(self.memory_mb * 1024 * 1024)
-        gain_nothing_by_exec()
-        drop_capability_bounds()
+        set_no_new_privs()
+        drop_bounding_set()
         if self.uid is not None and self.gid is not None:
             os.setgroups([])
             os.setgid(self.gid)
             os.setuid(self.uid)
         elif self.own_pids:
-            show_memory(shown=True)  # code may look at itself
-            with suppress(OSError):  # the agent may not raise its own priority here, so code lowers its own
+            set_dumpable(dumpable=True)  # code may debug itself
+            with suppress(OSError):  # the agent cannot raise its own priority here, so code lowers its own
                 os.setpriority(os.PRIO_PROCESS, 0, CODE_NICENESS)
 
-    def memory(self) -> tuple[int, int]:
-        """Bytes the machine has, and those that are not in use. Where it has no memory of its own, what it may take."""
-        if self.memory_mb:
-            total = self.memory_mb * 1024 * 1024
-            return total, max(0, total - _resident_bytes())
-        with open("/proc/meminfo") as file:
-            known = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in file)}
-        return known["MemTotal"], known["MemAvailable"]
-
     def make_places(self) -> None:
-        """Create the user's directories and make everything in them theirs."""
+        """Create the user's directories and give the user everything in them."""
         for place in (WORKSPACE, OUTPUTS, CONFIG, CACHE, SETTINGS, BUILD):
             os.makedirs(place, exist_ok=True)
             if self.uid is None or self.gid is None:
@@ -99,16 +92,6 @@ class User(NamedTuple):
                         os.lchown(os.path.join(folder, name), self.uid, self.gid)
 
 
-def _resident_bytes() -> int:
-    """Memory of all processes in sight."""
-    pages = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/statm") as file:
-                pages += int(file.read().split()[1])
-    return pages * resource.getpagesize()
-
-
 def _limit(kind: int, value: int) -> None:
     """Set a limit that cannot be raised again."""
     hard = resource.getrlimit(kind)[1]
@@ -117,13 +100,13 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit what a process may write to; what it only reads, or has reserved, does not count."""
+    """Limit the memory that a process may write to; read-only mappings do not count."""
     _limit(resource.RLIMIT_DATA, size)
     try:
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE).close()
     except OSError:
         return
-    # That was too much, with what is in use already: a system (gVisor) that counts next to nothing as data.
+    # The limit was not enforced, as in gVisor, which counts almost nothing as data: limit the address space instead.
     with open("/proc/self/status") as file:
         kilobytes = {name: rest.split()[0] for name, _, rest in (line.partition(":") for line in file) if "Vm" in name}
     read_only = (int(kilobytes["VmSize"]) - int(kilobytes["VmData"])) * 1024
@@ -131,7 +114,7 @@ def _limit_memory(size: int) -> None:
 
 
 def parse_user(name: str, *, own_pids: bool = False, memory_mb: int = 0) -> User:
-    """`UID:GID`, or `none` for the agent's own."""
+    """Parse `UID:GID`, or `none` for the agent's own."""
     if name == "none":
         return User(None, None, own_pids, memory_mb)
     uid, _, gid = name.partition(":")

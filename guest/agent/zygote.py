@@ -1,7 +1,7 @@
-"""The process that has everything imported and forks kernels: a new one is there in milliseconds.
+"""The process that has everything imported and forks kernels within milliseconds.
 
-The agent starts it with the user's rights as JSON, the language, and a socket on descriptor 3. It keeps root's
-rights, where it has any, so the code it lets loose in its children cannot touch it. Messages are JSON, one a packet:
+The agent starts it with the user as JSON, the language, and a socket on descriptor 3. If the agent is root, so is the
+zygote, and the code in its children cannot touch it. Messages are JSON, one in each packet:
 
     agent → zygote   {"op": "warm", "code"}   {"op": "fork", "figures"} or {"op": "become", "figures"}, each with three
                      descriptors
@@ -19,37 +19,37 @@ from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
 
 from guest.agent.languages import MEMORY_WATCHERS
-from guest.agent.rights import gain_nothing_by_exec, show_memory
 from guest.agent.user import User
+from guest.prctl import set_dumpable, set_no_new_privs
 
 SOCKET_FD = 3
 MAX_PACKET = 192 * 1024  # bytes; below the kernel's default socket buffer
 
 
 class Kernel(Protocol):
-    """What the module of a language has."""
+    """What the module of a language implements."""
 
     def prepare(self) -> None:
-        """Import and build everything a kernel needs, once, before any is forked."""
+        """Import and build everything a kernel needs, once, before the first fork."""
 
     def warm(self, code: str) -> None:
-        """Run warm-up code; whatever it raises is told to the template's builder."""
+        """Run warm-up code; whatever it raises is reported to the template's author."""
 
     def serve(self, control_fd: int, figures: int) -> None:
-        """Be the live kernel of this process until the agent is gone."""
+        """Run code as the kernel of this process until the agent is gone."""
 
 
 class Zygote:
-    """Serves the agent's orders, one after the other."""
+    """Carries out the agent's orders, one after the other."""
 
-    def __init__(self, control: socket.socket, user: User, kernel: Kernel, *, watched: bool) -> None:
+    def __init__(self, control: socket.socket, user: User, kernel: Kernel, *, memory_watched: bool) -> None:
         self._control = control
         self._user = user
         self._kernel = kernel
-        self._watched = watched  # the kernel looks after the memory of what it runs
+        self._memory_watched = memory_watched  # the kernel watches the memory of what it runs
 
     def serve(self) -> None:
-        """Work until the agent is gone, or until this is a kernel."""
+        """Serve until the agent is gone, or until this process becomes a kernel."""
         while True:
             data, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET, 3)
             if not data:
@@ -66,25 +66,25 @@ class Zygote:
         self._control.send(json.dumps(message).encode())
 
     def _warm(self, code: str) -> str | None:
-        """Run a template's warm-up code; its imports are what every kernel starts with."""
+        """Run a template's warm-up code; every kernel starts with its imports."""
         try:
             self._kernel.warm(code)
-        except BaseException:  # whatever it is, the builder of the template has to see it
+        except BaseException:  # whatever it is, the template's author has to see it
             return f"the warm-up code failed:\n{traceback.format_exc()[-8000:]}"
         finally:
             gc.collect()
-            gc.freeze()  # children share these pages for longer when the collector leaves them alone
+            gc.freeze()  # pages that the collector does not touch stay shared with the children
         return None
 
     def _fork(self, figures: int, fds: list[int]) -> None:
-        """Fork a kernel that is an orphan at once, so that the agent takes it in and hears of its end from the system.
+        """Fork a kernel that is orphaned at once, so that the agent adopts and reaps it.
 
-        The agent knows the process before it can end: its parent says who it is and leaves it only then.
+        Its parent reports its pid before leaving it, so the agent knows the process before it has to reap it.
         """
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy's idle threads do not survive a fork and need not
+            warnings.simplefilter("ignore")  # numpy's idle threads do not survive a fork, which is fine
             parent = os.fork()
             if parent == 0:
                 self._fork_and_leave(figures, fds)
@@ -108,7 +108,7 @@ class Zygote:
         status = 1
         try:
             self._control.close()
-            self._user.let_loose(watched=self._watched)
+            self._user.drop_privileges(memory_watched=self._memory_watched)
             control, stdout, stderr = fds
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
@@ -116,22 +116,22 @@ class Zygote:
             os.close(stderr)
             self._kernel.serve(control, figures)
             status = 0
-        except BaseException:  # the process ends here; its stderr reaches the agent
+        except BaseException:  # this process ends here; the agent reads its stderr
             traceback.print_exc()
         finally:
             os._exit(status)
 
 
 def main() -> None:
-    """Get ready, then serve."""
+    """Prepare the language's kernel, then serve."""
     user = User(*json.loads(sys.argv[1]))
-    gain_nothing_by_exec()  # of all threads: those that libraries start may become a kernel's
+    set_no_new_privs()  # before libraries start threads, which inherit it
     if user.shares_id:
-        show_memory(shown=False)
+        set_dumpable(dumpable=False)
     language = sys.argv[2]
     kernel = cast("Kernel", import_module(f"guest.kernels.{language}"))
     kernel.prepare()
-    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel, watched=language in MEMORY_WATCHERS).serve()
+    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel, memory_watched=language in MEMORY_WATCHERS).serve()
 
 
 if __name__ == "__main__":

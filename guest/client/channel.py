@@ -22,7 +22,7 @@ class Receiver(Protocol):
         """Take a frame; True if it was the last. Raises ProtocolError if it is not allowed."""
 
     def fail(self, error: GuestError) -> None:
-        """Learn that no more frames will come."""
+        """End the request: no more frames will come."""
 
 
 class _Answer:
@@ -55,7 +55,7 @@ class Channel:
         self._stream = stream
         self._open: dict[int, Receiver] = {}
         self._first_id = self.last_id = secrets.randbits(32)  # not the ids of an earlier conversation
-        self._abandoned: set[int] = set()  # sent, and answered when nobody waits any more
+        self._abandoned: set[int] = set()  # sent and given up, not answered yet
         self._greeted = False
         self._failed = anyio.Event()
         self._sending = anyio.Lock(fast_acquire=True)
@@ -178,7 +178,7 @@ class Channel:
         self._reading.cancel()
         with anyio.CancelScope(shield=True):
             await self._stopped_reading.wait()
-        return bytes(self._decoder._held)  # noqa: SLF001
+        return self._decoder.incomplete
 
     def _handle(self, data: bytes) -> None:
         for frame in self._decoder.feed(data):

@@ -12,12 +12,10 @@ from anyio.abc import ByteStream
 
 from guest.client import parsing
 from guest.client.channel import Channel
-from guest.client.groups import first_error
 from guest.client.messages import (
     AgentState,
     FileChunk,
     FileInfo,
-    GuestUsage,
     Hello,
     Identity,
     Listing,
@@ -26,7 +24,7 @@ from guest.client.messages import (
     WarmUp,
 )
 from guest.client.runs import Run
-from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
+from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
 from guest.protocol import MAX_BODY, PROTOCOL_VERSION, Frame, encode_json
 
 KILL_MARGIN_S = 3.0  # after the grace period: a kill and a last frame, on a slow emulated CPU
@@ -174,15 +172,15 @@ class AgentClient:
             if chunk.eof or limit <= 0:
                 return FileChunk(b"".join(parts), chunk.size, chunk.eof)
 
-    async def write(self, path: str, data: bytes, *, append: bool = False, mode: int | None = None) -> FileInfo:
-        """Write a file, making its parent directories. It is replaced in one step unless `append` is set."""
+    async def write(self, path: str, data: bytes) -> FileInfo:
+        """Create or replace a file in one step, with its parent directories. A file that is replaced keeps its mode."""
         upload = secrets.randbits(48)
         sent = 0
         try:
             while True:
                 part = data[sent : sent + MAX_BODY]
                 last = sent + len(part) >= len(data)
-                args = {"path": path, "append": append, "mode": mode, "upload": upload, "last": last}
+                args = {"path": path, "upload": upload, "last": last}
                 info = await self._ask("write", args, part, parse=partial(parsing.parse_written, last=last))
                 sent += len(part)
                 if info is not None:
@@ -197,17 +195,9 @@ class AgentClient:
         args = {"path": path, "recursive": recursive, "max_entries": max_entries}
         return await self._ask("list", args, parse=lambda frame: parsing.parse_listing(frame, max_entries))
 
-    async def stat(self, path: str) -> FileInfo:
-        """Describe what is at a path; a link is described itself, not followed."""
-        return await self._ask("stat", {"path": path}, parse=lambda f: parsing.parse_file_info(f.header.get("file")))
-
-    async def remove(self, path: str) -> None:
-        """Remove a file, a link or an empty directory."""
-        await self._ask("remove", {"path": path}, parse=_nothing)
-
-    async def usage(self) -> GuestUsage:
-        """Return what the machine says about its memory and disk."""
-        return await self._ask("usage", {}, parse=lambda frame: parsing.parse_usage(frame.header))
+    async def ping(self) -> None:
+        """Return when the agent has answered, which it does after all earlier file requests."""
+        await self._ask("ping", {}, parse=_nothing)
 
     # ---------------------------------------------------------------- helpers
 

@@ -48,7 +48,6 @@ class Refreshed:
     """The outcome of a refresh. False: the machine's kernel does not allow it (gVisor, containers)."""
 
     clock_skew_s: float  # guest minus host, after the clock was set
-    clock_settable: bool
     entropy_credited: bool
     hostname_set: bool
 
@@ -191,13 +190,3 @@ class Listing:
 
     entries: tuple[FileInfo, ...]
     truncated: Flag
-
-
-@dataclass(frozen=True, slots=True)
-class GuestUsage:
-    """What the machine itself says about its memory and disk, in bytes."""
-
-    memory_total: Whole
-    memory_available: Whole
-    disk_total: Whole
-    disk_free: Whole

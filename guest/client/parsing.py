@@ -12,7 +12,6 @@ from guest.client.messages import (
     FileChunk,
     FileInfo,
     Finished,
-    GuestUsage,
     Hello,
     Listing,
     Refreshed,
@@ -38,7 +37,6 @@ class _Refusal:
 @dataclass(frozen=True, slots=True)
 class _Refreshed:
     time_ns: Whole
-    clock_settable: Flag
     entropy_credited: Flag
     hostname_set: Flag
 
@@ -49,7 +47,6 @@ _HELLO = TypeAdapter(Hello)
 _FILE_INFO = TypeAdapter(FileInfo)
 _FILE_CHUNK = TypeAdapter(FileChunk)
 _LISTING = TypeAdapter(Listing)
-_USAGE = TypeAdapter(GuestUsage)
 _ARTIFACT = TypeAdapter(Artifact)
 _FINISHED = TypeAdapter(Finished)
 _FORMS = TypeAdapter(dict[Text, Text])
@@ -122,7 +119,7 @@ def require_version(version: object) -> None:
 def parse_refreshed(header: dict[str, Any], now_ns: int) -> Refreshed:
     """Parse the outcome of a refresh; `now_ns` is the host's time at which the agent read its clock."""
     done = check(_REFRESHED, header, "refresh")
-    return Refreshed((done.time_ns - now_ns) / 1e9, done.clock_settable, done.entropy_credited, done.hostname_set)
+    return Refreshed((done.time_ns - now_ns) / 1e9, done.entropy_credited, done.hostname_set)
 
 
 def parse_chunk(frame: Frame, limit: int) -> FileChunk:
@@ -150,11 +147,6 @@ def parse_listing(frame: Frame, limit: int) -> Listing:
     if type(entries) is not list or len(entries) > limit:
         raise ProtocolError("the agent's listing is not a list, or longer than was asked for")
     return check(_LISTING, {**frame.header, "entries": entries}, "listing")
-
-
-def parse_usage(header: dict[str, Any]) -> GuestUsage:
-    """Parse the machine's memory and disk."""
-    return check(_USAGE, header, "usage")
 
 
 def warm_args(request: WarmUp) -> dict[str, Any]:

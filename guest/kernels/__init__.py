@@ -1,1 +1,1 @@
-"""One module a kind of kernel: the process in the machine that runs code."""
+"""Kernels, the processes in a machine that run code: one module for each language."""

@@ -1,26 +1,26 @@
-"""Test cases: what a program should have written, and what to say of what it did write."""
+"""Test cases: runs a program with each input and compares its output with what is expected."""
 
 from itertools import zip_longest
 from typing import Any
 
-from guest.kernels.process import Ended, Runner
+from guest.kernels.runner import Ended, Runner
 from guest.protocol import encode_json
 
-KEPT_BYTES = 16 * 1024  # of each stream of a case where nothing is expected
-SLACK_BYTES = 64 * 1024  # beyond what is expected: white space that does not count
+KEPT_BYTES = 16 * 1024  # of each stream of a case without expected output
+SLACK_BYTES = 64 * 1024  # beyond the expected output: white space that does not count
 DEFAULT_TIMEOUT_S = 10.0
 MAX_DIFFERENCES = 3  # lines shown; the first one says most
 MAX_LINE_CHARS = 160
 TOO_LONG = "far more was written than is expected"
 CASES_ROOM = 320 * 1024  # bytes of a report for all cases together, as JSON
-CASE_ROOM = 12 * 1024  # and for one
+CASE_ROOM = 12 * 1024  # bytes for one case
 OUT_OF_MEMORY = (b"std::bad_alloc", b"runtime: out of memory", b"cannot allocate memory", b"allocation-size-too-big")
 
 
 def run_cases(
     runner: Runner, command: list[str], cases: list[dict[str, Any]], timeout_s: float, memory_bytes: int | None
 ) -> list[dict[str, Any]]:
-    """Run the program once for each case. Those that come after an interrupt are not run."""
+    """Run the program once for each case. Cases after an interrupt are not run."""
     room = min(CASE_ROOM, CASES_ROOM // max(1, len(cases)))
     return [_run_case(runner, command, case, timeout_s, memory_bytes, room) for case in cases]
 
@@ -48,7 +48,7 @@ def _run_case(
 
 
 def verdict(ended: Ended, memory_bytes: int | None, expected: str | None, diff: str) -> str:
-    """One case in two or three words."""
+    """Return the outcome of one case."""
     if ended.cause == "interrupted":
         return "not run"
     if ended.cause == "time":
@@ -63,19 +63,16 @@ def verdict(ended: Ended, memory_bytes: int | None, expected: str | None, diff: 
 
 
 def ran_out_of_memory(ended: Ended, memory_bytes: int | None) -> bool:
-    """Whether a program ended for want of memory: it was over its limit, or could not get more, or the system took it.
-
-    Nobody but the system sends SIGKILL here without a cause of ours.
-    """
-    if ended.cause == "memory" or (memory_bytes is not None and ended.peak_bytes > memory_bytes):
+    """Return whether a program exceeded its memory limit, failed to allocate memory, or was killed by the system."""
+    if ended.cause == "memory" or ended.oom_killed or (memory_bytes is not None and ended.peak_bytes > memory_bytes):
         return True
     if ended.exit_code == 0 or ended.cause:
         return False
-    return ended.signal == "SIGKILL" or any(words in ended.stderr for words in OUT_OF_MEMORY)
+    return any(words in ended.stderr for words in OUT_OF_MEMORY)
 
 
 def difference(expected: str, written: str) -> str:
-    """Where two texts differ, line by line; nothing if only in white space at the ends of lines and of the text."""
+    """Describe where two texts differ, ignoring white space at the ends of lines and of the text."""
     wanted, got = _lines(expected), _lines(written)
     lines: list[str] = []
     for number, (want, have) in enumerate(zip_longest(wanted, got), 1):
@@ -87,14 +84,14 @@ def difference(expected: str, written: str) -> str:
         if have is None:
             lines.append(f"line {number}: expected {_shown(want)}, but the output ends before it")
         elif want is None:
-            lines.append(f"line {number}: {_shown(have)} comes after all that was expected")
+            lines.append(f"line {number}: {_shown(have)} comes after the end of the expected output")
         else:
             lines.append(f"line {number}: expected {_shown(want)}, got {_shown(have)}")
     return "\n".join(lines)
 
 
 def cut(text: str, room: int) -> str:
-    """The beginning of a text that takes no more than `room` bytes of JSON."""
+    """Return as much of the beginning of a text as takes `room` bytes of JSON."""
     text = text[:room]
     while (size := len(encode_json(text))) > room:
         text = text[: min(len(text) - 1, len(text) * room // size)]
@@ -106,7 +103,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _shown(line: str) -> str:
-    """A line in quotes, its middle left out if it is long."""
+    """Return a line in quotes, without its middle if it is long."""
     if len(line) > MAX_LINE_CHARS:
         half = MAX_LINE_CHARS // 2
         line = f"{line[:half]} … {line[-half:]}"

@@ -1,9 +1,9 @@
-"""The kernel of languages that are compiled first: one program a run, or one program and many test cases.
+"""The kernel of compiled languages: each run compiles a program and runs it, once or with many test cases.
 
-It keeps no state but files. A run leaves nothing in the user's directory that the program did not write itself.
+It keeps no state but files. A run leaves nothing in the user's directory but what the program writes there.
 """
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH101, PTH103, PTH108, PTH123
 
 import errno
@@ -17,18 +17,17 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from guest.kernels.cases import DEFAULT_TIMEOUT_S, cut, ran_out_of_memory, run_cases
-from guest.kernels.orders import split
-from guest.kernels.process import Ended, Program, Runner
+from guest.kernels.runner import Ended, Program, Runner
 from guest.places import BUILD, WORKSPACE
-from guest.protocol import Decoder, Frame, encode, encode_json
+from guest.protocol import Decoder, Frame, encode, encode_json, split_code
 
 PROGRAM = f"{BUILD}/program"
-NOT_RUN = 126  # the exit code of what could not be started, as shells have it
-SAID_BYTES = 256 * 1024  # kept of what a compiler says
-SAID_ROOM = 48 * 1024  # of a report, as JSON
-CHECKER_PATIENCE_S = 3.0  # after the program has ended; its findings are not worth more
-STACK_BYTES = 256 * 1024 * 1024  # deep recursion is common in algorithms; only what is used is taken
-# How go begins what it says of a single file.
+NOT_RUN = 126  # the exit code of shells for what could not be started
+MESSAGE_BYTES = 256 * 1024  # kept of the messages of a compiler
+MESSAGE_ROOM = 48 * 1024  # bytes of a report for them, as JSON
+CHECKER_TIMEOUT_S = 3.0  # after the program has ended
+STACK_BYTES = 256 * 1024 * 1024  # deep recursion is common in algorithms; only the used part takes memory
+# How messages of the go command about a single file begin.
 NAMELESS_PACKAGE = re.compile(r"^# \[?command-line-arguments\]?\n", re.MULTILINE)
 MIB = 1024 * 1024
 
@@ -37,71 +36,71 @@ class Source(NamedTuple):
     """Code as it is compiled."""
 
     text: str
-    note: str = ""  # what was changed, in words for its author
+    note: str = ""  # tells its author what was changed
 
 
 class Toolchain(Protocol):
-    """What is special about one language."""
+    """What differs between languages."""
 
     compiler: str
-    source: str  # where the code lies for the compiler
+    source: str  # the path of the code
 
     def complete(self, code: str) -> Source:
-        """The code as a whole file."""
+        """Return the code as a complete source file."""
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
-        """What makes the program from the source."""
+        """Return the command that compiles the source into the program."""
 
-    def told(self, command: list[str]) -> str:
-        """That command, as people would write it."""
+    def shown(self, command: list[str]) -> str:
+        """Return that command as people would write it."""
 
     def checker(self) -> list[str] | None:
-        """What looks for mistakes that a compiler does not mind."""
+        """Return a command that finds mistakes which the compiler accepts, if the language has one."""
 
-    def without_main(self, said: str) -> str | None:
-        """What the compiler said if nothing but a main function is missing; None if that is not so."""
+    def without_main(self, messages: str) -> str | None:
+        """Return the compiler's messages if only a main function is missing; else None."""
 
 
 class Compiled(NamedTuple):
-    """What came of the first step."""
+    """The outcome of compiling."""
 
     ended: Ended
     command: list[str]
     diagnostics: str
     runnable: bool
-    check: bool  # it went well, and there is nothing to run
+    check: bool  # it compiles, and there is nothing to run
 
 
 class Kernel:
-    """Compiles and runs, one order at a time."""
+    """Compiles and runs, one request at a time."""
 
     def __init__(self, toolchain: Toolchain) -> None:
         self._toolchain = toolchain
         self._runner = Runner()
-        resident = resource.getrlimit(resource.RLIMIT_RSS)[0]  # see `User.become`
+        resident = resource.getrlimit(resource.RLIMIT_RSS)[0]  # see `User.drop_privileges`
         self._memory_bytes = None if resident == resource.RLIM_INFINITY else resident
 
     def serve(self, control: socket.socket) -> None:
-        """Work for the agent until it is gone."""
+        """Serve the agent until it is gone."""
         control.set_inheritable(False)
         control.sendall(encode({"event": "ready"}))
         decoder = Decoder()
         while data := control.recv(65536):
             for frame in decoder.feed(data):
-                if frame.header["op"] == "reseed":  # every program draws its own numbers
+                if frame.header["op"] == "reseed":  # every program seeds its own generators
                     control.sendall(encode({"event": "reseeded"}))
                 elif frame.header["op"] == "run":
-                    control.sendall(self._obey(frame))
+                    control.sendall(self._answer(frame))
 
-    def _obey(self, frame: Frame) -> bytes:
+    def _answer(self, frame: Frame) -> bytes:
         header = frame.header
-        code, options = split(frame)
+        code, options = split_code(frame.body, header.get("code_bytes"))
         self._runner.begin()
         try:
             report, ended = self.run(code, options)
         except OSError as error:  # the disk is full, or there are too many processes
             if error.errno == errno.EAGAIN:
-                make_room()
+                end_kernel()
             report, ended = None, failed("CannotRun", f"the code could not be compiled or run: {error}")
             self._runner.begin()
         done = encode({**ended, "event": "done", "run": header["run"]})
@@ -110,7 +109,7 @@ class Kernel:
         return encode({"event": "report", "run": header["run"]}, encode_json({"kind": "compiled", **report})) + done
 
     def run(self, code: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Compile code and run it; gives a report, and how it ended.
+        """Compile code and run it; returns a report and how it ended.
 
         Raises:
             OSError: something could not be written or started.
@@ -119,9 +118,9 @@ class Kernel:
         compiled, checker = self._compile(source, options)
         report: dict[str, Any] = {
             "phase": "check" if compiled.check else "run" if compiled.runnable else "compile",
-            "command": cut(self._plain(self._toolchain.told(compiled.command)), SAID_ROOM),
+            "command": cut(self._plain(self._toolchain.shown(compiled.command)), MESSAGE_ROOM),
             "compile_ms": compiled.ended.wall_ns // 10**6,
-            "diagnostics": cut(self._plain(compiled.diagnostics), SAID_ROOM),
+            "diagnostics": cut(self._plain(compiled.diagnostics), MESSAGE_ROOM),
             "note": source.note,
             "warnings": "",
             "end": None,
@@ -141,15 +140,15 @@ class Kernel:
         with open(self._toolchain.source, "w", encoding="utf-8", errors="replace") as file:
             file.write(source.text)
         check = self._toolchain.checker()
-        checker = None if check is None else self._runner.start(check, keep=SAID_BYTES)  # it works beside the compiler
+        checker = None if check is None else self._runner.start(check, keep=MESSAGE_BYTES)  # beside the compiler
         command = self._toolchain.command(options.get("flags"), options.get("sanitize") or [])
-        ended = self._runner.run(command, keep=SAID_BYTES, memory_bytes=self._memory_bytes)
-        said = (ended.stdout + ended.stderr).decode("utf-8", "replace")
+        ended = self._runner.run(command, keep=MESSAGE_BYTES, memory_bytes=self._memory_bytes)
+        messages = (ended.stdout + ended.stderr).decode("utf-8", "replace")
         good = ended.exit_code == 0 and not ended.cause
-        if not good and (rest := self._toolchain.without_main(said)) is not None:
+        if not good and (rest := self._toolchain.without_main(messages)) is not None:
             return Compiled(ended, command, rest, runnable=False, check=True), checker
         runnable = good and os.access(PROGRAM, os.X_OK)
-        return Compiled(ended, command, said, runnable=runnable, check=good and not runnable), checker
+        return Compiled(ended, command, messages, runnable=runnable, check=good and not runnable), checker
 
     def _run(self, report: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         asked = options.get("memory_limit_mb")
@@ -179,40 +178,42 @@ class Kernel:
         return failed("CompileError", f"{name} ended with {how}")
 
     def _findings(self, checker: Program | None, *, wanted: bool) -> str:
-        """What a checker has to say of code that compiles; of other code the compiler has said it all."""
+        """Return the findings of a checker for code that compiles; other code has the compiler's errors."""
         if checker is None:
             return ""
-        ended = self._runner.wait(checker, wall_s=CHECKER_PATIENCE_S if wanted else 0)
+        ended = self._runner.wait(checker, wall_s=CHECKER_TIMEOUT_S if wanted else 0)
         if not wanted or ended.cause == "interrupted" or ended.exit_code == 0:
             return ""
         if ended.cause:
-            return "the checker was not done in time"
-        return cut(self._plain(ended.stderr.decode("utf-8", "replace")), SAID_ROOM)
+            return "the checker did not finish in time"
+        return cut(self._plain(ended.stderr.decode("utf-8", "replace")), MESSAGE_ROOM)
 
-    def _plain(self, said: str) -> str:
-        """Messages without the places and names of things that the user does not know."""
+    def _plain(self, messages: str) -> str:
+        """Return messages without paths and names that mean nothing to the user."""
         for place in (os.path.relpath(BUILD), BUILD):
-            said = said.replace(f"{place}/", "")
-        return NAMELESS_PACKAGE.sub("", said)
+            messages = messages.replace(f"{place}/", "")
+        return NAMELESS_PACKAGE.sub("", messages)
 
 
 OK = {"status": "ok"}
 
 
 def failed(name: str, message: str) -> dict[str, Any]:
-    """An end that is an error."""
+    """Return the result of a run that failed."""
     return {"status": "error", "name": name, "message": message}
 
 
 def out_of_memory(who: str, ended: Ended, memory_bytes: int | None) -> str:
-    """How a process ran out of memory."""
-    if memory_bytes is None or (ended.cause != "memory" and ended.peak_bytes <= memory_bytes):
-        return f"{who} was killed, most likely because the sandbox ran out of memory"
-    return f"{who} used more than {memory_bytes // MIB} MB"
+    """Describe how a process ran out of memory."""
+    if memory_bytes is not None and (ended.cause == "memory" or ended.peak_bytes > memory_bytes):
+        return f"{who} used more than {memory_bytes // MIB} MB"
+    if ended.oom_killed:
+        return f"{who} was killed because the sandbox ran out of memory"
+    return f"{who} could not allocate more memory"
 
 
-def make_room() -> NoReturn:
-    """End this kernel, as there is no room for one more process: before the next one starts, all others are ended."""
+def end_kernel() -> NoReturn:
+    """End this kernel because no more processes can be started: the agent ends all others before the next kernel."""
     os.write(
         2, b"mcp-sandbox: the sandbox was full of processes, so nothing could run. They were ended: run it again.\n"
     )
@@ -220,7 +221,7 @@ def make_room() -> NoReturn:
 
 
 def empty(folder: str) -> None:
-    """Make a directory and remove what earlier runs have left in it, or in its place."""
+    """Create an empty directory, whatever earlier runs have left in it or in its place."""
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             os.unlink(folder)
@@ -233,13 +234,13 @@ def empty(folder: str) -> None:
             os.unlink(entry.path)
 
 
-# ---------------------------------------------------------------- what the modules of the languages are made of
+# ---------------------------------------------------------------- shared by the modules of the languages
 
 
 def prepare(toolchain: Toolchain) -> None:
-    """Settle in the user's directory. A machine without the compiler is told so when its template is built."""
+    """Set up the environment. Without the compiler the template's build fails."""
     os.environ.pop("PYTHONPATH", None)
-    os.environ["TMPDIR"] = BUILD  # what a killed compiler leaves goes before the next run
+    os.environ["TMPDIR"] = BUILD  # so that what a killed compiler leaves is removed before the next run
     os.chdir(WORKSPACE)
     if shutil.which(toolchain.compiler) is None:
         raise SystemExit(f"there is no {toolchain.compiler} in this machine: add its package to the template")
@@ -255,14 +256,14 @@ def warm(toolchain: Toolchain, code: str) -> None:
 
 
 def serve(toolchain: Toolchain, control_fd: int) -> None:
-    """Be the live kernel of this process."""
+    """Run code as the kernel of this process."""
     limit(resource.RLIMIT_STACK, STACK_BYTES)
     limit(resource.RLIMIT_CORE, 0)
     Kernel(toolchain).serve(socket.socket(fileno=control_fd))
 
 
 def limit(kind: int, value: int) -> None:
-    """Set a limit, or come as near to it as we may."""
+    """Set a limit, or as much of it as is allowed."""
     hard = resource.getrlimit(kind)[1]
     with suppress(OSError, ValueError):
         resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))

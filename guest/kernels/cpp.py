@@ -1,4 +1,4 @@
-"""The C++ kernel: g++ and what is special about it."""
+"""The C++ kernel."""
 
 import os
 import re
@@ -7,10 +7,10 @@ import shlex
 from guest.kernels import compiled
 from guest.places import BUILD, WORKSPACE
 
-FLAGS = ["-O2", "-std=c++20"]  # what the precompiled headers of the template were made with
-TRACEABLE = ["-g", "-fno-omit-frame-pointer"]  # a sanitizer names lines; the one of undefined behaviour does without
+FLAGS = ["-O2", "-std=c++20"]  # the template's precompiled headers were built with them
+TRACEABLE = ["-g", "-fno-omit-frame-pointer"]  # for line numbers; UBSan needs neither
 NO_MAIN = re.compile(r"undefined reference to .main.(?!\S)")
-# How the linkers begin: that of GNU with its own name, gold with a file of the C library's.
+# How the messages of linkers begin: GNU's with its own name, gold's with a file of the C library.
 LINKER = re.compile(r"^((\S*/)?(ld|collect2)(\.\w+)?: |\S*/S?crt1\.o[:(])", re.MULTILINE)
 
 
@@ -21,13 +21,13 @@ class Cpp:
     source = f"{BUILD}/main.cpp"
 
     def complete(self, code: str) -> compiled.Source:
-        """The code as it is."""
+        """Return the code unchanged."""
         return compiled.Source(code)
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
-        """Flags come last: a library has to come after what needs it.
+        """Return the command with the flags last, because a library has to come after what needs it.
 
-        Without -pipe: two processes that wait for each other cost gVisor more than a file in memory.
+        Without -pipe: in gVisor, a file in memory is faster than two processes and a pipe.
         """
         checks = [f"-fsanitize={','.join(sanitize)}"] if sanitize else []
         if sanitize and sanitize != ["undefined"]:
@@ -35,25 +35,25 @@ class Cpp:
         place = ["-iquote", WORKSPACE, self.source, "-o", compiled.PROGRAM]
         return [self.compiler, *place, *checks, *(FLAGS if flags is None else flags)]
 
-    def told(self, command: list[str]) -> str:
-        """As it is."""
+    def shown(self, command: list[str]) -> str:
+        """Return the command unchanged."""
         return shlex.join(command)
 
     def checker(self) -> None:
-        """The compiler has warnings of its own, with flags of its own."""
+        """Return none: g++ has warnings of its own."""
 
-    def without_main(self, said: str) -> str | None:
-        """Only the linker misses main, so all was compiled by then."""
-        linker = LINKER.search(said)
-        return said[: linker.start()] if linker and NO_MAIN.search(said, linker.start()) else None
+    def without_main(self, messages: str) -> str | None:
+        """Return the compiler's messages if the linker misses main: then everything was compiled."""
+        linker = LINKER.search(messages)
+        return messages[: linker.start()] if linker and NO_MAIN.search(messages, linker.start()) else None
 
 
 _cpp = Cpp()
 
 
 def prepare() -> None:
-    """Get ready to compile."""
-    # Looking for leaks needs ptrace, which not every machine has, and programs that solve one problem leak by habit.
+    """Set up the environment."""
+    # Finding leaks needs ptrace, which not every machine has, and leaks are common in programs for algorithms.
     os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0")
     compiled.prepare(_cpp)
 
@@ -64,5 +64,5 @@ def warm(code: str) -> None:
 
 
 def serve(control_fd: int, _figures: int) -> None:
-    """Be the live kernel of this process."""
+    """Run code as the kernel of this process."""
     compiled.serve(_cpp, control_fd)

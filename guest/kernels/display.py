@@ -1,6 +1,6 @@
-"""What code shows: values as MIME bundles to the agent, images and figures as files among the artifacts."""
+"""Displayed values: sent to the agent by MIME type; images and figures become artifacts."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH103, PTH123, PTH208
 
 import base64
@@ -27,14 +27,14 @@ FILE_TYPES = {
     "application/pdf": "pdf",
 }
 MAX_TEXT = 64 * 1024  # characters of one form of one value
-PLAIN = {kind: pretty._type_pprinters[kind] for kind in (int, float, str)}  # noqa: SLF001 - what `repr` shows
-ACK_BYTES = 256  # more than an acknowledgement has; during a run nothing else comes
+PLAIN = {kind: pretty._type_pprinters[kind] for kind in (int, float, str)}  # noqa: SLF001 - they show what `repr` does
+ACK_BYTES = 256  # more than an acknowledgement has; nothing else arrives during a run
 EMPTY = ""  # what IPython sets `_` to at its start and after `%reset`
 FIGURE_NAME = re.compile(r"figure-(\d+)\.")
 
 
 class Screen:
-    """Where values are shown: the socket to the agent, and the numbered files."""
+    """Shows values through the socket to the agent and in numbered files."""
 
     def __init__(self) -> None:
         self.figures = 0  # highest number in use
@@ -44,15 +44,15 @@ class Screen:
         self._thread = threading.get_ident()
         self._run: object = None
         self._left = 0
-        self._lock = threading.Lock()  # code may show things from its threads
+        self._lock = threading.Lock()  # code may show values from its threads
         self._held = b""  # frames that go out with the next one
 
     def attach(self, control: socket.socket, figures: int) -> None:
-        """Speak to the agent from now on."""
+        """Connect to the agent."""
         self._control, self.figures, self._pid = control, figures, os.getpid()
 
     def begin(self, run: object, max_bytes: int) -> None:
-        """A new run: it may show this much."""
+        """Begin a run that may show this much."""
         self._run, self._left = run, max_bytes
 
     def send(self, header: dict[str, Any], body: bytes = b"", *, hold: bool = False) -> None:
@@ -65,10 +65,10 @@ class Screen:
                     self._control.sendall(data)
 
     def show(self, data: dict[str, Any], *, last: bool = False) -> None:
-        """Show one value given by its forms. The last one of a cell goes out with the cell's result."""
-        if os.getpid() != self._pid:  # the user's own fork has no way to the agent but its output
+        """Show a value given by its forms. The last one of a cell is sent together with the cell's result."""
+        if os.getpid() != self._pid:  # a fork by the user's code reaches the agent only through its output
             if self._pid:
-                print(data.get("text/plain", ""))  # noqa: T201 - see above
+                print(data.get("text/plain", ""))  # noqa: T201
             return
         files: list[str] = []
         forms: dict[str, str] = {}
@@ -87,7 +87,7 @@ class Screen:
         wait = not last and threading.get_ident() == self._thread
         header = {"event": "display", "run": self._run, "files": files, "dropped": dropped, "wait": wait}
         self.send(header, b"{}" if dropped else body, hold=last)
-        if wait and self._control is not None:  # until all output so far is read: what follows comes after
+        if wait and self._control is not None:  # until the agent has read all output so far
             self._control.recv(ACK_BYTES)
 
     def save(self, data: bytes, extension: str) -> str:
@@ -108,7 +108,7 @@ class Screen:
 
 
 class Publisher(DisplayPublisher):  # type: ignore[misc]
-    """What `display(…)` calls."""
+    """Implements `display(…)`."""
 
     screen: Screen
 
@@ -117,17 +117,17 @@ class Publisher(DisplayPublisher):  # type: ignore[misc]
         self.screen.show(data)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Nothing to clear: output is a stream here."""
+        """Do nothing: output that was sent cannot be cleared."""
 
 
 class Hook(DisplayHook):  # type: ignore[misc]
-    """What Python calls with the value of a cell's last expression."""
+    """Python's displayhook: called with the value of a cell's last expression."""
 
     screen: Screen
     last: object = ""  # what `_` was set to
 
     def __call__(self, result: object = None) -> None:
-        """Show it and keep it as `_`, unless it is None or silenced by a semicolon."""
+        """Show the value and keep it as `_`, unless it is None or a semicolon suppresses it."""
         if result is None or self.screen.quiet:
             return
         data = self._forms(result)
@@ -138,7 +138,10 @@ class Hook(DisplayHook):  # type: ignore[misc]
             self.screen.show(data, last=True)
 
     def _forms(self, result: object) -> dict[str, Any]:
-        """A value's forms by MIME type. Plain scalars have one; asking IPython for others is most of a cell's cost."""
+        """Return a value's forms by MIME type.
+
+        Plain scalars have one; asking IPython for others would be most of the cost of a short cell.
+        """
         formatter = self.shell.display_formatter
         kind = type(result)
         if kind in PLAIN and PLAIN[kind] is formatter.formatters["text/plain"].type_printers.get(kind):
@@ -148,7 +151,7 @@ class Hook(DisplayHook):  # type: ignore[misc]
 
 
 def as_bytes(value: object) -> bytes:
-    """The bytes of an image form, which IPython gives as base64 (binary formats) or as text (SVG)."""
+    """Return the bytes of an image, which IPython gives as base64 (binary formats) or as text (SVG)."""
     if isinstance(value, bytes):
         return value
     text = str(value)
@@ -156,10 +159,10 @@ def as_bytes(value: object) -> bytes:
 
 
 def as_text(mime: str, value: object) -> str | None:
-    """A form of a value as text, or None when it is not worth sending."""
+    """Return a form of a value as text, or None if it is too long to send."""
     text = value if isinstance(value, str) else encode_json(value).decode()
     if len(text) <= MAX_TEXT:
         return text
     if mime != "text/plain":
-        return None  # half an HTML table or half a JSON document helps nobody
+        return None  # half an HTML table or half a JSON document is useless
     return f"{text[:MAX_TEXT]}\n[… {len(text) - MAX_TEXT} characters left out; print or save the value …]"

@@ -1,11 +1,11 @@
-"""The Go kernel: Go's tools and what is special about them.
+"""The Go kernel.
 
-The go command looks at hundreds of files to find out what has to be compiled, which takes gVisor a second. A single
-file that imports nothing but the standard library needs none of that, where the image has the library compiled and a
-list of its packages: then compiler, linker and vet are called as the go command would.
+The go command looks at hundreds of files to find out what to compile, which takes a second in gVisor. A single file
+that imports only the standard library does not need that if the image has the library compiled and a list of its
+packages: then compiler, linker and vet are called directly, as the go command would call them.
 """
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH110, PTH123
 
 import json
@@ -17,22 +17,22 @@ from contextlib import suppress
 from guest.kernels import compiled
 from guest.places import BUILD, WORKSPACE
 
-# Comments, and whatever else may stand before the first word of a file.
+# Comments and white space before the first word of a file.
 BEFORE_CODE = re.compile(r"(?:\s+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 PACKAGE = re.compile(r"package\s")
 NO_MAIN = re.compile(r"^.*(function main is undeclared in the main package|: not package main$).*\n?", re.MULTILINE)
 
 OBJECT = f"{BUILD}/main.a"
 VET_ORDER = f"{BUILD}/vet.cfg"
-# No tables for debuggers: nobody has one, and a panic names functions and lines without them.
+# No tables for debuggers: a panic names functions and lines without them.
 LINKED = ("-buildmode=exe", "-s", "-w")
 
 
 class Library:
-    """The standard library as the image has it: compiled, with a list of its packages."""
+    """The compiled standard library of the image, with a list of its packages."""
 
     def __init__(self, root: str) -> None:
-        """Raises OSError: this image has no such list."""
+        """Read the list of packages. Raises OSError if the image has none."""
         self._tools = f"{root}/pkg/tool/linux_amd64"
         self._list = f"{root}/pkg/linux_amd64/importcfg"
         with open(self._list, encoding="utf-8") as file:
@@ -50,25 +50,25 @@ class Library:
             "PackageFile": files,
             "Standard": dict.fromkeys(files, True),
             "VetxOutput": f"{BUILD}/vet.facts",
-            "SucceedOnTypecheckFailure": True,  # the compiler says it better
+            "SucceedOnTypecheckFailure": True,  # the compiler reports type errors
         }
 
     def build(self) -> list[str]:
-        """What makes the program."""
+        """Return the command that compiles the program."""
         compiler = [f"{self._tools}/compile", "-p=main", f"-lang={self._version}", "-complete", "-pack"]
         linker = [f"{self._tools}/link", *LINKED, f"-importcfg={self._list}", "-o", compiled.PROGRAM, OBJECT]
         compiler += [f"-importcfg={self._list}", "-o", OBJECT, Go.source]
         return ["sh", "-c", f"{' '.join(compiler)} && exec {' '.join(linker)}"]
 
     def vet(self) -> list[str]:
-        """What looks for mistakes that compile."""
+        """Return the command that finds mistakes which compile."""
         with open(VET_ORDER, "w", encoding="utf-8") as file:
             json.dump(self._vet, file)
         return [f"{self._tools}/vet", VET_ORDER]
 
 
 class Go:
-    """One file; a go.mod in the user's directory says what it may import besides the standard library."""
+    """One file; with a go.mod in the user's directory it can import more than the standard library."""
 
     compiler = "go"
     source = f"{BUILD}/main.go"
@@ -77,40 +77,40 @@ class Go:
         self._library: Library | None = None
 
     def prepare(self) -> None:
-        """Look for a compiled standard library."""
+        """Find a compiled standard library."""
         with suppress(OSError):
             self._library = Library(os.environ.get("GOROOT", ""))
 
     def complete(self, code: str) -> compiled.Source:
-        """A file begins with its package. On the first line, so that the numbers of lines stay true."""
+        """Return the code with a package clause, added on the first line so that line numbers stay right."""
         if PACKAGE.match(code, BEFORE_CODE.match(code).end()):  # type: ignore[union-attr]
             return compiled.Source(code)
         return compiled.Source(f"package main; {code}", "`package main` was put before the code, which has no package")
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
-        """Flags come before files."""
-        assert not sanitize, "the host does not ask for it"
+        """Return the command with the flags before the file."""
+        assert not sanitize, "the host never asks for it"
         if self._library and flags is None and not in_module():
             return self._library.build()
         return [self.compiler, "build", "-o", compiled.PROGRAM, *(flags or ()), self.source]
 
-    def told(self, command: list[str]) -> str:
-        """The long way round has the same end as `go build`, but it is not what was run."""
+    def shown(self, command: list[str]) -> str:
+        """Return what was run, shortened if it was not `go build`."""
         return shlex.join(command) if command[0] == self.compiler else "go tool compile main.go, go tool link"
 
     def checker(self) -> list[str]:
-        """Mistakes that compile."""
+        """Return the command that finds mistakes which compile."""
         if self._library and not in_module():
             return self._library.vet()
         return [self.compiler, "vet", self.source]
 
-    def without_main(self, said: str) -> str | None:
-        """Only the linker misses main, so all was compiled by then."""
-        return NO_MAIN.sub("", said) if NO_MAIN.search(said) else None
+    def without_main(self, messages: str) -> str | None:
+        """Return the compiler's messages if the linker misses main: then everything was compiled."""
+        return NO_MAIN.sub("", messages) if NO_MAIN.search(messages) else None
 
 
 def in_module() -> bool:
-    """Whether the user has a module, which may have packages of its own."""
+    """Return whether the user has a module, which may have packages of its own."""
     return os.path.exists(f"{WORKSPACE}/go.mod")
 
 
@@ -118,7 +118,7 @@ _go = Go()
 
 
 def prepare() -> None:
-    """Get ready to compile."""
+    """Set up the environment."""
     compiled.prepare(_go)
     _go.prepare()
 
@@ -129,5 +129,5 @@ def warm(code: str) -> None:
 
 
 def serve(control_fd: int, _figures: int) -> None:
-    """Be the live kernel of this process."""
+    """Run code as the kernel of this process."""
     compiled.serve(_go, control_fd)

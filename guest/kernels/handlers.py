@@ -1,6 +1,6 @@
-"""Calls a handler as AWS Lambda does: `handler(event, context)`, JSON in and out, and measures what the call took."""
+"""Calls a handler as AWS Lambda does, `handler(event, context)` with JSON in and out, and measures the call."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH103, PTH123
 
 import json
@@ -18,12 +18,12 @@ from guest.protocol import encode_json
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-MAX_RESULT = 16 * 1024  # bytes of JSON that go into the report; a longer one is written to a file
-FORGET_PEAK = "5"  # what /proc/self/clear_refs takes it for
+MAX_RESULT = 16 * 1024  # bytes of JSON in the report; a longer result is written to a file
+RESET_PEAK = "5"  # for /proc/self/clear_refs
 
 
 class Context:
-    """What a handler gets besides the event: these, and whatever the caller gave."""
+    """What a handler gets besides the event, with the attributes that the caller added."""
 
     def __init__(self, options: dict[str, Any], began_s: float) -> None:
         self.function_name = options["handler"]
@@ -33,42 +33,45 @@ class Context:
         vars(self).update(options["context"])
 
     def get_remaining_time_in_millis(self) -> int:
-        """Until the run is stopped."""
+        """Return the time until the run is stopped."""
         return max(0, int(1000 * (self._deadline - time.monotonic())))
 
 
 class Usage(NamedTuple):
-    """What this process had taken at one moment."""
+    """What this process had used at one moment."""
 
     wall_s: float
-    cpu_s: float  # with that of children that have ended
+    cpu_s: float  # including children that have ended
     resident_bytes: int
-    peak_bytes: int  # the most it ever had resident, or since that was forgotten
+    peak_bytes: int  # the highest resident size ever, or since it was reset
 
 
 class Invocation:
-    """One call of a handler that the code before it, or an earlier run, has defined."""
+    """One call of a handler, which the code of this run or an earlier one defines."""
 
     def __init__(self, options: dict[str, Any], run: int) -> None:
         self._options = options
         self._run = run
         self._began_s = time.monotonic()
-        self._taken: dict[str, Any] | None = None
+        self._measured: dict[str, Any] | None = None
         self._result: str | None = None
 
     def call(self, names: dict[str, Any]) -> None:
-        """Call the handler, one of the user's `names`. Raises what it raises, and if its result is not JSON."""
+        """Call the handler, one of the user's `names`.
+
+        Raises what the handler raises, and TypeError if its result is not JSON.
+        """
         options = self._options
         name, event, context = options["handler"], options["event"], Context(options, self._began_s)
         handler = _find(names, name)
-        exact = forget_peak()
+        exact = reset_peak()
         before = usage()
         try:
             value = handler(event, context)
             if isinstance(value, Awaitable):
                 value = run_coroutine(_wait_for(value))
         finally:
-            self._taken = _taken(before, usage(), exact=exact)
+            self._measured = _difference(before, usage(), exact=exact)
         try:
             self._result = json.dumps(value, allow_nan=False, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -78,8 +81,8 @@ class Invocation:
             ) from None
 
     def report(self) -> bytes | None:
-        """What there is to say of the call, for the host; nothing if it was never made."""
-        if self._taken is None:
+        """Return the report on the call for the host; None if the handler was not called."""
+        if self._measured is None:
             return None
         data = (self._result or "").encode("utf-8", "replace")
         return encode_json(
@@ -88,12 +91,12 @@ class Invocation:
                 "result": None if self._result is None else data[:MAX_RESULT].decode("utf-8", "ignore"),
                 "result_bytes": len(data),
                 "result_file": self._save(data) if len(data) > MAX_RESULT else None,
-                **self._taken,
+                **self._measured,
             }
         )
 
     def _save(self, data: bytes) -> str | None:
-        """Write the whole result to a file; returns its path, or None if there is no room."""
+        """Write the whole result to a file; returns its path, or None if the disk is full."""
         path = f"{OUTPUTS}/run-{self._run}-result.json"
         try:
             os.makedirs(OUTPUTS, exist_ok=True)
@@ -104,7 +107,7 @@ class Invocation:
         return path
 
 
-def _find(names: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - whatever the user has called so
+def _find(names: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - any object of the user's
     if name not in names:
         raise NameError(f"there is no {name!r}. Define it, def {name}(event, context): …, or give handler its name.")
     if not callable(names[name]):
@@ -113,7 +116,7 @@ def _find(names: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - whatever t
 
 
 def usage() -> Usage:
-    """What this process has taken so far."""
+    """Return what this process has used so far."""
     mine, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     sizes: dict[str, int] = {}
     with open("/proc/self/status") as file:
@@ -121,22 +124,22 @@ def usage() -> Usage:
             if line.startswith(("VmRSS:", "VmHWM:")):
                 sizes[line[:5]] = int(line.split()[1]) * 1024
     cpu_s = mine.ru_utime + mine.ru_stime + children.ru_utime + children.ru_stime
-    # gVisor has no VmHWM. Linux has both, but only VmHWM forgets.
+    # gVisor has no VmHWM. Linux has both, but only VmHWM can be reset.
     peak = sizes.get("VmHWM", mine.ru_maxrss * 1024)
     return Usage(time.monotonic(), cpu_s, sizes["VmRSS"], peak)
 
 
-def forget_peak() -> bool:
-    """Let the peak begin anew, where the system allows it."""
+def reset_peak() -> bool:
+    """Reset the peak of resident memory; False if the system does not allow it."""
     with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write(FORGET_PEAK)
+        file.write(RESET_PEAK)
         file.flush()
         return True
     return False
 
 
-def _taken(before: Usage, after: Usage, *, exact: bool) -> dict[str, Any]:
-    """The difference, as a report has it. Where an old peak was higher, that of the call lies between two sizes."""
+def _difference(before: Usage, after: Usage, *, exact: bool) -> dict[str, Any]:
+    """Return what a call used, for the report. If an earlier peak was higher, its own lies between two sizes."""
     if exact or after.peak_bytes > before.peak_bytes:
         least = after.peak_bytes
     else:
@@ -156,8 +159,8 @@ async def _wait_for(value: Awaitable[Any]) -> Any:  # noqa: ANN401 - the handler
 
 
 def run_coroutine(coroutine: "Coroutine[Any, Any, Any]") -> Any:  # noqa: ANN401 - what the user's code gives
-    """Run a coroutine to its end, in an event loop of its own."""
-    import asyncio  # most code does without
+    """Run a coroutine to its end in a new event loop."""
+    import asyncio  # most code does not need it
 
     with asyncio.Runner() as runner:
         return runner.run(coroutine)

@@ -1,10 +1,10 @@
-"""The Python kernel: runs cells in one namespace and reports what they show, how they end, and why.
+"""The Python kernel: runs cells in one namespace and reports what they show and how they end.
 
-Built on IPython's `InteractiveShell` for its magics and rich display. Cells that are plain Python, nearly all,
-skip IPython's input machinery: on an emulated CPU that is most of the cost of a short cell.
+It uses IPython's `InteractiveShell` for magics and rich display. Cells of plain Python, nearly all, bypass IPython's
+input machinery, which on an emulated CPU is most of the cost of a short cell.
 """
 
-import _signal  # type: ignore[import-not-found]  # `signal` without its enumerations, which are slow
+import _signal  # type: ignore[import-not-found]  # `signal` without its slow enumerations
 import ast
 import builtins
 import linecache
@@ -25,11 +25,10 @@ from guest.kernels import handlers
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.figures import BACKEND, install
 from guest.kernels.handlers import Invocation, run_coroutine
-from guest.kernels.orders import split
 from guest.kernels.reseed import Generators
 from guest.places import SETTINGS, WORKSPACE
-from guest.programs import as_file
-from guest.protocol import Decoder, Frame
+from guest.processes import input_file
+from guest.protocol import Decoder, Frame, split_code
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -39,10 +38,9 @@ COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing inspect
 MAX_TRACEBACK = 32 * 1024  # characters; the middle of a longer one is left out
 MAX_MESSAGE = 4000  # characters
 OWN_FILES = (__file__, handlers.__file__)
-FUTURE_FLAGS = 0x1FF0000  # the compiler flags `from __future__` sets; they last from cell to cell
+FUTURE_FLAGS = 0x1FF0000  # the compiler flags that `from __future__` sets; they last from cell to cell
 
-
-INPUT = builtins.input  # before IPython or we put anything in its place
+INPUT = builtins.input  # before it is replaced
 
 
 class Exit(IPyAutocall):  # type: ignore[misc]
@@ -74,36 +72,36 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         self.configurables.append(self.displayhook)
 
     def enable_matplotlib(self, gui: str | None = None) -> tuple[str, str]:
-        """`%matplotlib`: it is on, and inline, whatever is asked for."""
+        """Ignore `%matplotlib`: figures are always shown inline."""
         return gui or "inline", "inline"
 
     def system(self, cmd: str) -> None:
-        """`!command`: straight to this process's own output."""
+        """Run `!command` with this process's own output."""
         sys.stdout.flush()
         self.system_raw(cmd)
 
 
 def no_input(prompt: object = "") -> NoReturn:
-    """Stands in for `input`: there is nobody to answer."""
+    """Replace `input` where there is no standard input."""
     print(prompt, end="", flush=True)  # noqa: T201 - what input() does
     raise EOFError("there is no stdin: give it with the code, or put the value into the code or into a file")
 
 
 @contextmanager
 def standard_input(text: str) -> "Iterator[None]":
-    """Let a cell, and the processes it starts, read `text`."""
+    """Let a cell, and the processes it starts, read `text` from standard input."""
     ours = sys.stdin
-    become_stdin(as_file(text.encode("utf-8", "replace")))
+    become_stdin(input_file(text.encode("utf-8", "replace")))
     builtins.input, sys.stdin = INPUT, open(0, closefd=False)  # noqa: SIM115 - a descriptor
     try:
         yield
     finally:
         builtins.input, sys.stdin = no_input, ours
-        become_stdin(as_file(b""))
+        become_stdin(input_file(b""))
 
 
 def become_stdin(source: int) -> None:
-    """Have descriptor 0 lead to `source`, and only that. An earlier cell may have closed it: then it is `source`."""
+    """Move `source` to descriptor 0. If an earlier cell has closed that, it is `source` itself."""
     os.dup2(source, 0)
     if source:
         os.close(source)
@@ -136,20 +134,22 @@ class Kernel:
     # ------------------------------------------------------------ one cell
 
     def run(self, code: str, number: int, invocation: Invocation | None = None) -> tuple[dict[str, Any], str]:
-        """Run a cell, and call the handler that it leaves; returns how it ended and the traceback."""
+        """Run a cell and call its handler, if there is one to call; returns the result and the traceback."""
         if _signal.getsignal(_signal.SIGINT) is not self._on_sigint:
-            _signal.signal(_signal.SIGINT, self._on_sigint)  # an earlier cell changed it; this one can be stopped
+            _signal.signal(
+                _signal.SIGINT, self._on_sigint
+            )  # an earlier cell changed it, and this one must be interruptible
         try:
             self._in_cell = True
             try:
                 return self._run(code, number, invocation)
             finally:
                 self._in_cell = False
-        except KeyboardInterrupt as error:  # between the cell's own handling and here
+        except KeyboardInterrupt as error:  # after the cell, before `_in_cell` was reset
             return describe(error)
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """SIGINT: stop the cell, if one is running."""
+        """Interrupt the running cell on SIGINT, if there is one."""
         if self._in_cell:
             raise KeyboardInterrupt
 
@@ -167,7 +167,7 @@ class Kernel:
             ended = describe_exit(error)
         except BaseException as error:  # the user's code may raise anything
             ended = describe(error)
-        if os.getpid() != self.pid:  # a fork of the user's that came back: it must not speak as the kernel
+        if os.getpid() != self.pid:  # a fork by the user's code must not act as the kernel
             self._end_fork(ended)
         if events["post_execute"]:
             self.shell.events.trigger("post_execute")
@@ -192,7 +192,7 @@ class Kernel:
             sys.displayhook(self._evaluate(self._compile(ast.Expression(last.value), name, "eval")))
 
     def _expression(self, code: str, name: str) -> CodeType | None:
-        """A cell that is one line and one expression needs no syntax tree, which would cost more than all the rest."""
+        """Compile a cell that is one expression on one line without a syntax tree, which is slow; else None."""
         if "\n" in code or self._is_automagic(code) or self.shell.ast_transformers:
             return None
         try:
@@ -201,7 +201,7 @@ class Kernel:
             return None
 
     def _parse(self, code: str, name: str) -> list[ast.stmt]:
-        """The cell's statements. IPython's own syntax (`%magic`, `!command`, `name?`) is not valid Python."""
+        """Parse the cell's statements. IPython's own syntax (`%magic`, `!command`, `name?`) is not valid Python."""
         tree = None
         if "\n" in code or not self._is_automagic(code):
             with suppress(SyntaxError):
@@ -213,7 +213,7 @@ class Kernel:
         return tree.body
 
     def _is_automagic(self, line: str) -> bool:
-        """`pwd`, `ls -l`, `exit`: IPython takes them as commands unless the user has a variable of that name."""
+        """Return whether IPython takes a line as a command, such as `pwd`, `ls -l` or `exit`."""
         words = line.split(None, 1)
         if not words:
             return False
@@ -242,10 +242,10 @@ class Kernel:
         finally:
             os._exit(int(ended[0].get("exit_code", ended[0]["status"] != "ok")))
 
-    # ------------------------------------------------------------ the agent's orders
+    # ------------------------------------------------------------ the agent's requests
 
     def serve(self, control: socket.socket, figures: int) -> None:
-        """Run cells for the agent until it is gone."""
+        """Serve the agent until it is gone."""
         self.pid = os.getpid()
         self.screen.attach(control, figures)
         _signal.signal(_signal.SIGINT, self._on_sigint)
@@ -254,14 +254,14 @@ class Kernel:
         decoder = Decoder()
         while data := control.recv(65536):
             for frame in decoder.feed(data):
-                self._obey(frame)
+                self._handle(frame)
 
     def _run_with_options(self, frame: Frame) -> tuple[dict[str, Any], str]:
-        """Run a cell that there is more to than its code."""
+        """Run a cell that has options."""
         number = frame.header["run"]
         try:
-            code, options = split(frame)
-        except ProtocolError as error:  # nested deeper than this Python reads
+            code, options = split_code(frame.body, frame.header.get("code_bytes"))
+        except ProtocolError as error:  # nested too deeply for this Python
             return describe(error)
         invocation = Invocation(options, number) if frame.header["kind"] == "invoke" else None
         with standard_input(options["stdin"]) if "stdin" in options else nullcontext():
@@ -270,14 +270,14 @@ class Kernel:
             self.screen.send({"event": "report", "run": number}, report, hold=True)
         return ended
 
-    def _obey(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         header = frame.header
         if header["op"] == "reseed":
             self._generators.reseed()
             self.screen.send({"event": "reseeded"})
         if header["op"] != "run":
-            return  # an acknowledgement that an interrupted display did not wait for
-        self._generators.used |= header["run"] > 0  # the cells of the warm-up draw nothing
+            return  # an acknowledgement of a display that was interrupted
+        self._generators.used |= header["run"] > 0  # the cells of the warm-up do not use them
         self.screen.begin(header["run"], header["max_display_bytes"])
         if "kind" in header:
             ended, trace = self._run_with_options(frame)
@@ -288,19 +288,19 @@ class Kernel:
 
 
 def parse(code: str, name: str, flags: int) -> ast.Module:
-    """The syntax tree of a cell."""
+    """Return the syntax tree of a cell."""
     tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST | flags, dont_inherit=True)
     return tree
 
 
 def flush(stream: Any) -> None:  # noqa: ANN401 - the user may have put anything there
-    """Write out what a stream holds back, whatever the user has done to it."""
-    with suppress(Exception):  # a closed or replaced stream is the user's affair
+    """Flush a stream, whatever the user has done to it."""
+    with suppress(Exception):  # the user may have closed or replaced it
         stream.flush()
 
 
 def ends_with_semicolon(code: str) -> bool:
-    """Whether the last expression is meant not to be shown."""
+    """Return whether a semicolon suppresses the value of the last expression."""
     last = code.rstrip()
     if "#" in last[last.rfind("\n") + 1 :]:
         from IPython.core.displayhook import DisplayHook  # loaded already
@@ -310,26 +310,26 @@ def ends_with_semicolon(code: str) -> bool:
 
 
 def describe_exit(error: SystemExit) -> tuple[dict[str, Any], str]:
-    """What `sys.exit(code)` means, as Python itself takes it."""
+    """Return the result of `sys.exit(code)`, as Python itself interprets it."""
     code = error.code
     if code is not None and not isinstance(code, int):
-        print(code, file=sys.stderr)  # noqa: T201 - what the interpreter does
+        print(code, file=sys.stderr)  # noqa: T201 - as the interpreter does
         code = 1
     return {"status": "exited", "exit_code": (code or 0) & 0xFF}, ""
 
 
 def describe(error: BaseException) -> tuple[dict[str, Any], str]:
-    """An exception as the caller gets it: name, message, and the traceback from the user's frames on."""
+    """Return the result for an exception, and its traceback without our own frames."""
     name = type(error).__name__
     try:
         message = str(error)[:MAX_MESSAGE]
-    except Exception:  # a broken __str__ is the user's
+    except Exception:  # the user's __str__ is broken
         message = "<its message cannot be shown>"
     try:
         report = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
         hide_own_frames(report)
         trace = "".join(report.format())
-    except Exception:  # so is a broken __repr__ or a recursion at its limit
+    except Exception:  # the user's __repr__ is broken, or the recursion limit is reached
         trace = f"{name}: {message}\n"
     if len(trace) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
@@ -338,40 +338,40 @@ def describe(error: BaseException) -> tuple[dict[str, Any], str]:
 
 
 def hide_own_frames(report: traceback.TracebackException | None) -> None:
-    """Leave only the user's frames and those of libraries, in the whole chain of exceptions."""
+    """Remove our own frames from the whole chain of exceptions."""
     while report is not None:
         report.stack[:] = [frame for frame in report.stack if frame.filename not in OWN_FILES]
         report = report.__cause__ or report.__context__
 
 
-# ---------------------------------------------------------------- what the zygote calls
+# ---------------------------------------------------------------- called by the zygote
 
 _kernel: Kernel | None = None
 
 
 def prepare() -> None:
-    """Import and build everything a kernel needs, once, before any is forked."""
-    global _kernel  # noqa: PLW0603 - one kernel a process, by nature
+    """Import and build everything a kernel needs, once, before the first fork."""
+    global _kernel  # noqa: PLW0603 - one kernel in each process
     os.environ["IPYTHONDIR"] = SETTINGS
     os.environ["MPLBACKEND"] = f"module://{BACKEND}"
     os.chdir(WORKSPACE)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _kernel = Kernel()
     sys.argv = [""]
-    sys.path[0] = ""  # the directory the user is in, as in any interpreter
+    sys.path[0] = ""  # the current directory, as in any interpreter
 
 
 def warm(code: str) -> None:
-    """Run warm-up code in a namespace of its own."""
+    """Run warm-up code in its own namespace."""
     exec(compile(code, "<warm-up>", "exec"), {"__name__": "__warmup__"})  # noqa: S102 - the template's own code
     assert _kernel is not None
     _kernel.figures.end_cell()
 
 
 def serve(control_fd: int, figures: int) -> None:
-    """Be the live kernel of this process."""
+    """Run code as the kernel of this process."""
     assert _kernel is not None
     kernel = _kernel
     for name in [name for name in sys.modules if name == "guest" or name.startswith("guest.")]:
-        del sys.modules[name]  # the user may have a module of that name
+        del sys.modules[name]  # the user may have a module with this name
     kernel.serve(socket.socket(fileno=control_fd), figures)

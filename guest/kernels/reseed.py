@@ -1,4 +1,4 @@
-"""Gives every generator of random values in this process a new start: a clone must not repeat its siblings."""
+"""Reseeds every random generator in this process: clones must not produce the same values."""
 
 import os
 import random
@@ -12,19 +12,22 @@ class Generators:
     """The generators of a kernel. Call `seed` in the new process, `reseed` in every clone of it."""
 
     def __init__(self) -> None:
-        self.used = False  # whether code that may have drawn from them has run
+        self.used = False  # code that may have drawn from them has run
         self._numpy_key: Any = None
 
     def seed(self) -> None:
-        """Seed all that are loaded from the operating system; what is not loaded seeds itself later."""
+        """Seed all loaded generators from the operating system; the others seed themselves when they are loaded."""
         if numpy_random := sys.modules.get("numpy.random"):
             numpy_random.seed()
             self._numpy_key = numpy_key(numpy_random)
         self._seed_others()
 
     def reseed(self) -> None:
-        """The same again. On an emulated CPU numpy's own seeding takes a third of a restore, so a generator nobody
-        has drawn from gets a random key right where it keeps it."""
+        """Seed them again, in a clone.
+
+        On an emulated CPU numpy's own seeding takes a third of a restore. So if no code has run yet, the key of its
+        generator is overwritten in place.
+        """
         if self.used or self._numpy_key is None:
             self.seed()
             return
@@ -45,7 +48,7 @@ class Generators:
 
 
 def numpy_key(numpy_random: Any) -> memoryview | None:  # noqa: ANN401 - a module that may not be there
-    """The key of numpy's global generator as writable memory, through the address numpy publishes for C code."""
+    """Return the key of numpy's global generator as writable memory, from the address that it publishes for C code."""
     generator = numpy_random.get_bit_generator()
     if type(generator).__name__ != "MT19937":
         return None

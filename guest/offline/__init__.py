@@ -1,1 +1,1 @@
-"""Stands before what cannot work without a network. Code finds this directory on PYTHONPATH."""
+"""Modules in front of those that cannot work without a network. This directory is on the PYTHONPATH of code."""

@@ -136,7 +136,7 @@ class LocalProvider(AsyncContextManagerMixin):
         async with self._directory() as directory:
             with _hold_entries(lease.origin):
                 with map_errors("frozen"):
-                    await lease.agent.usage()  # answers come in order, so the channel is empty now
+                    await lease.agent.ping()  # answers come in order, so the channel is empty now
                     with anyio.CancelScope(shield=True):  # a cancelled snapshot could leave the machine paused
                         snapshot = await driver.snapshot(lease.machine, directory, keep=True)
                         await lease.agent.refresh(renewed(lease.identity))

@@ -13,9 +13,9 @@ from typing import Protocol, Self
 import anyio
 import anyio.lowlevel
 
-from guest.errors import GuestError
+from guest.errors import GuestError, first_error
 from mcp_sandbox.config import PoolSettings
-from mcp_sandbox.errors import HostLost, SandboxError, first_of
+from mcp_sandbox.errors import HostLost, SandboxError
 from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer, Supply
@@ -263,7 +263,7 @@ class Pool(ProviderLayer):
             if machine is None:
                 shelf.fail(error, self._clock.now())
             else:
-                self._lose(shelf, machine, str(first_of(error)))
+                self._lose(shelf, machine, str(first_error(error)))
                 logger.warning("pooled machine %s ended with an error", machine.lease.machine.id, exc_info=error)
         finally:
             shelf.remove(machine)
@@ -292,7 +292,7 @@ class Pool(ProviderLayer):
                 return None
             try:
                 with anyio.fail_after(CHECK_TIMEOUT_S):
-                    await machine.lease.agent.usage()
+                    await machine.lease.agent.ping()
             except (GuestError, TimeoutError):
                 return "it does not answer"
 

@@ -39,7 +39,6 @@ async def test_a_restored_machine_is_made_unique(machines: Machines, clone: Clon
     assert refreshed is not None
     assert abs(refreshed.clock_skew_s) < 1
     if machines.host.driver.capabilities.isolation is Isolation.VM:
-        assert refreshed.clock_settable
         assert refreshed.entropy_credited
         assert refreshed.hostname_set
     assert (await clone.run("import socket; print(socket.gethostname())")).out == clone.machine.id
@@ -64,9 +63,9 @@ async def test_files_go_in_and_come_out_as_they_were(clone: Clone):
     assert (await clone.agent.read("/workspace/deep/down/data.bin", limit=2 * len(data))).data == data
     listing = await clone.agent.list("/workspace", recursive=True, max_entries=10)
     assert "/workspace/deep/down/data.bin" in [entry.path for entry in listing.entries]
-    await clone.agent.remove("/workspace/deep/down/data.bin")
+    await clone.run("import os; os.remove('deep/down/data.bin')")
     with pytest.raises(RequestRefused) as refusal:
-        await clone.agent.stat("/workspace/deep/down/data.bin")
+        await clone.agent.read("/workspace/deep/down/data.bin", limit=1)
     assert refusal.value.code == "not_found"
 
 
@@ -81,7 +80,7 @@ async def test_a_paused_machine_is_silent_and_goes_on_where_it_was(clone: Clone)
     await clone.run("kept = 'still here'")
     await clone.machine.pause()
     with anyio.move_on_after(SILENCE_S):
-        await clone.agent.usage()
+        await clone.agent.ping()
         pytest.fail("a paused machine answered")
     await clone.machine.resume()
     assert (await clone.run("print(kept)")).out == "still here"
@@ -107,13 +106,13 @@ async def test_usage_is_that_of_a_machine_at_work(clone: Clone):
     assert busy.cpu_s > idle.cpu_s
 
 
-async def test_what_the_machine_says_of_itself_fits_its_specification(machines: Machines, clone: Clone):
+async def test_a_machine_is_as_large_as_its_specification_says(machines: Machines, clone: Clone):
     size = machines.built.template.machine
-    usage = await clone.agent.usage()
-    assert 0.7 * size.memory_mb * MIB < usage.memory_total <= size.memory_mb * MIB
-    assert 0.8 * size.disk_mb * MIB < usage.disk_total <= size.disk_mb * MIB
-    assert 0 < usage.memory_available < usage.memory_total
-    assert 0 < usage.disk_free <= usage.disk_total
+    disk = await clone.run("import os; disk = os.statvfs('.'); print(disk.f_blocks * disk.f_frsize)")
+    assert 0.8 * size.disk_mb * MIB < int(disk.out) <= size.disk_mb * MIB
+    if machines.host.driver.capabilities.isolation is Isolation.VM:
+        memory = await clone.run("print(open('/proc/meminfo').readline().split()[1])")
+        assert 0.7 * size.memory_mb * MIB < int(memory.out) * 1024 <= size.memory_mb * MIB
     if machines.host.driver.name != "gvisor":  # which shows all CPUs of the host, however few it may use
         assert (await clone.run("import os; print(os.cpu_count())")).out == str(size.vcpus)
 

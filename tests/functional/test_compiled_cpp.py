@@ -24,6 +24,7 @@ HELLO = '#include <cstdio>\nint main() { puts("hello"); }'
 ECHO = "#include <cstdio>\nint main() { for (int c; (c = getchar()) != EOF;) putchar(c); }"
 # What its input says.
 OBEDIENT = r"""
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -38,12 +39,20 @@ int main() {
         case 'm': for (;;) for (volatile char* p = new char[1 << 20], *end = p + (1 << 20); p < end; p += 4096) *p = 1;
         case 'b': throw std::bad_alloc();
         case 'a': abort();
+        case 'k': raise(SIGKILL);
         case 'e': fputs("no such luck\n", stderr); return 3;
     }
 }
 """
 HOG = """
-int main() { for (;;) { volatile char* p = new char[1 << 20]; for (int i = 0; i < 1 << 20; i += 4096) p[i] = 1; } }
+#include <unistd.h>
+int main() {
+    for (int mb = 0; mb < 600; ++mb) {  // and no more: this host has other work to do
+        volatile char* p = new char[1 << 20];
+        for (int i = 0; i < 1 << 20; i += 4096) p[i] = 1;
+    }
+    pause();
+}
 """
 STUBBORN = """
 #include <csignal>
@@ -187,10 +196,11 @@ async def test_files_of_the_workspace_are_there_to_include_and_to_read_and_stay(
         ("return 7;", "exited", 7, None),
         ("abort();", "killed", None, "SIGABRT"),
         ("*(volatile int*)1 = 1;", "killed", None, "SIGSEGV"),
+        ("raise(SIGKILL);", "killed", None, "SIGKILL"),
     ],
 )
 async def test_a_program_that_fails_is_told_by_its_exit_code_or_signal(machine, end, status, exit_code, signal):
-    finished = (await run(machine, f"#include <cstdlib>\nint main() {{ {end} }}")).finished
+    finished = (await run(machine, f"#include <csignal>\n#include <cstdlib>\nint main() {{ {end} }}")).finished
     assert (finished.status, finished.exit_code, finished.signal) == (status, exit_code, signal)
     assert finished.state == "kept"
 
@@ -214,11 +224,25 @@ async def test_a_program_that_leaks_is_no_mistake_for_a_sanitizer(machine):
     assert (await run(machine, code, options={"sanitize": ["address"]})).finished.status == "ok"
 
 
-async def test_what_a_program_leaves_running_ends_with_it(machine):
-    leave = (
-        '#include <cstdio>\n#include <unistd.h>\nint main() { int p = fork(); if (p) printf("%d", p); else pause(); }'
-    )
-    child = (await run(machine, leave)).stdout
+@pytest.mark.parametrize("escape", ["", "setsid();", "setsid(); if (fork()) _exit(0);"])
+async def test_what_a_program_leaves_running_ends_with_it(machine, escape):
+    leave = """
+#include <cstdio>
+#include <unistd.h>
+int main() {
+    int up[2];
+    char byte;
+    if (pipe(up)) return 1;
+    if (fork() == 0) {
+        ESCAPE
+        printf("%d", getpid());
+        fflush(stdout);
+        if (write(up[1], "x", 1) == 1) pause();
+    }
+    return read(up[0], &byte, 1) != 1;
+}
+"""
+    child = (await run(machine, leave.replace("ESCAPE", escape))).stdout
     alive = f"#include <csignal>\nint main() {{ return kill({child}, 0) == 0; }}"
     assert (await run(machine, alive)).finished.status == "ok"
 
@@ -231,6 +255,13 @@ async def test_a_program_over_its_memory_limit_is_ended_and_says_so(machine):
     assert result.error.name == "MemoryLimitExceeded"
     assert "more than 64 MB" in result.error.message
     assert (await run(machine, HELLO)).stdout == "hello\n"
+
+
+async def test_no_process_of_a_program_escapes_the_memory_limit(machine):
+    """One that has left its process group and its parent is still counted."""
+    escaped = HOG.replace("int main() {", "int main() { if (fork()) pause(); setsid(); if (fork()) _exit(0);")
+    result = await run(machine, escaped, options={"memory_limit_mb": 64})
+    assert result.error.name == "MemoryLimitExceeded"
 
 
 async def test_a_stopped_program_ends_and_the_kernel_stays(machine):
@@ -278,6 +309,7 @@ async def test_every_case_gets_its_verdict(machine):
         "b": "memory limit exceeded",
         "a": "runtime error",
         "e": "runtime error",
+        "k": "runtime error",
     }
     cases = await run_cases(
         machine, OBEDIENT, *({"stdin": order, "expected": order} for order in orders), memory_limit_mb=128
@@ -349,7 +381,7 @@ async def test_nothing_is_left_of_a_case_that_forked_without_end(machine):
 
 async def size_of(machine: AgentClient, path: str) -> int:
     try:
-        return (await machine.stat(path)).size
+        return (await machine.read(path, limit=1)).size
     except RequestRefused:
         return 0
 

@@ -1,5 +1,6 @@
 """Shell commands through a real agent: beside a Python kernel, and in a machine that has none."""
 
+import sys
 from collections.abc import AsyncIterator
 
 import anyio
@@ -93,6 +94,60 @@ async def test_a_command_that_does_not_react_is_killed_with_all_of_its_group(mac
     assert (result.finished.status, result.finished.signal) == ("interrupted", "SIGKILL")
     # A process that is not reaped yet is no process any more, but has a directory in /proc.
     assert (await command(machine, f"grep -s '^State:.[^Z]' /proc/{result.stdout.strip()}/status")).stdout == ""
+
+
+async def running(client: AgentClient, program: str) -> list[str]:
+    """The arguments of all processes that run a program."""
+    listing = (await command(client, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'; true")).stdout.split("\n")
+    return sorted(listing[place + 1] for place, word in enumerate(listing) if word == program)
+
+
+ESCAPES = "setsid sleep 1001 & (setsid sleep 1002 &); (sleep 1003 &);"
+
+
+@pytest.mark.parametrize("end", ["sleep 1004", "trap 'exit' INT; while :; do :; done", "trap '' INT; sleep 1004"])
+async def test_no_process_of_a_stopped_command_is_left_whatever_session_it_is_in(machine, end):
+    await command(machine, "sleep 1000 & setsid sleep 999 &")
+    result = await stopped(machine, f"{ESCAPES} until [ $(pgrep -cx sleep) = 5 ]; do :; done; echo on; {end}", 0.5)
+    assert result.finished.status == "interrupted"
+    assert await running(machine, "sleep") == ["1000", "999"], "those of an earlier command go on"
+    await command(machine, "pkill -x sleep")
+
+
+async def test_what_a_command_leaves_in_other_sessions_goes_on_when_it_ends_by_itself(machine):
+    await command(machine, f"{ESCAPES} until [ $(pgrep -cx sleep) = 3 ]; do :; done")
+    assert await running(machine, "sleep") == ["1001", "1002", "1003"]
+    await command(machine, "pkill -x sleep")
+
+
+BOMB = """import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+while True:
+    try:
+        if not os.fork(): os.setsid()
+    except OSError:
+        if sys.argv[1:]: os.kill(-1, signal.SIGCONT)
+"""
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+@pytest.mark.parametrize("fights", ["", "fights"])
+async def test_a_fork_bomb_in_a_command_ends_with_it(machine, fights):
+    await machine.write("/workspace/bomb.py", BOMB.encode())
+    result = await stopped(machine, f"echo on; exec {sys.executable} bomb.py {fights}", 0.2)
+    assert result.finished.status == "interrupted"
+    assert await running(machine, "bomb.py") == []
+
+
+@pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
+async def test_a_fork_bomb_that_a_command_leaves_behind_does_not_keep_the_next_one_from_running(machine):
+    await machine.write("/workspace/bomb.py", BOMB.encode())
+    full = "set -- /proc/[0-9]*; [ $# -gt 150 ]"  # without a process, for which there is no room
+    await command(machine, f"{sys.executable} bomb.py & until {full}; do :; done")
+    result = await command(machine, "ls /proc >/dev/null && echo runs")
+    assert result.stdout == "runs\n"
+    assert "full of processes" in result.stderr
+    assert await running(machine, "bomb.py") == []
 
 
 async def test_what_a_command_leaves_running_goes_on_and_its_words_come_with_the_next(machine):

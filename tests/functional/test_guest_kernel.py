@@ -8,7 +8,7 @@ import pytest
 from guest.client import AgentClient
 from guest.client.messages import Artifact, Identity, Output, RunCode, WarmUp
 from guest.errors import RequestRefused
-from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, run
+from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, command, run
 from tests.waiting import HANG_S
 
 LIMIT_S = HANG_S
@@ -122,7 +122,7 @@ async def test_every_figure_lands_as_a_png_without_being_saved(machine, code):
 async def test_figure_numbers_are_never_used_twice(machine):
     plot = "import matplotlib.pyplot as plt; plt.plot([1]); plt.figure(); None"
     first = [path for display in (await run(machine, plot)).displays for path in display.files]
-    await machine.remove(first[-1])
+    await command(machine, f"rm {first[-1]}")
     await run(machine, "import os; os._exit(1)")
     second = [path for display in (await run(machine, plot)).displays for path in display.files]
     assert len(first) == len(second) == 2
@@ -179,7 +179,7 @@ async def test_output_streams_while_the_code_runs(machine):
         assert await anext(events) == Output("stdout", "first\n")
         await machine.write("go", b"")
         rest = Result([event async for event in events])
-    await machine.remove("go")
+    await command(machine, "rm go")
     assert rest.stdout == "second\n"
 
 
@@ -434,10 +434,9 @@ async def test_a_flood_gives_head_tail_whole_file_and_true_totals(machine):
     assert sum(event.gap_bytes for event in result.events if isinstance(event, Output)) == total - 15_000
     assert output.stdout_spill is not None
     assert not [event for event in result.events if isinstance(event, Artifact)]
-    assert (await machine.stat(output.stdout_spill)).size == total
     end = await machine.read(output.stdout_spill, offset=total - 8, limit=100)
     assert (end.data, end.eof, end.size) == (b"the end\n", True, total)
-    await machine.remove(output.stdout_spill)
+    await command(machine, f"rm {output.stdout_spill}")
 
 
 async def test_a_spill_that_does_not_fit_the_disk_is_said_to_be_incomplete(machine):
@@ -513,7 +512,7 @@ async def test_ipython_is_all_there(machine, code, expected):
 async def test_the_agents_own_modules_do_not_hide_the_users(machine):
     await machine.write("guest.py", b"value = 'mine'")
     assert (await run(machine, "import guest; guest.value")).shown == ["'mine'"]
-    await machine.remove("guest.py")
+    await command(machine, "rm guest.py")
 
 
 @pytest.mark.parametrize(
@@ -549,16 +548,9 @@ async def test_a_refresh_gives_the_machine_its_identity(machine):
     refreshed = await machine.refresh(Identity("clone-7", "ab" * 16, b"e" * 64))
     assert abs(refreshed.clock_skew_s) < 1.0
     assert refreshed.hostname_set
-    assert not refreshed.clock_settable
     assert (await run(machine, "import socket; socket.gethostname()")).shown == ["'clone-7'"]
     assert (await machine.read("/etc/hostname", limit=100)).data == b"clone-7\n"
     assert (await machine.read("/etc/machine-id", limit=100)).data == b"ab" * 16 + b"\n"
-
-
-async def test_usage_is_plausible(machine):
-    usage = await machine.usage()
-    assert 0 < usage.memory_available <= usage.memory_total
-    assert 0 < usage.disk_free <= usage.disk_total
 
 
 @pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
@@ -653,7 +645,7 @@ async def test_kernels_that_die_at_birth_are_not_started_for_ever():
                 with pytest.raises(RequestRefused) as caught:
                     await run(client, "1")
                 assert caught.value.code == "no_kernel"
-            assert (await client.stat("/tmp/births")).size <= 3 + 5
+            assert (await client.read("/tmp/births", limit=100)).size <= 3 + 5
 
 
 MORTAL = """import os, threading, time, xml.dom

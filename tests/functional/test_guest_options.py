@@ -5,7 +5,7 @@ import pytest
 
 from guest.client import AgentClient
 from guest.client.messages import Identity, Output, RunCode
-from tests.functional.guest_harness import SEPARATE_USER, agent_client, run
+from tests.functional.guest_harness import SEPARATE_USER, agent_client, command, run
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ def programs():
     for pid in sorted(int(name) for name in os.listdir('/proc') if name.isdigit()):
         try: words = open(f'/proc/{pid}/cmdline').read().split('\\0')
         except FileNotFoundError: continue  # the one that forked this kernel for the zygote has just left
-        zygote = any('guest.agent.birth' in word for word in words)
+        zygote = any('guest.agent.python_check' in word for word in words)
         found.append('zygote' if zygote else 'agent' if 'guest.agent' in words else words[0])
     return found
 """
@@ -92,7 +92,7 @@ async def test_a_run_stopped_while_it_waits_for_a_kernel_ends_at_once():
                 await events.stop()
                 finished = await events.wait_finished()
             assert (finished.status, finished.state) == ("interrupted", "kept")
-            await client.remove("wait")
+            await command(client, "rm wait")
             assert (await run(client, "import os; os.path.exists('ran')")).shown == ["False"]
 
 
@@ -200,7 +200,7 @@ def opens(path):
     except PermissionError: return False
     return True
 guardians = [pid for pid in os.listdir('/proc') if pid.isdigit() and pid != str(os.getpid())
-    and any(word == 'guest.agent' or 'guest.agent.birth' in word
+    and any(word == 'guest.agent' or 'guest.agent.python_check' in word
             for word in open(f'/proc/{pid}/cmdline').read().split('\\0'))]
 len(guardians), {opens(f'/proc/{pid}/mem') for pid in guardians}, opens('/proc/self/mem')"""
     with anyio.fail_after(LIMIT_S):
@@ -220,7 +220,7 @@ async def test_a_machine_that_may_not_set_its_name_still_writes_it_down():
 async def test_code_that_kills_its_zygote_and_itself_gets_a_new_kernel():
     kill = """import os
 for pid in os.listdir('/proc'):
-    if pid.isdigit() and 'guest.agent.birth' in open(f'/proc/{pid}/cmdline').read() and int(pid) != os.getpid():
+    if pid.isdigit() and 'guest.agent.python_check' in open(f'/proc/{pid}/cmdline').read() and int(pid) != os.getpid():
         os.kill(int(pid), 9)
         print('killed')
 os.kill(os.getpid(), 9)"""

@@ -119,7 +119,7 @@ async def test_a_service_outlives_a_bomb_that_fights_being_stopped():
         ),
         ("kill -SEGV $$", "false", r"start_cmd ended \(SIGSEGV\)"),
         (f"echo listening; {STAY}", "echo refused; false", r"within 1 s(?s:.*)refused(?s:.*)listening"),
-        (STAY, "echo waiting; sleep infinity", r"within 1 s(?s:.*)waiting(?s:.*)start_cmd said nothing"),
+        (STAY, "echo waiting; sleep infinity", r"within 1 s(?s:.*)waiting(?s:.*)start_cmd wrote nothing"),
     ],
 )
 async def test_a_service_that_does_not_get_ready_says_why(start, ready, why):
@@ -153,7 +153,7 @@ async def test_a_service_that_ends_in_use_is_told_with_every_result_however_much
             assert (await run(client, ALIVE)).finished.service_loss is None
             await run(client, "import subprocess; subprocess.run(['pkill', '-x', 'sleep'])")
             loss = await lost_service(client)
-            assert loss.startswith("SIGTERM; it said last: xxx")
+            assert loss.startswith("SIGTERM; its last output: xxx")
             assert loss.endswith("last words")
             assert len(loss) < 500
             assert (await run(client, "os.kill(os.getpid(), 9)")).finished.service_loss == loss

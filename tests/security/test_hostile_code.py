@@ -254,9 +254,6 @@ async def test_links_lead_the_agent_nowhere_that_code_could_not_go(clone: Clone,
         with pytest.raises(RequestRefused) as refusal:
             await clone.agent.write(path, b"x")
         assert refusal.value.code == "denied"
-    with pytest.raises(RequestRefused) as refusal:
-        await clone.agent.remove("/workspace/agent/hostname")
-    assert refusal.value.code == "denied"
 
 
 async def test_a_link_in_the_place_of_a_spilled_output_is_not_followed(clone: Clone):
@@ -273,3 +270,32 @@ async def test_replacing_the_outputs_directory_by_a_link_does_not_help(clone: Cl
     assert ran.stdout.spill is None
     assert not ran.end.output.spill_complete
     assert "run-2-stdout.txt" not in (await clone.run("print(os.listdir('/etc'))")).out
+
+
+# Forks without end, into sessions of its own; ignores interrupts.
+FORK_BOMB = """
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+while True:
+    try:
+        if not os.fork(): os.setsid()
+    except OSError: pass
+"""
+COUNT_BOMBS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cx 'bomb[.]py'; true"
+
+
+async def test_a_fork_bomb_ends_with_its_command_when_that_is_stopped(clone: Clone):
+    await clone.agent.write("/workspace/bomb.py", FORK_BOMB.encode())
+    ran = await clone.command("echo on; python3 bomb.py", stop_after_s=2)
+    assert ran.end.status == "interrupted"
+    assert (await clone.command(COUNT_BOMBS)).out == "0"
+
+
+async def test_a_fork_bomb_that_a_command_left_behind_ends_when_the_next_one_needs_room(clone: Clone):
+    await clone.agent.write("/workspace/bomb.py", FORK_BOMB.encode())
+    full = "set -- /proc/[0-9]*; [ $# -gt 150 ]"  # without a process, for which there is no room
+    await clone.command(f"python3 bomb.py & until {full}; do :; done")
+    ran = await clone.command("/bin/echo runs")
+    assert ran.out == "runs"
+    assert "full of processes" in ran.stderr.head
+    assert (await clone.command(COUNT_BOMBS)).out == "0"

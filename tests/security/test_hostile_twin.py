@@ -27,7 +27,7 @@ print(sent)
 async def test_no_signal_from_inside_ends_or_stops_the_agent(shared: Clone):
     """The kernel takes them and drops them: the agent is the first process of its namespace."""
     assert int((await shared.run(SEND_ALL)).out) > 31
-    assert (await shared.agent.usage()).memory_total > 0
+    await shared.agent.ping()
     assert (await shared.run("print('goes on')")).out == "goes on"
 
 

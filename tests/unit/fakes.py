@@ -16,7 +16,6 @@ from guest.client.messages import (
     FileChunk,
     FileInfo,
     Finished,
-    GuestUsage,
     Listing,
     Output,
     OutputTotals,
@@ -125,7 +124,7 @@ class FakeAgent:
         self.running = anyio.Event()
         self.stops = 0
         self.hangs = False
-        self.asked = 0  # calls of `usage`
+        self.asked = 0  # how often it was pinged
         self.failure: GuestError | None = None
         self._failing = anyio.Event()
 
@@ -134,11 +133,10 @@ class FakeAgent:
         self.failure = AgentGone("the machine's agent closed the stream")
         self._failing.set()
 
-    async def usage(self) -> GuestUsage:
+    async def ping(self) -> None:
         self.asked += 1
         if self.hangs:
             await anyio.sleep_forever()
-        return GuestUsage(0, 0, 0, 0)
 
     async def wait_failed(self) -> None:
         await self._failing.wait()

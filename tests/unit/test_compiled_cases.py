@@ -5,14 +5,16 @@ import signal
 import pytest
 
 from guest.kernels.cases import CASES_ROOM, cut, difference, verdict
-from guest.kernels.process import Ended
+from guest.kernels.runner import Ended
 from guest.protocol import encode_json
 
 MIB = 2**20
 
 
-def ended(status: int = 0, cause: str = "", peak_bytes: int = MIB, stderr: bytes = b"") -> Ended:
-    return Ended(status, cause, 10**6, 0.001, peak_bytes, b"", stderr)  # type: ignore[arg-type]
+def ended(
+    status: int = 0, cause: str = "", peak_bytes: int = MIB, stderr: bytes = b"", *, oom_killed: bool = False
+) -> Ended:
+    return Ended(status, cause, 10**6, 0.001, peak_bytes, b"", stderr, oom_killed=oom_killed)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ def test_white_space_at_ends_makes_no_difference(expected: str, written: str):
     [
         ("1\n2", "1\n3", 'line 2: expected "2", got "3"'),
         ("1\n2", "1", 'line 2: expected "2", but the output ends before it'),
-        ("1", "1\n2", 'line 2: "2" comes after all that was expected'),
+        ("1", "1\n2", 'line 2: "2" comes after the end of the expected output'),
         ("1", "", 'line 1: expected "1", got ""'),
     ],
 )
@@ -51,7 +53,8 @@ def test_of_many_differences_the_first_are_told_and_long_lines_are_cut():
         (ended(signal.SIGSEGV), "runtime error"),
         (ended(signal.SIGKILL, "time"), "time limit exceeded"),
         (ended(signal.SIGKILL, "memory"), "memory limit exceeded"),
-        (ended(signal.SIGKILL), "memory limit exceeded"),  # by the system: we had no reason
+        (ended(signal.SIGKILL, oom_killed=True), "memory limit exceeded"),
+        (ended(signal.SIGKILL), "runtime error"),  # by its own hand
         (ended(peak_bytes=65 * MIB), "memory limit exceeded"),
         (ended(signal.SIGABRT, stderr=b"terminate called after throwing 'std::bad_alloc'"), "memory limit exceeded"),
         (ended(2 << 8, stderr=b"fatal error: runtime: out of memory"), "memory limit exceeded"),

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guest.client import AgentClient
-from guest.client.groups import first_error
 from guest.client.messages import Artifact, Display, Finished, Identity, Output, RunCode
-from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
-from guest.protocol import MAGIC, MAX_BODY, PREFIX, Decoder, Frame, encode
+from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
+from guest.protocol import MAGIC, MAX_BODY, PREFIX, PROTOCOL_VERSION, Decoder, Frame, encode
 
 TIMEOUT_S = 20.0
 DONE: dict[str, Any] = {
@@ -78,7 +77,13 @@ class FakeAgent:
 
     async def greet(self, **changes: Any) -> None:
         frame = await self.next()
-        answer = {"ok": True, "version": 1, "nonce": frame.header["nonce"], "agent": "x", "language": "python"}
+        answer = {
+            "ok": True,
+            "version": PROTOCOL_VERSION,
+            "nonce": frame.header["nonce"],
+            "agent": "x",
+            "language": "python",
+        }
         await self.reply(frame.header["id"], {**answer, "language_version": "3", **changes})
 
 
@@ -124,7 +129,7 @@ async def test_a_wrong_protocol_version_says_what_to_do():
         await agent.greet(version=7)
         await anyio.sleep_forever()
 
-    with pytest.raises(ProtocolError, match="protocol 7, this host 1; rebuild"):
+    with pytest.raises(ProtocolError, match=f"protocol 7, this host {PROTOCOL_VERSION}; rebuild"):
         async with connected(script, greet=False):
             pass
 
@@ -157,32 +162,32 @@ async def test_an_agent_that_never_greets_is_a_timeout():
 
 async def test_an_agent_that_never_answers_is_a_timeout_and_the_client_goes_on():
     async def script(agent: FakeAgent) -> None:
-        first = await agent.expect("stat")
-        second = await agent.expect("remove")
+        first = await agent.expect("write")
+        second = await agent.expect("ping")
         await agent.reply(first, {"ok": True, "file": {}})  # late: nobody waits for it any more
         await agent.reply(second, {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script, timeout_s=0.2) as client:
         with pytest.raises(AgentTimeout):
-            await client.stat("x")
-        await client.remove("x")
+            await client.write("x", b"")
+        await client.ping()
 
 
 async def test_a_cancelled_request_leaves_the_client_usable():
     asked = anyio.Event()
 
     async def script(agent: FakeAgent) -> None:
-        first = await agent.expect("usage")
+        first = await agent.expect("list")
         asked.set()
-        second = await agent.expect("remove")
+        second = await agent.expect("ping")
         await agent.reply(first, {"ok": True})
         await agent.reply(second, {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        await give_up(client.usage(), asked)
-        await client.remove("x")
+        await give_up(client.list("/", recursive=False, max_entries=1), asked)
+        await client.ping()
 
 
 async def test_whoever_watches_learns_that_the_agent_is_gone():
@@ -203,30 +208,30 @@ async def test_whoever_watches_learns_that_the_agent_is_gone():
 async def test_a_machine_that_goes_fails_all_requests_with_agent_gone():
     async def script(agent: FakeAgent) -> None:
         await agent.expect("run")
-        await agent.expect("stat")
+        await agent.expect("write")
         await agent.pipe.aclose()
 
     async with connected(script) as client, client.run(RunCode("1")) as run:
         with pytest.raises(AgentGone):
-            await client.stat("x")
+            await client.write("x", b"")
         with pytest.raises(AgentGone):
             await run.wait_finished()
         with pytest.raises(AgentGone):
-            await client.stat("y")
+            await client.write("y", b"")
 
 
 async def test_a_refusal_is_an_error_of_that_request_alone():
     async def script(agent: FakeAgent) -> None:
-        number = await agent.expect("stat")
+        number = await agent.expect("write")
         await agent.reply(number, {"ok": False, "error": {"code": "not_found", "message": "no such file"}})
-        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await agent.reply(await agent.expect("ping"), {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
         with pytest.raises(RequestRefused, match="no such file") as caught:
-            await client.stat("x")
+            await client.write("x", b"")
         assert caught.value.code == "not_found"
-        await client.remove("x")
+        await client.ping()
 
 
 ATTACKS: dict[str, Callable[[int], bytes]] = {
@@ -273,22 +278,22 @@ ATTACKS: dict[str, Callable[[int], bytes]] = {
 async def test_half_a_character_in_a_name_is_replaced():
     async def script(agent: FakeAgent) -> None:
         entry = {"path": "/workspace/\udcff", "kind": "file", "size": 1, "mtime": 0}
-        await agent.reply(await agent.expect("stat"), {"ok": True, "file": entry})
+        await agent.reply(await agent.expect("write"), {"ok": True, "file": entry})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        assert (await client.stat("x")).path == "/workspace/?"
+        assert (await client.write("x", b"")).path == "/workspace/?"
 
 
 async def test_a_long_refusal_is_cut():
     async def script(agent: FakeAgent) -> None:
         error = {"code": "x" * 1000, "message": "x" * 60_000}
-        await agent.reply(await agent.expect("stat"), {"ok": False, "error": error})
+        await agent.reply(await agent.expect("write"), {"ok": False, "error": error})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
         with pytest.raises(RequestRefused) as caught:
-            await client.stat("x")
+            await client.write("x", b"")
         assert (len(caught.value.code), len(caught.value.message)) == (40, 4000)
 
 
@@ -306,14 +311,14 @@ async def test_an_error_quotes_little_of_what_the_agent_sent():
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_an_attack_is_a_protocol_error_and_nothing_is_believed_afterwards(attack):
     async def script(agent: FakeAgent) -> None:
-        await agent.pipe.send(ATTACKS[attack](await agent.expect("stat")))
+        await agent.pipe.send(ATTACKS[attack](await agent.expect("write")))
         await anyio.sleep_forever()
 
     async with connected(script) as client:
         with pytest.raises(ProtocolError):
-            await client.stat("x")
+            await client.write("x", b"")
         with pytest.raises(ProtocolError):
-            await client.usage()
+            await client.ping()
 
 
 async def test_more_of_a_file_than_was_asked_for_is_an_attack():
@@ -435,7 +440,7 @@ async def test_endless_events_end_in_a_protocol_error(header, body):
     async with connected(script) as client:
         with pytest.raises(ProtocolError):
             async with client.run(RunCode("1", head_bytes=1000, tail_bytes=1000, max_display_bytes=1000)):
-                await client.stat("never answered")
+                await client.write("never answered", b"")
 
 
 async def give_up(request: Awaitable[object], asked: anyio.Event) -> None:
@@ -457,7 +462,7 @@ async def test_answers_that_come_too_late_never_add_up_to_an_attack():
         for each in asked:
             late = await agent.expect("read")
             each.set()
-            number = await agent.expect("remove")
+            number = await agent.expect("ping")
             await agent.reply(late, {"ok": True, "size": MAX_BODY, "eof": True}, b"x" * MAX_BODY)
             await agent.reply(number, {"ok": True})
         await anyio.sleep_forever()
@@ -465,47 +470,47 @@ async def test_answers_that_come_too_late_never_add_up_to_an_attack():
     async with connected(script) as client:
         for each in asked:
             await give_up(client.read("x", limit=MAX_BODY), each)
-            await client.remove("x")
+            await client.ping()
 
 
 async def test_a_request_that_was_given_up_is_answered_once_and_no_more():
     asked = anyio.Event()
 
     async def script(agent: FakeAgent) -> None:
-        late = await agent.expect("usage")
+        late = await agent.expect("list")
         asked.set()
-        for op in ("remove", "stat"):
+        for op in ("ping", "write"):
             number = await agent.expect(op)
             await agent.reply(late, {"ok": True})
             await agent.reply(number, {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        await give_up(client.usage(), asked)
-        await client.remove("x")
+        await give_up(client.list("/", recursive=False, max_entries=1), asked)
+        await client.ping()
         with pytest.raises(ProtocolError, match="request that has ended"):
-            await client.stat("x")
+            await client.write("x", b"")
 
 
 async def test_a_run_goes_on_answering_after_its_end_only_as_an_attack():
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         await agent.reply(run, DONE)
-        await agent.expect("stat")
+        await agent.expect("write")
         await agent.reply(run, DONE)
         await anyio.sleep_forever()
 
     async with connected(script) as client:
         await collect(client, RunCode("1"))
         with pytest.raises(ProtocolError, match="request that has ended"):
-            await client.stat("x")
+            await client.write("x", b"")
 
 
 async def test_a_run_cancelled_before_it_was_sent_leaves_the_client_usable(monkeypatch):
     monkeypatch.setattr("guest.client.client.KILL_MARGIN_S", 0.05)
 
     async def script(agent: FakeAgent) -> None:
-        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await agent.reply(await agent.expect("ping"), {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
@@ -513,7 +518,7 @@ async def test_a_run_cancelled_before_it_was_sent_leaves_the_client_usable(monke
             tasks.start_soon(collect, client, RunCode("1", grace_s=0.0))
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
-        await client.remove("x")
+        await client.ping()
 
 
 @pytest.mark.parametrize("answer", [{}, {"file": {"path": "a", "kind": "file", "size": 1, "mtime": 0.0}}])
@@ -542,13 +547,13 @@ async def test_a_fault_of_our_own_reader_breaks_the_client_and_hides_no_exceptio
         raise RecursionError("ours")
 
     async def script(agent: FakeAgent) -> None:
-        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await agent.reply(await agent.expect("ping"), {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
         monkeypatch.setattr(client._channel, "_dispatch", fault)
         with pytest.raises(ProtocolError, match="ours"):
-            await client.remove("x")
+            await client.ping()
 
 
 def test_the_first_error_of_a_group_tells_the_others_in_its_notes():
@@ -604,7 +609,7 @@ async def test_what_an_unread_event_names_counts_as_kept(header):
 
     async with connected(script) as client, client.run(RunCode("1")):
         with pytest.raises(ProtocolError):
-            await client.stat("never answered")
+            await client.write("never answered", b"")
     assert sent < 1000
 
 
@@ -626,12 +631,12 @@ async def test_unread_events_of_a_run_hold_up_nobody():
         run = await agent.expect("run")
         for _ in range(200):
             await agent.reply(run, {"event": "output", "stream": "stdout"}, b"x" * 100)
-        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await agent.reply(await agent.expect("ping"), {"ok": True})
         await agent.reply(run, DONE)
         await anyio.sleep_forever()
 
     async with connected(script) as client, client.run(RunCode("1")) as run:
-        await client.remove("x")
+        await client.ping()
         texts = [event.text async for event in run if isinstance(event, Output)]
         assert len("".join(texts)) == 20_000
 
@@ -641,7 +646,7 @@ async def test_leaving_a_run_stops_it():
         run = await agent.expect("run")
         await agent.reply(await agent.expect("stop"), {"ok": True})
         await agent.reply(run, {**DONE, "status": "interrupted"})
-        await agent.reply(await agent.expect("remove"), {"ok": True})
+        await agent.reply(await agent.expect("ping"), {"ok": True})
         await anyio.sleep_forever()
 
     async with connected(script) as client:
@@ -649,7 +654,7 @@ async def test_leaving_a_run_stops_it():
             pass
         assert run.finished is not None
         assert run.finished.status == "interrupted"
-        await client.remove("x")
+        await client.ping()
 
 
 async def test_a_run_that_cannot_be_stopped_breaks_the_client(monkeypatch):
@@ -664,7 +669,7 @@ async def test_a_run_that_cannot_be_stopped_breaks_the_client(monkeypatch):
         async with client.run(RunCode("1", grace_s=0.0)):
             pass
         with pytest.raises(AgentTimeout, match="could not be stopped"):
-            await client.stat("x")
+            await client.write("x", b"")
 
 
 async def test_code_that_does_not_fit_a_frame_is_refused_here():

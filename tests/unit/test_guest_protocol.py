@@ -75,7 +75,7 @@ def test_a_decoder_can_be_told_to_start_over():
 
 @pytest.mark.parametrize(("header_size", "body_size"), [(MAX_HEADER + 1, 0), (2, MAX_BODY + 1), (2**32 - 1, 2**32 - 1)])
 def test_a_giant_frame_is_refused_before_it_is_read(header_size, body_size):
-    with pytest.raises(ProtocolError, match="over the limit"):
+    with pytest.raises(ProtocolError, match="exceeds the limit"):
         Decoder().feed(PREFIX.pack(MAGIC, header_size, body_size))
 
 

@@ -1,13 +1,14 @@
 """What one shell hands on to the next, with every shell that this host has."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from guest.agent.session import MAX_ARGUMENT, MAX_RECORD, RECORD_FD, TOO_MUCH, Call, Session, parse_call, quoted
+from guest.agent.shell_session import MAX_ARGUMENT, MAX_RECORD, RECORD_FD, TOO_LARGE, Call, Session, parse_call
 from guest.errors import RequestRefused
 
 FOUND = {"bash": ["bash"], "dash": ["dash"], "busybox": ["busybox", "ash"]}
@@ -50,7 +51,7 @@ def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Sessions:
 
 
 def test_directory_and_exported_variables_are_handed_on(sessions: Sessions, tmp_path: Path):
-    sessions.run(f"mkdir 'a b' && cd 'a b'; export X={quoted(AWKWARD)}; plain=1; unset GIVEN")
+    sessions.run(f"mkdir 'a b' && cd 'a b'; export X={shlex.quote(AWKWARD)}; plain=1; unset GIVEN")
     assert sessions.run("pwd") == f"{tmp_path}/a b\n"
     assert sessions.run('printf %s "$X"') == AWKWARD
     assert sessions.run('echo "${plain-gone} ${GIVEN-gone}"') == "gone gone\n"
@@ -118,7 +119,7 @@ def test_a_command_that_writes_where_its_session_is_written_down_spoils_nothing(
 def test_more_variables_than_fit_are_not_handed_on_and_that_is_said(sessions: Sessions):
     sessions.run("export X=1")
     sessions.run(f"cd /; export X={'x' * 60_000}; export Y=$X")
-    assert sessions.note == TOO_MUCH
+    assert sessions.note == TOO_LARGE
     assert sessions.run('echo "$X $PWD"') == "1 /\n"
 
 

@@ -168,6 +168,8 @@ def test_the_added_limits_fit_the_reserved_size():
 
 
 async def test_every_result_reports_a_service_that_has_ended(client: Client, provider: FakeProvider):
-    provider.plans["1"] = [replace(finished(), service_loss="exit code 1; it said last: no disk")]
+    provider.plans["1"] = [replace(finished(), service_loss="exit code 1; its last output: no disk")]
     result = text_of(await client.call_tool("run_code", {"code": "1"}))
-    assert "service has ended (exit code 1; it said last: no disk). Call create_sandbox to get one that runs." in result
+    assert (
+        "service has ended (exit code 1; its last output: no disk). Call create_sandbox to get one that runs." in result
+    )

@@ -133,14 +133,14 @@ class StubAgent:
     def __init__(self, identity: Identity, skew_s: float) -> None:
         self.identity = identity
         self.identities = [identity]
-        self.refreshed = Refreshed(skew_s, clock_settable=True, entropy_credited=True, hostname_set=True)
+        self.refreshed = Refreshed(skew_s, entropy_credited=True, hostname_set=True)
         self.warmed: list[WarmUp] = []
 
     async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
         await anyio.lowlevel.checkpoint()
         self.warmed.append(warm_up)
 
-    async def usage(self) -> None:
+    async def ping(self) -> None:
         await anyio.lowlevel.checkpoint()
 
     async def refresh(self, identity: Identity) -> Refreshed:
@@ -157,7 +157,7 @@ class LateAgent(StubAgent):
 
     async def refresh(self, identity: Identity) -> Refreshed:
         await anyio.lowlevel.checkpoint()
-        return Refreshed(0.01, clock_settable=True, entropy_credited=True, hostname_set=True)
+        return Refreshed(0.01, entropy_credited=True, hostname_set=True)
 
 
 class Bench:

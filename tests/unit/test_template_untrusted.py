@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from guest.agent import birth
+from guest.agent import python_check
 from guest.places import AGENT_PYTHON
 from templates import image
 from templates.build import Builder
@@ -223,14 +223,14 @@ def test_an_image_is_made_anew_when_anything_changes_that_can_be_in_it(tmp_path:
 
 
 def test_an_image_that_lacks_what_code_in_python_needs_is_told_what_to_add(monkeypatch: pytest.MonkeyPatch):
-    assert birth.unfit("python") is None
+    assert python_check.unfit("python") is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "RUN pip install ipython" in str(birth.unfit("python"))
+    assert "RUN pip install ipython" in str(python_check.unfit("python"))
     monkeypatch.setattr("sys.version_info", (3, 9, 2, "final", 0))
-    assert birth.unfit("python") == "this image's python3 is 3.9.2, and code needs 3.11 or newer"
+    assert python_check.unfit("python") == "this image's python3 is 3.9.2, and code needs 3.11 or newer"
     monkeypatch.setattr("sys.executable", AGENT_PYTHON)
-    assert "no python3" in str(birth.unfit("python"))
-    assert birth.unfit("shell") is None
+    assert "no python3" in str(python_check.unfit("python"))
+    assert python_check.unfit("shell") is None
 
 
 def test_code_in_python_runs_in_the_images_own_and_all_else_in_the_agents(
@@ -239,12 +239,12 @@ def test_code_in_python_runs_in_the_images_own_and_all_else_in_the_agents(
     (tmp_path / "python3").write_text("")
     (tmp_path / "python3").chmod(0o755)
     monkeypatch.setenv("PATH", f"relative:{tmp_path / 'nothing'}:{tmp_path}")
-    assert birth.python_for("python") == [sys.executable], "an agent that runs in the tests' own Python"
+    assert python_check.python_for("python") == [sys.executable], "an agent that runs in the tests' own Python"
     monkeypatch.setattr("sys.executable", AGENT_PYTHON)
-    assert birth.python_for("python") == [str(tmp_path / "python3")]
-    assert birth.python_for("shell") == [AGENT_PYTHON, "-I"]
+    assert python_check.python_for("python") == [str(tmp_path / "python3")]
+    assert python_check.python_for("shell") == [AGENT_PYTHON, "-I"]
     assert AGENT_PYTHON == PYTHON, "two rooms that know nothing of each other mean the same program"
 
 
 def test_the_first_words_of_a_zygote_can_be_read_by_old_pythons():
-    ast.parse(Path(birth.__file__).read_text(), feature_version=(3, 6))
+    ast.parse(Path(python_check.__file__).read_text(), feature_version=(3, 6))

@@ -1,9 +1,9 @@
-"""Stands in for pip where somebody calls `python -m pip`: says what to do where nothing can be installed.
+"""Runs in front of pip for `python -m pip`, to print advice if a package cannot be installed.
 
-Whoever imports pip gets the real one, or none where there is none: this module makes way.
+`import pip` gets the real pip, if there is one: this module replaces itself.
 """
 
-# pathlib and the rest of the library would be loaded into every program that only asks whether there is a pip
+# pathlib would be loaded into every program that only checks whether pip exists
 # ruff: noqa: PTH120
 
 import os
@@ -19,13 +19,13 @@ ADVICE = (
 )
 
 
-def make_way() -> None:
-    """Let the next import find the pip that is behind this one."""
+def unload() -> None:
+    """Make the next import find the real pip."""
     sys.path[:] = [path for path in sys.path if path != HERE]
     for name in [name for name in sys.modules if name.partition(".")[0] == __name__]:
         del sys.modules[name]
 
 
 if __name__ == "pip" and sys.argv[:1] != ["-m"]:
-    make_way()
-    import_module(__name__)  # whoever imports this gets that
+    unload()
+    import_module(__name__)  # the importer gets this one

@@ -1,17 +1,17 @@
-"""`python -m pip`: the real pip, and advice if it cannot install; only the advice where there is none."""
+"""Implements `python -m pip`: runs the real pip, if there is one, and prints advice if it cannot install."""
 
 import runpy
 import sys
 from importlib.util import find_spec
 
-from . import ADVICE, make_way
+from . import ADVICE, unload
 
 INSTALLS = {"install", "download", "wheel"}
 
 
 def main() -> int:
-    """Do what pip does, offline."""
-    make_way()
+    """Run pip offline."""
+    unload()
     status = _run_pip() if find_spec("pip") else 1
     if status and (INSTALLS & {*sys.argv} or not find_spec("pip")):
         sys.stderr.write(f"pip: {ADVICE.format(field='wheels')}\n")

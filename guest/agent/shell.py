@@ -1,4 +1,4 @@
-"""Runs shell commands, one at a time, each in a shell of its own beside the kernel."""
+"""Runs shell commands, one at a time, each in a new shell beside the kernel."""
 
 import os
 import signal
@@ -9,45 +9,56 @@ from typing import Any, NamedTuple, NoReturn
 from guest.agent.children import Children
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
-from guest.agent.session import MAX_RECORD, RECORD_FD, Call, Session, parse_call
+from guest.agent.shell_session import MAX_RECORD, RECORD_FD, Call, Session, parse_call
 from guest.agent.streams import Streams
+from guest.agent.sweep import CommandProcesses, make_room
 from guest.agent.user import User
 from guest.errors import ProtocolError, RequestRefused
 from guest.places import WORKSPACE
-from guest.programs import as_file, reset_signals
+from guest.prctl import become_subreaper
+from guest.processes import input_file, reset_signals
 
-SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")  # the first that is there
-NOT_RUN = 126  # the exit code of what could not be started, as shells have it
+SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")  # the first that exists is used
+NOT_RUN = 126  # the exit code of shells for what could not be started
 WARM_UP = {"id": 0, "grace_ms": 1000, "head_bytes": 8000, "tail_bytes": 0, "max_display_bytes": 0}
+MADE_ROOM = (
+    b"mcp-sandbox: the sandbox was full of processes that earlier runs had left running, so nothing could start. "
+    b"They were ended.\n"
+)
 
 Ended = Callable[[Execution, dict[str, Any]], None]
 
 
 class Started(NamedTuple):
-    """A command that is on."""
+    """A command that is running."""
 
     run: Execution
     call: Call
     pid: int
     record: int  # the file in which its shell leaves its session
+    processes: CommandProcesses
     ended: Ended
 
 
-class Commands:
-    """At most one command. What it leaves running goes on, and what that writes is the next command's output."""
+class Shell:
+    """Runs at most one command. What a command leaves running belongs to the output of the next command.
 
-    def __init__(self, loop: Loop, channel: Link, user: User, children: Children) -> None:
+    `keep` returns the processes that are never ended for a command: kernel, zygote, service.
+    """
+
+    def __init__(self, loop: Loop, channel: Link, user: User, children: Children, keep: Callable[[], set[int]]) -> None:
         self._loop = loop
         self._user = user
         self._children = children
+        self._keep = keep
         self._session = Session()
         self._current: Started | None = None
         self.streams = Streams(loop, channel, user)
-        self.reserving = False  # what runs here has more memory in sight than there is, see `User.become`
+        self.memory_watched = False  # see `User.drop_privileges`
 
     @property
     def run(self) -> Execution | None:
-        """The run that is on."""
+        """The command that is running."""
         return self._current and self._current.run
 
     def start(self, run: Execution, ended: Ended) -> None:
@@ -55,38 +66,47 @@ class Commands:
         if run.kind not in ("code", "command"):
             raise RequestRefused("bad_request", "this sandbox runs shell commands only")
         try:
-            command, options = run.order_for_shell()
-        except (ValueError, ProtocolError) as error:
-            raise RequestRefused("bad_request", f"this is no command: {error}") from error
+            command, options = run.split()
+        except ProtocolError as error:
+            raise RequestRefused("bad_request", f"invalid command: {error}") from error
         call = parse_call(options)
         shell = next((path for path in SHELLS if os.access(path, os.X_OK)), None)
         if shell is None:
             raise RequestRefused("bad_request", "there is no shell in this sandbox's template, so no command can run")
         folder, directory = self._enter(call, run)
         try:
-            pid, record = self._fork(shell, self._session.arguments(command, call, folder), directory, call.stdin)
+            arguments = self._session.arguments(command, call, folder)
+            if make_room(self._user, self._children, self._keep()):
+                run.feed("stderr", MADE_ROOM)
+            processes = CommandProcesses(self._user, self._children)
+            pid, record = self._fork(shell, arguments, directory, call.stdin)
         except OSError as error:
             raise RequestRefused("no_kernel", f"no process can be started: {error.strerror}") from error
         finally:
             os.close(directory)
-        self._current = Started(run, call, pid, record, ended)
+        self._current = Started(run, call, pid, record, processes, ended)
         self._children.watch(pid, self._end)
         self.streams.begin(run)
 
     def stop(self) -> None:
-        """Interrupt the command that is on, then kill it when its grace is over."""
+        """Interrupt the running command, and kill it when its grace period is over.
+
+        When it has ended, so have all processes that it started, in whatever session.
+        """
         current = self._current
         assert current is not None
+        current.processes.mark(current.pid)
 
         def kill() -> None:
             if self._current is current:
-                _signal(current, signal.SIGKILL)
+                current.processes.end()
 
-        _signal(current, signal.SIGINT)
+        with suppress(ProcessLookupError):
+            os.killpg(current.pid, signal.SIGINT)
         self._loop.later(current.run.grace_s, kill)
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
-        """Run a template's warm-up script; `done` gets what it wrote if it fails, or None. Its session is forgotten."""
+        """Run a template's warm-up script; `done` gets its output if it fails, or None. Its session is discarded."""
         if not code.strip():
             done(None)
             return
@@ -106,7 +126,7 @@ class Commands:
     # ------------------------------------------------------------ one command
 
     def _enter(self, call: Call, run: Execution) -> tuple[str, int]:
-        """The directory a command starts in, and a descriptor of it."""
+        """Return the directory a command starts in, and a descriptor of it."""
         folder = self._session.resolve(call.cwd)
         try:
             return folder, self._open(folder)
@@ -121,7 +141,7 @@ class Commands:
             return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _fork(self, shell: str, arguments: list[str], directory: int, stdin: bytes) -> tuple[int, int]:
-        """A process that becomes the shell, and the file in which that leaves its session."""
+        """Fork a process that execs the shell; returns its pid and the file in which it leaves its session."""
         record = os.memfd_create("session")
         try:
             pid = os.fork()
@@ -130,35 +150,37 @@ class Commands:
             raise
         if pid == 0:
             try:
-                self._take_places(record, stdin)
-                self._user.let_loose(watched=self.reserving)
+                self._place_descriptors(record, stdin)
+                self._user.drop_privileges(memory_watched=self.memory_watched)
+                become_subreaper()  # see `CommandProcesses`
                 os.fchdir(directory)
-                self._become(shell, arguments)
+                self._exec(shell, arguments)
             except OSError as error:
                 os.write(2, f"mcp-sandbox: the command could not be started: {error}\n".encode())
             finally:
                 os._exit(NOT_RUN)
         return pid, record
 
-    def _take_places(self, record: int, stdin: bytes) -> None:
-        """Put descriptors where a shell expects them; all others end with the exec."""
+    def _place_descriptors(self, record: int, stdin: bytes) -> None:
+        """Move descriptors to where a shell expects them; the exec closes all others."""
         stdout, stderr = self.streams.writers
-        os.dup2(as_file(stdin), 0)
+        os.dup2(input_file(stdin), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         os.dup2(record, RECORD_FD)
-        os.set_inheritable(RECORD_FD, True)  # if it was there already, nothing was done to it
+        os.set_inheritable(RECORD_FD, True)  # dup2 does not do so if the descriptor was there already
 
-    def _become(self, shell: str, arguments: list[str]) -> NoReturn:
+    def _exec(self, shell: str, arguments: list[str]) -> NoReturn:
         reset_signals()
-        # A session's exports are all there is: what a command has unset stays unset.
+        # The session's exports are the whole environment, so that a variable that a command has unset stays unset.
         environment = {} if self._session.exports else os.environ
         os.execve(shell, [shell, "-c", *arguments], environment)  # noqa: S606
 
     def _end(self, status: int) -> None:
-        """The shell has exited. What it left running is not waited for."""
+        """Finish the command whose shell has exited. What it left running goes on, unless it was stopped."""
         current = self._current
         assert current is not None
+        current.processes.end()
         run = current.run
         self.streams.drain()
         if os.WIFEXITED(status) and not run.stopped:
@@ -169,8 +191,3 @@ class Commands:
         self.streams.end()
         self._current = None
         current.ended(run, run.command_ended(status))
-
-
-def _signal(current: Started, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(current.pid, number)

@@ -1,7 +1,7 @@
-"""The agent's file requests: regular files only, in pieces, with the sandbox user's rights."""
+"""Serves file requests: regular files only, in pieces, with the privileges of the sandbox's user."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH103, PTH104, PTH106, PTH108, PTH116, PTH118, PTH120, PTH208
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
+# ruff: noqa: PTH103, PTH104, PTH108, PTH116, PTH118, PTH120, PTH208
 
 import errno
 import os
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_UPLOADS = 16  # half-sent files at once
-MAX_ENTRIES = 5000  # in one listing; the agent does nothing else meanwhile
-LATEST = 2.0**36  # seconds, the year 4147; in memory file systems anybody can set any time, beyond all calendars
+MAX_ENTRIES = 5000  # in one listing; the agent serves nothing else meanwhile
+LATEST = 2.0**36  # seconds, the year 4147; code can set later times, which no calendar has
 LISTING_BYTES = MAX_BODY - 64 * 1024  # room for the last entry
 
 Reply = tuple[dict[str, Any], bytes]
@@ -38,12 +38,12 @@ _CODES = {
 
 
 def refusal(error: OSError, path: str) -> RequestRefused:
-    """The protocol's word for an operating system error."""
+    """Return the refusal for an operating system error."""
     return RequestRefused(_CODES.get(error.errno or 0, "bad_request"), f"{path}: {error.strerror}")
 
 
-class Files:
-    """Answers read, write, list, stat and remove."""
+class FileRequests:
+    """Answers read, write, abandon and list."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -53,12 +53,10 @@ class Files:
             "write": self._write,
             "abandon": self._abandon,
             "list": self._list,
-            "stat": self._stat,
-            "remove": self._remove,
         }
 
     def answer(self, op: str, args: dict[str, Any], body: bytes) -> Reply:
-        """Do what is asked, as the sandbox's user. Raises RequestRefused."""
+        """Carry out a request as the sandbox's user. Raises RequestRefused."""
         try:
             with self._user.acting():
                 return self.operations[op](args, body)
@@ -84,53 +82,34 @@ class Files:
         return {"size": size, "eof": eof}, b"".join(parts)
 
     def _write(self, args: dict[str, Any], body: bytes) -> Reply:
-        path, upload, mode = os.path.realpath(_path(args)), int(args["upload"]), args["mode"]
+        path, upload = os.path.realpath(_path(args)), int(args["upload"])
         try:
             if upload not in self._uploads:
-                self._uploads[upload] = self._begin(path, append=bool(args["append"]))
+                self._uploads[upload] = _create_temporary(path)
                 while len(self._uploads) > MAX_UPLOADS:
-                    self._forget(next(iter(self._uploads)))
+                    self._discard(next(iter(self._uploads)))
             fd, temporary = self._uploads[upload]
             part = memoryview(body)
             while part:
                 part = part[os.write(fd, part) :]
             if not args["last"]:
                 return {}, b""
-            if mode is not None:
-                os.fchmod(fd, int(mode) & 0o777)
-            if temporary:
-                os.rename(temporary, path)
+            os.rename(temporary, path)
             os.close(self._uploads.pop(upload)[0])
         except BaseException:
-            self._forget(upload)
+            self._discard(upload)
             raise
         return {"file": _info(path, os.lstat(path))}, b""
 
-    def _begin(self, path: str, *, append: bool) -> tuple[int, str]:
-        """Open what an upload writes to: the file itself, or a temporary one beside it."""
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        mode = 0o644
-        with suppress(FileNotFoundError):
-            facts = os.stat(path)
-            _require_regular(facts, path)
-            mode = stat.S_IMODE(facts.st_mode)
-        if append:
-            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, mode), ""
-        folder, name = os.path.split(path)
-        temporary = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}.part")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        os.fchmod(fd, mode)
-        return fd, temporary
-
     def _abandon(self, args: dict[str, Any], _body: bytes) -> Reply:
-        self._forget(int(args["upload"]))
+        self._discard(int(args["upload"]))
         return {}, b""
 
-    def _forget(self, upload: int) -> None:
-        fd, temporary = self._uploads.pop(upload, (-1, ""))
-        if fd >= 0:
+    def _discard(self, upload: int) -> None:
+        """Remove what was received of an upload."""
+        if upload in self._uploads:
+            fd, temporary = self._uploads.pop(upload)
             os.close(fd)
-        if temporary:
             with suppress(OSError):
                 os.unlink(temporary)
 
@@ -145,13 +124,13 @@ class Files:
             except OSError:
                 if not entries:
                     raise
-                continue  # a directory inside that is closed to the user, or gone
+                continue  # a directory that the user may not read, or that is gone
             for name in names:
                 path = os.path.join(folder, name)
                 try:
                     facts = os.lstat(path)
                 except OSError:
-                    continue  # gone meanwhile
+                    continue  # it is gone
                 raw = encode_json(_info(path, facts))
                 used += len(raw) + 1
                 if len(entries) >= wanted or used > LISTING_BYTES:
@@ -162,22 +141,25 @@ class Files:
                     folders.append(path)
         return {"truncated": truncated}, b"[" + b",".join(entries) + b"]"
 
-    def _stat(self, args: dict[str, Any], _body: bytes) -> Reply:
-        path = _path(args)
-        return {"file": _info(path, os.lstat(path))}, b""
-
-    def _remove(self, args: dict[str, Any], _body: bytes) -> Reply:
-        path = _path(args)
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            os.rmdir(path)
-        else:
-            os.unlink(path)
-        return {}, b""
-
 
 def _path(args: dict[str, Any]) -> str:
-    """The absolute path a request means; relative ones start in the workspace."""
+    """Return the absolute path of a request; relative ones start in the workspace."""
     return os.path.normpath(os.path.join(WORKSPACE, args["path"]))
+
+
+def _create_temporary(path: str) -> tuple[int, str]:
+    """Create a file beside `path` that is to replace it; returns its descriptor and its path."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    mode = 0o644
+    with suppress(FileNotFoundError):
+        facts = os.stat(path)
+        _require_regular(facts, path)
+        mode = stat.S_IMODE(facts.st_mode)
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}.part")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    os.fchmod(fd, mode)
+    return fd, temporary
 
 
 def _require_regular(facts: os.stat_result, path: str) -> None:
@@ -188,7 +170,7 @@ def _require_regular(facts: os.stat_result, path: str) -> None:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a file that cannot block the agent. Looked at before, so that no device is opened by mistake."""
+    """Open a file that cannot block the agent. It is checked before, too: opening a device can have effects."""
     _require_regular(os.stat(path), path)
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:

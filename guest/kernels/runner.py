@@ -1,42 +1,55 @@
-"""Runs one program after the other for a kernel: with limits, with its output kept or passed on, never left behind."""
+"""Runs programs for a kernel: with limits, with their output kept or passed on, and with nothing left behind."""
 
-# pathlib costs imports and instructions that an emulated CPU feels
-# ruff: noqa: PTH123, PTH208
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
+# ruff: noqa: PTH123
 
 import math
 import os
-import resource
 import select
 import signal
 import time
 from contextlib import suppress
 from types import FrameType
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from guest.programs import DEFAULT_SIGNALS, as_file, signal_name
+from guest.prctl import become_subreaper
+from guest.processes import (
+    DEFAULT_SIGNALS,
+    FEW,
+    Process,
+    end_all,
+    input_file,
+    process_count,
+    process_table,
+    signal_everything,
+    signal_name,
+    tree_of,
+)
+
+if TYPE_CHECKING:
+    from resource import struct_rusage
 
 CHUNK_BYTES = 64 * 1024
-MAX_LAST_READS = 32  # when a program has ended; one that got away from it may go on writing for ever
-WATCH_S = 0.02  # between two looks at a program's memory; what it can take meanwhile, the machine has to spare
-INTERRUPT_GRACE_S = 1.0  # after an interrupt; below what the agent grants the kernel itself
-REST_LIMIT_S = 5.0  # for what a program has left to be killed and reaped
-REST_PAUSE_S = 0.001
-PAGE = resource.getpagesize()
+MAX_LAST_READS = 32  # after a program has ended; a process that escaped from it may go on writing
+WATCH_S = 0.02  # between two looks at a program's memory; the machine must have room for what it takes meanwhile
+INTERRUPT_GRACE_S = 1.0  # after an interrupt; less than the agent grants the kernel itself
+LEFTOVERS_S = 5.0  # for what a program has left to be killed and reaped
 
 Cause = Literal["", "interrupted", "time", "memory"]
 
 
 class Ended(NamedTuple):
-    """How a program ended, and what it took."""
+    """How a program ended, and what it used."""
 
     status: int  # as `waitpid` gives it
-    cause: Cause  # why it was ended, if it was
+    cause: Cause  # why we ended it, if we did
     wall_ns: int
     cpu_s: float
     peak_bytes: int
-    stdout: bytes = b""  # the beginning of it, where it was kept
+    stdout: bytes = b""  # the beginning of it, if it was kept
     stderr: bytes = b""
-    cut: bool = False  # there was more of stdout
+    cut: bool = False  # there was more stdout
+    oom_killed: bool = False  # by the system, for want of memory
 
     @property
     def exit_code(self) -> int | None:
@@ -45,11 +58,11 @@ class Ended(NamedTuple):
 
     @property
     def signal(self) -> str | None:
-        """By name."""
+        """The name of the signal that ended it."""
         return signal_name(os.WTERMSIG(self.status)) if os.WIFSIGNALED(self.status) else None
 
     def measured(self) -> dict[str, object]:
-        """As a report has it."""
+        """Return what a report says about it."""
         return {
             "exit_code": self.exit_code,
             "signal": self.signal,
@@ -60,7 +73,7 @@ class Ended(NamedTuple):
 
 
 class Pipe:
-    """Keeps the beginning of what is written into it, and takes in the rest, so that the writer never waits."""
+    """Keeps the first bytes of a program's output and discards the rest, so that the program never waits."""
 
     def __init__(self, keep: int) -> None:
         self.fd, self.theirs = os.pipe2(os.O_CLOEXEC)
@@ -70,7 +83,7 @@ class Pipe:
         self._keep = keep
 
     def read(self) -> bool:
-        """Take in what there is; False when nobody can write any more."""
+        """Read the available bytes; False when all writers have closed the pipe."""
         try:
             data = os.read(self.fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -81,23 +94,24 @@ class Pipe:
         return bool(data)
 
     def drain(self) -> None:
-        """Take in the last of it."""
+        """Read the rest."""
         for _ in range(MAX_LAST_READS):
             if not self.read() or not _has_more(self.fd):
                 return
 
 
 class Program:
-    """A running program, the leader of a process group of its own."""
+    """A running program, the leader of its own process group."""
 
     def __init__(self, command: list[str], *, stdin: bytes = b"", keep: int | None = None) -> None:
-        """Start it in this directory. With `keep`, that much of its output is kept; else it goes where ours goes.
+        """Start it in this directory. With `keep`, that much of its output is kept; else it shares our output.
 
         Raises:
             OSError: it cannot be started.
         """
+        self.end: tuple[int, struct_rusage] | None = None  # when it has been reaped
         self.pipes = () if keep is None else (Pipe(keep), Pipe(keep))
-        source = as_file(stdin)
+        source = input_file(stdin)
         actions = [(os.POSIX_SPAWN_DUP2, source, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, pipe.theirs, number) for number, pipe in enumerate(self.pipes, 1)]
         self.began = time.monotonic_ns()
@@ -114,51 +128,47 @@ class Program:
                 os.close(pipe.theirs)
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and all it has started."""
+        """Send a signal to its process group."""
         with suppress(OSError):
             os.killpg(self.pid, number)
 
-    def end_rest(self) -> None:
-        """Kill what is left of its group, when it has ended itself: most often nothing.
-
-        What forks without end can be born while a signal goes round (gVisor), so it goes round until nobody is left.
-        """
-        deadline = time.monotonic() + REST_LIMIT_S
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(self.pid, signal.SIGKILL)
-            except OSError:
-                return
-            time.sleep(REST_PAUSE_S)
-
     def close(self) -> None:
-        """Let go of its output."""
+        """Close the pipes of its output."""
         for pipe in self.pipes:
             os.close(pipe.fd)
 
 
 class Runner:
-    """Waits for programs, and hears of the agent's wish to stop them."""
+    """Starts programs, waits for them, and interrupts them when the agent interrupts this process.
+
+    This process is a subreaper: all processes of a program stay below it, even those that leave their process group or
+    lose their parent.
+    """
 
     def __init__(self) -> None:
         self.interrupted = False
-        self._running: set[Program] = set()
-        self._news, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._running: dict[int, Program] = {}
+        self._oom_kills = oom_kills()
+        self._few = process_count() + FEW
+        become_subreaper()
+        self._wakeups, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, _ignore)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
     def begin(self) -> None:
-        """Forget the interrupts of what was before, and end what was started then and not waited for."""
-        self._hear()
+        """Forget earlier interrupts, and end programs that were started and never waited for."""
+        self._take_signals()
         self.interrupted = False
-        for program in tuple(self._running):
+        for program in tuple(self._running.values()):
             self.wait(program, wall_s=0)
+        self._oom_kills = oom_kills()
+        self._few = process_count() + FEW
 
     def start(self, command: list[str], *, stdin: bytes = b"", keep: int | None = None) -> Program:
         """Start a program, to be waited for later. Raises OSError if it cannot be started."""
         program = Program(command, stdin=stdin, keep=keep)
-        self._running.add(program)
+        self._running[program.pid] = program
         return program
 
     def run(
@@ -174,29 +184,29 @@ class Runner:
         return self.wait(self.start(command, stdin=stdin, keep=keep), wall_s=wall_s, memory_bytes=memory_bytes)
 
     def wait(self, program: Program, *, wall_s: float | None = None, memory_bytes: int | None = None) -> Ended:
-        """Wait until a program has ended, or end it when it is over a limit. Nothing of its group is left."""
+        """Wait until a program has ended, or end it when it exceeds a limit. All its processes have ended then."""
         poll = select.poll()
-        poll.register(self._news, select.POLLIN)
+        poll.register(self._wakeups, select.POLLIN)
         pipes = {pipe.fd: pipe for pipe in program.pipes}
         for fd in pipes:
             poll.register(fd, select.POLLIN)
-        watch = _Watch(program, wall_s, memory_bytes)
+        watch = _Watch(self, program, wall_s, memory_bytes)
         while True:
-            pid, status, usage = os.wait4(program.pid, os.WNOHANG)
-            if pid:
+            self._reap()
+            if program.end is not None:
                 break
             watch.look(interrupted=self.interrupted)
             for fd, _ in poll.poll(watch.patience_ms()):
-                if fd == self._news:
-                    self._hear()
+                if fd == self._wakeups:
+                    self._take_signals()
                 elif not pipes[fd].read():
                     poll.unregister(fd)
         wall_ns = time.monotonic_ns() - program.began
-        self._running.remove(program)
-        program.end_rest()
+        self._end_leftovers()
         for pipe in program.pipes:
             pipe.drain()
         program.close()
+        status, usage = program.end
         kept = [bytes(pipe.kept) for pipe in program.pipes] or [b"", b""]
         return Ended(
             status=status,
@@ -207,31 +217,67 @@ class Runner:
             stdout=kept[0],
             stderr=kept[1],
             cut=any(pipe.cut for pipe in program.pipes[:1]),
+            oom_killed=not watch.cause and self._was_oom_killed(status),
         )
 
-    def _hear(self) -> None:
+    def used_bytes(self, program: Program) -> int:
+        """Return the memory of a program and everything it has started."""
+        table = process_table()
+        return sum(table[pid].resident_bytes for pid in self._processes(program, table) & table.keys())
+
+    def _processes(self, program: Program | None, table: dict[int, Process]) -> set[int]:
+        """Return the processes of a program and of all programs that have ended."""
+        kernel = os.getpid()
+        others = [pid for pid, other in self._running.items() if other is not program]
+        return tree_of({kernel}, table) - {kernel} - tree_of(others, table)
+
+    def _end_leftovers(self) -> None:
+        """Kill what programs that have ended have left running, most often nothing."""
+        with suppress(ChildProcessError):  # no process is left: one system call finds out
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            few = process_count() <= self._few
+            end_all(lambda: self._processes(None, process_table()), self._reap, LEFTOVERS_S, signal_everything, few=few)
+
+    def _reap(self) -> None:
+        """Reap all children that have ended: programs, and orphans of theirs."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if program := self._running.pop(pid, None):
+                    program.end = status, usage
+
+    def _take_signals(self) -> None:
         with suppress(BlockingIOError):
-            self.interrupted |= signal.SIGINT in os.read(self._news, CHUNK_BYTES)
+            self.interrupted |= signal.SIGINT in os.read(self._wakeups, CHUNK_BYTES)
+
+    def _was_oom_killed(self, status: int) -> bool:
+        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            return False
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        return self._oom_kills > before
 
 
 class _Watch:
-    """Ends a program that is over a limit or unwanted."""
+    """Ends a program that exceeds a limit or is interrupted."""
 
-    def __init__(self, program: Program, wall_s: float | None, memory_bytes: int | None) -> None:
+    def __init__(self, runner: Runner, program: Program, wall_s: float | None, memory_bytes: int | None) -> None:
         self.cause: Cause = ""
         self.peak_bytes = 0
+        self._runner = runner
         self._program = program
         self._memory_bytes = memory_bytes
         self._until = math.inf if wall_s is None else time.monotonic() + wall_s
         self._look_at = math.inf if memory_bytes is None else time.monotonic() + WATCH_S
 
     def patience_ms(self) -> float | None:
-        """How long there is nothing to look at, unless there is news."""
+        """Return how long to wait until the next look, unless something happens."""
         due = min(self._until, self._look_at)
         return None if due == math.inf else max(0.0, due - time.monotonic()) * 1000
 
     def look(self, *, interrupted: bool) -> None:
-        """See whether it may go on."""
+        """End the program if it must not go on."""
         now = time.monotonic()
         if interrupted and self.cause != "interrupted":
             self.cause = "interrupted"
@@ -241,7 +287,7 @@ class _Watch:
             self._end("time")
         elif now >= self._look_at:
             self._look_at = now + WATCH_S
-            used = group_bytes(self._program.pid)
+            used = self._runner.used_bytes(self._program)
             self.peak_bytes = max(self.peak_bytes, used)
             if self._memory_bytes is not None and used > self._memory_bytes:
                 self._end("memory")
@@ -252,19 +298,17 @@ class _Watch:
         self._program.signal(signal.SIGKILL)
 
 
-def group_bytes(group: int) -> int:
-    """Memory of all processes of a group."""
-    pages = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-                pages += int(fields[21]) if int(fields[2]) == group else 0
-    return pages * PAGE
+def oom_kills() -> int:
+    """Return how many processes the system has killed for want of memory; 0 if it does not tell, as in gVisor."""
+    with suppress(OSError), open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """A signal that is only there to wake us up."""
+    """Handle a signal that only has to wake this process."""
 
 
 def _has_more(fd: int) -> bool:

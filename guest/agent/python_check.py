@@ -1,6 +1,6 @@
-"""The first thing in a new zygote: says so if its Python is not fit for kernels, and else goes on.
+"""Starts a zygote, if the Python it runs in is fit for kernels.
 
-That Python may be any that somebody put into an image. So nothing here is newer than 3.6: annotations are quoted.
+That Python may be any version that an image contains, so nothing here is newer than 3.6: annotations are quoted.
 """
 
 import importlib.util
@@ -13,17 +13,17 @@ from guest.places import AGENT_PYTHON
 
 SOCKET_FD = 3
 OLDEST = (3, 11)
-# Makes this module the program: an image's own PYTHONPATH may be set, and is for the user's code.
-START = "import sys; sys.path.insert(1, sys.argv.pop(1)); from guest.agent.birth import main; main()"
+# Runs this module. The path to our code is an argument, because PYTHONPATH belongs to the image and the user's code.
+START = "import sys; sys.path.insert(1, sys.argv.pop(1)); from guest.agent.python_check import main; main()"
 
 
 def python_for(language: str) -> "list[str]":
-    """The interpreter for a language's kernels, with its options.
+    """Return the interpreter for a language's kernels, with its options.
 
-    Code in Python runs in the Python of the image. All other kernels are programs of ours, as the agent is.
+    Python code runs in the image's Python. All other kernels are our own programs and run in the agent's.
     """
     if language != "python":
-        return [sys.executable, "-I"]  # what the image wants of its own Python is not for ours
+        return [sys.executable, "-I"]  # PYTHON* variables are meant for the image's Python
     if sys.executable == AGENT_PYTHON:
         for folder in os.environ.get("PATH", "").split(":"):
             path = os.path.join(folder, "python3")  # noqa: PTH118
@@ -33,7 +33,7 @@ def python_for(language: str) -> "list[str]":
 
 
 def unfit(language: str) -> "str | None":
-    """Why kernels of a language cannot run here; None if they can."""
+    """Return why kernels of a language cannot run in this Python; None if they can."""
     if language != "python":
         return None
     if sys.executable == AGENT_PYTHON:
@@ -47,11 +47,11 @@ def unfit(language: str) -> "str | None":
 
 
 def main() -> None:
-    """Become the zygote, or say why not."""
+    """Become the zygote, or report why not."""
     problem = unfit(sys.argv[2])
     if problem is not None:
-        told = json.dumps({"event": "warmed", "error": problem})
-        socket.socket(fileno=SOCKET_FD).send(told.encode())
+        report = json.dumps({"event": "warmed", "error": problem})
+        socket.socket(fileno=SOCKET_FD).send(report.encode())
         raise SystemExit(1)
     from guest.agent.zygote import main
 

@@ -1,0 +1,125 @@
+"""Processes in a machine, for the agent and the kernels: how to start, find and end them."""
+
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
+# ruff: noqa: PTH123, PTH208
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+# Python ignores the first two, and a shell that starts the agent in the background makes it ignore the others.
+# Programs expect the defaults.
+DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT)
+FEW = 20  # processes that can be looked at one by one while they run
+FEW_S = 0.2  # for as many to end
+BURST = 50  # signals in a row: in gVisor, one does not reach processes that are just being forked
+END_PAUSE_S = 0.001  # between two rounds of killing
+PAGE = resource.getpagesize()
+
+
+class Process(NamedTuple):
+    """The parent, process group and memory of a process."""
+
+    parent: int
+    group: int
+    resident_bytes: int
+
+
+def reset_signals() -> None:
+    """Restore the default signal handlers in a process that is about to exec a program."""
+    for number in DEFAULT_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGTERM."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"SIG{number}"
+
+
+def input_file(data: bytes) -> int:
+    """Return a descriptor to read `data` from, so that no process has to write it into a pipe."""
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.memfd_create("stdin")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def process_table() -> dict[int, Process]:
+    """Return all visible processes by pid. Zombies are among them."""
+    table: dict[int, Process] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()  # the name in front may contain any character
+                table[int(name)] = Process(int(fields[1]), int(fields[2]), int(fields[21]) * PAGE)
+    return table
+
+
+def tree_of(roots: Iterable[int], table: dict[int, Process]) -> set[int]:
+    """Return these processes and all their descendants."""
+    tree = set(roots)
+    while more := {pid for pid, process in table.items() if process.parent in tree} - tree:
+        tree |= more
+    return tree
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each process that still exists."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)
+
+
+def end_all(
+    find: Callable[[], set[int]],
+    reap: Callable[[], None],
+    limit_s: float,
+    broadcast: Callable[[int], None] | None,
+    *,
+    few: bool = False,
+) -> bool:
+    """Kill the processes that `find` returns until it returns none; False if some are left after `limit_s`.
+
+    `reap` waits for those that are our children. `broadcast` signals all processes of the user at once: they are
+    stopped meanwhile, because a fork bomb leaves no time to look at its processes one by one. If there are only a few,
+    that is tried first without disturbing the others.
+    """
+    return (few and _end_all(find, reap, FEW_S, None)) or _end_all(find, reap, limit_s, broadcast)
+
+
+def _end_all(
+    find: Callable[[], set[int]], reap: Callable[[], None], limit_s: float, broadcast: Callable[[int], None] | None
+) -> bool:
+    deadline = time.monotonic() + limit_s
+    while True:
+        if broadcast:
+            broadcast(signal.SIGSTOP)
+        found = find()
+        signal_all(found, signal.SIGKILL)
+        reap()
+        if not found or time.monotonic() > deadline:
+            if broadcast:
+                broadcast(signal.SIGCONT)
+            return not found
+        time.sleep(END_PAUSE_S)
+
+
+def signal_everything(number: int) -> None:
+    """Signal all processes that this one may signal, except for itself and process 1."""
+    with suppress(ProcessLookupError):
+        for _ in range(BURST):
+            os.kill(-1, number)
+
+
+def process_count() -> int:
+    """Return the number of visible processes, with one system call."""
+    return sum(map(str.isdigit, os.listdir("/proc")))
