@@ -500,10 +500,3 @@ class FileRefused(FileError):
     code = "file_refused"
     sentence = "{path}: the sandbox refused the operation: {reason}."
     reason: str
-
-
-def first_of(error: BaseException) -> BaseException:
-    """Return the first exception inside nested exception groups, or the error itself."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -21,6 +21,7 @@ import anyio
 import anyio.lowlevel
 
 from guest.client.messages import WarmUp
+from guest.errors import first_error
 from templates import debian, dockerfile, guest_code, image, interpreter, kernel, oci, runsc, snapshot
 from templates.catalogue import Catalogue
 from templates.image_config import check_service, explain
@@ -41,7 +42,7 @@ from templates.locks import hold
 from templates.model import Template
 from templates.revisions import Revisions
 from templates.snapshot import warm_up_of
-from templates.steps import MakeTools, Progress, Steps, first_error
+from templates.steps import MakeTools, Progress, Steps
 from templates.store import META, Entry, Store, key_of
 from templates.tools import LoggedTools
 from vmm.driver import Driver, SnapshotDriver

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from guest.errors import GuestError
+from guest.errors import GuestError, first_error
 from templates.errors import BuildFailed
 from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools, StepFailed, Tools, tail
@@ -69,10 +69,3 @@ class Steps:
             raise BuildFailed(step, str(cause), log_tail=tail(log_path), log_path=log_path) from cause
         report("done")
         return entry
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Return the first error in nested exception groups; the others are its consequences."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import anyio
 
-from mcp_sandbox.errors import PooledMachineLost, SandboxError, first_of
+from guest.errors import first_error
+from mcp_sandbox.errors import PooledMachineLost, SandboxError
 from mcp_sandbox.machines.pool_plan import Demand, ReadyMachine, TemplateState
 from mcp_sandbox.machines.provider import Lease, LeaseTimings
 from mcp_sandbox.machines.unique import MAX_CLOCK_SKEW_S
@@ -152,7 +153,7 @@ class Shelf:
 
     def fail(self, error: Exception, now: float) -> None:
         """Count a failure, and wait longer each time before the next start."""
-        first = first_of(error)
+        first = first_error(error)
         if str(first) != self._last_error:
             unknown = None if isinstance(first, SandboxError) else error
             logger.warning("cannot keep machines of template %s ready: %s", self.name, first, exc_info=unknown)

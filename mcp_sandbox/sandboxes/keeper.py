@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import anyio
 
+from guest.errors import first_error
 from mcp_sandbox import logs
-from mcp_sandbox.errors import HostLost, SandboxError, StartFailed, StateLost, first_of
+from mcp_sandbox.errors import HostLost, SandboxError, StartFailed, StateLost
 from mcp_sandbox.machines.provider import Lease, LeasedMachine
 from mcp_sandbox.sandboxes.lifecycle import OVER, USABLE, End, State
 from mcp_sandbox.sandboxes.machine_slot import Acquisition
@@ -103,11 +104,11 @@ class Keeper:
         if self._box.state is State.CREATING:
             self._box.start_failed(failure)
         else:
-            self._box.end(End.LOST, str(first_of(error)))
+            self._box.end(End.LOST, str(first_error(error)))
 
     def _owner_error(self, error: Exception) -> SandboxError:
         """Return the error that the owner gets. An unexpected one is a bug: it is logged with its traceback."""
-        first = first_of(error)
+        first = first_error(error)
         if first is not error or not isinstance(first, SandboxError):
             box_id = self._box.id
             logger.warning("sandbox %s ended with an error", box_id, exc_info=error, extra={"sandbox": box_id})

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 
-from mcp_sandbox.errors import first_of
+from guest.errors import first_error
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAST_RESORT_S = 4.5  # we promise that nothing is left after 5 s; machines die with this process
@@ -77,7 +77,7 @@ async def run_until_told(main: Callable[[], Awaitable[None]], *events: Callable[
                 await main()
                 tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise first_of(group) from group
+        raise first_error(group) from group
     finally:
         last_resort.disarm()
     return told[0] if told else None

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import anyio
 from rich.console import Console
 
-from guest.errors import GuestError
+from guest.errors import GuestError, first_error
 from mcp_sandbox.app import open_host
 from mcp_sandbox.commands.bench import calls, compiling, cpu, fork, machines, pool, soak
 from mcp_sandbox.commands.bench.results import Findings, Part, Report, show
 from mcp_sandbox.commands.bench.subject import FULL, QUICK, Plan, Subject
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import AUTO, Settings
-from mcp_sandbox.errors import BadRequest, HostNotReady, SandboxError, TemplateNotBuilt, TooWeak, first_of
+from mcp_sandbox.errors import BadRequest, HostNotReady, SandboxError, TemplateNotBuilt, TooWeak
 from mcp_sandbox.serving.lifetime import run_command
 from templates.model import Template
 from vmm.driver import driver_infos
@@ -148,7 +148,7 @@ async def measure_driver(subject: Subject, topics: dict[str, Topic]) -> Part:
         try:
             found = await topic.measure(subject)
         except Exception as error:  # the results of the other topics took minutes
-            first = first_of(error)
+            first = first_error(error)
             if not isinstance(first, TOPIC_FAILURES):
                 raise
             findings.left_out.append(f"{name} could not be measured: {first}")
