@@ -47,7 +47,9 @@ class Host:
         verdict = self.choice.verdict
         if not verdict.usable:
             return None
-        return HostFacts(self.driver.name, self.driver.capabilities.isolation, verdict.accel, verdict.limits)
+        return HostFacts(
+            self.driver.name, self.driver.capabilities.isolation, verdict.accel, verdict.missing_protections
+        )
 
 
 def _ignore(_progress: Progress) -> None:
@@ -141,7 +143,7 @@ async def open_host(
         choice = await choose(settings, drivers.fetch_and_probe if fetch else drivers.probe)
         driver = drivers.load(choice.driver)
         if driver.capabilities.isolation is Isolation.NAMESPACE:
-            missing = "; ".join((WEAK, *choice.verdict.limits))
+            missing = "; ".join((WEAK, *choice.verdict.missing_protections))
             sys.stderr.write(f"mcp-sandbox: using driver {driver.name}, {missing}.\n")
         yield Host(settings, drivers.store, drivers.builder, driver, choice)
 

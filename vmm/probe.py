@@ -118,7 +118,7 @@ def _first_line(file: Path) -> str:
     return ""
 
 
-def not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
+def missing_protections(hierarchy: Hierarchy) -> tuple[str, ...]:
     """Return the protections that machines lack on this host or because of this user, one sentence each."""
     missing = [] if (gap := hierarchy.gap()) is None else [gap]
     if os.geteuid() != 0:

@@ -126,7 +126,7 @@ class Probe:
     fix: str | None = None  # a command or step that would make it usable, or better
     accel: Accel | None = None
     version: str | None = None
-    limits: tuple[str, ...] = ()  # protections that are not in force here
+    missing_protections: tuple[str, ...] = ()  # one sentence each
     lacks: Download | None = None  # what to fetch before probing again
 
 

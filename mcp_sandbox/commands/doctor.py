@@ -162,7 +162,7 @@ def _driver(settings: Settings, name: str, verdict: Probe, in_force: str) -> Dri
         version=verdict.version,
         reason=verdict.reason,
         fix=_fix(settings, name, verdict),
-        missing_protections=list(verdict.limits),
+        missing_protections=list(verdict.missing_protections),
     )
 
 

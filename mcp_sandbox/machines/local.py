@@ -91,7 +91,7 @@ class LocalProvider(AsyncContextManagerMixin):
                 if not verdict.usable:
                     raise HostNotReady(verdict.reason, verdict.fix)
                 isolation = self._driver.capabilities.isolation
-                self._facts = HostFacts(self._driver.name, isolation, verdict.accel, verdict.limits)
+                self._facts = HostFacts(self._driver.name, isolation, verdict.accel, verdict.missing_protections)
             return self._facts
 
     @asynccontextmanager

@@ -47,12 +47,12 @@ class HostFacts:
     driver: str
     isolation: Isolation
     accel: Accel | None
-    limits: tuple[str, ...] = ()  # protections that are not in force, one sentence each
+    missing_protections: tuple[str, ...] = ()  # one sentence each
     name: str = "local"
 
     def __str__(self) -> str:
         title = driver_info(self.driver).title if self.driver in DRIVERS else self.driver
-        missing = f"; not in force: {'; '.join(self.limits)}" if self.limits else ""
+        missing = f"; not in force: {'; '.join(self.missing_protections)}" if self.missing_protections else ""
         return f"{self.isolation} ({title}, {CPUS[self.accel]}): {LEVELS[self.isolation]}{missing}"
 
 

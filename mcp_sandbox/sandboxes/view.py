@@ -37,5 +37,5 @@ def view_of(box: Sandbox) -> SandboxView:
         ends_in_s=round(max(0.0, box.created + box.lifespan.ttl_s - now), 1),
         queue_ms=round(1000 * lease.timings.queue_s, 1),
         restore_ms=round(1000 * lease.timings.restore_s, 1),
-        missing_protections=list(host.limits),
+        missing_protections=list(host.missing_protections),
     )

@@ -23,7 +23,7 @@ async def main() -> None:
     tiny = await kvm(Path("/tmp/cache"))
     tell("tiny guest", usable=tiny.usable, reason=tiny.reason)
     verdict = await driver.probe()
-    tell("probe", accel=verdict.accel, reason=verdict.reason, limits=verdict.limits)
+    tell("probe", accel=verdict.accel, reason=verdict.reason, limits=verdict.missing_protections)
     frozen = Path("/tmp/snapshot")
     frozen.mkdir()
     async with (

@@ -32,7 +32,7 @@ class StubDriver(FakeDriver):
     async def probe(self) -> Probe:
         if self.config.runsc is None:
             return Probe(False, "runsc is not installed", "mcp-sandbox setup", lacks=Download.RUNSC)
-        return Probe(True, "a program ran in it", version="runsc 20240729", limits=("no cgroups",))
+        return Probe(True, "a program ran in it", version="runsc 20240729", missing_protections=("no cgroups",))
 
     async def aclose(self) -> None:
         self.closed = True
@@ -43,7 +43,7 @@ class WeakDriver(StubDriver):
     capabilities = Capabilities(isolation=Isolation.NAMESPACE, snapshot=False)
 
     async def probe(self) -> Probe:
-        return Probe(True, "a program ran", limits=("machines share the host's kernel", "no cgroups"))
+        return Probe(True, "a program ran", missing_protections=("machines share the host's kernel", "no cgroups"))
 
 
 class StubBuilder:

@@ -1,4 +1,4 @@
-"""What a gVisor machine is made of, and which gVisor is taken, without starting a machine."""
+"""The configuration of gVisor machines, and which gVisor is used."""
 
 import json
 import os
@@ -25,40 +25,40 @@ def fake_runsc(directory: Path, version: str) -> Path:
     return program
 
 
-def test_a_machine_has_no_network_and_a_root_it_cannot_write(spec):
+def test_a_machine_has_no_network_and_a_read_only_root(spec):
     assert "--network=none" in command.runsc_argv("runsc", "systrap")
     bundle = json.loads(command.config_json(spec, "/image"))
     assert bundle["root"]["readonly"] is True
     assert {"type": "network"} in bundle["linux"]["namespaces"]
 
 
-def test_everything_a_machine_can_write_to_has_a_size(spec):
+def test_every_writable_file_system_has_a_size(spec):
     bundle = json.loads(command.config_json(spec, "/image"))
     writable = {mount["destination"]: mount["options"] for mount in bundle["mounts"] if mount["type"] == "tmpfs"}
     assert {"/workspace", "/tmp", "/var/tmp", "/dev/shm", "/run"} == set(writable)
     assert all(any(option.startswith("size=") for option in options) for options in writable.values())
 
 
-def test_a_machine_shares_no_directory_of_the_host_and_names_no_path_of_it(spec, tmp_path):
+def test_a_machines_config_contains_no_path_of_the_host(spec, tmp_path):
     bundle = command.config_json(spec, "/proc/self/fd/7").decode()
     assert str(tmp_path) not in bundle
     assert "bind" not in {mount["type"] for mount in json.loads(bundle)["mounts"]}
 
 
-def test_another_kind_of_machine_has_another_recipe(monkeypatch):
+def test_the_recipe_changes_with_the_machines_config(monkeypatch):
     before = command.recipe()
     assert before == command.recipe()
     monkeypatch.setattr(command, "CAPABILITIES", ("CAP_KILL",))
     assert command.recipe() != before
 
 
-async def test_a_gvisor_of_our_own_is_taken_before_the_systems(monkeypatch, tmp_path):
-    own = fake_runsc(tmp_path / "own", "0.0~20240729.0")
+async def test_the_fetched_gvisor_is_preferred_to_the_systems(monkeypatch, tmp_path):
+    fetched = fake_runsc(tmp_path / "own", "0.0~20240729.0")
     monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', 'release-20250101.0').parent}:{os.environ['PATH']}")
-    assert await probe.find_binary(DriverConfig(tmp_path, tmp_path, runsc=own)) == ((own, "runsc 20240729"), "")
+    assert await probe.find_binary(DriverConfig(tmp_path, tmp_path, runsc=fetched)) == ((fetched, "runsc 20240729"), "")
 
 
-async def test_a_system_that_has_an_old_gvisor_is_told_so_and_what_to_do(monkeypatch, tmp_path):
+async def test_an_old_gvisor_is_not_usable_and_setup_fixes_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', '0.0~20221219.0').parent}:{os.environ['PATH']}")
     verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path)).probe()
     assert not verdict.usable
@@ -66,7 +66,7 @@ async def test_a_system_that_has_an_old_gvisor_is_told_so_and_what_to_do(monkeyp
     assert (verdict.fix, verdict.lacks) == (probe.SETUP, Download.RUNSC)
 
 
-async def test_a_gvisor_that_runs_nothing_is_not_usable(tmp_path):
+async def test_a_gvisor_that_runs_no_program_is_not_usable(tmp_path):
     verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, runsc=broken_runsc(tmp_path))).probe()
     assert (verdict.usable, verdict.lacks) == (False, None)
     assert all(platform in verdict.reason for platform in probe.PLATFORMS)
@@ -94,7 +94,7 @@ def test_releases_from_2024_on_are_good_enough(told: str, good: bool):
     assert (probe.release_in(told) >= probe.OLDEST) is good
 
 
-def test_a_checkpoint_becomes_ours_and_readable_by_machines_of_any_user(tmp_path):
+def test_a_checkpoint_becomes_ours_and_readable_for_all_machines(tmp_path):
     (tmp_path / "pages.img").write_bytes(b"pages")
     (tmp_path / "pages.img").chmod(0o600)
     driver._take_over(tmp_path)
@@ -103,7 +103,7 @@ def test_a_checkpoint_becomes_ours_and_readable_by_machines_of_any_user(tmp_path
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_checkpoint_with_something_else_than_files_in_it_is_refused(tmp_path, kind):
+def test_a_checkpoint_that_contains_other_things_than_files_is_refused(tmp_path, kind):
     image = tmp_path / "image"
     image.mkdir()
     outside = tmp_path / "outside"

@@ -1,4 +1,4 @@
-"""Finding control groups and writing their ceilings, on made-up hosts of both versions and on this one."""
+"""Finding cgroups and writing their limits, on made-up hosts of both versions and on this one."""
 
 import secrets
 import signal
@@ -34,27 +34,27 @@ def make_v1(root: Path) -> Path:
 
 
 def make_v2(root: Path, controllers: str = "cpuset cpu io memory pids") -> Path:
-    """A host where systemd has handed user.slice over and put us into app.scope, where no group can be made."""
+    """A host whose systemd has delegated user.slice and put us into app.scope, which cannot contain cgroups."""
     scope = root / "cg/user.slice/app.scope"
     scope.mkdir(parents=True)
     (root / "cg/cgroup.controllers").write_text(controllers)
-    (scope / "cgroup.subtree_control").mkdir()  # as unwritable as the kernel makes it for a group with processes
+    (scope / "cgroup.subtree_control").mkdir()  # not writable, as for a cgroup with processes
     (root / "cg/user.slice/cgroup.subtree_control").write_text("cpu memory pids")
     return root
 
 
 def try_folder(folder: Path) -> None:
-    """A made-up kernel: it takes every process in."""
+    """Act as a kernel that accepts every process."""
     (folder / "probe").mkdir()
     (folder / "probe").rmdir()
 
 
-def test_a_hybrid_host_whose_v2_has_no_controllers_counts_as_v1(tmp_path):
+def test_a_hybrid_host_whose_v2_has_no_controllers_uses_v1(tmp_path):
     found = find(V1, OWN_V1, root=make_v1(tmp_path), try_folder=try_folder)
     assert found.version == 1
 
 
-def test_groups_are_made_below_our_own_so_that_limits_on_us_hold_for_machines(tmp_path):
+def test_cgroups_are_below_our_own_so_that_limits_on_us_hold_for_machines(tmp_path):
     found = find(V1, OWN_V1, root=make_v1(tmp_path), try_folder=try_folder)
     assert set(found.folders) == {
         tmp_path / "cg/memory/session/7/mcp-sandbox",
@@ -64,28 +64,28 @@ def test_groups_are_made_below_our_own_so_that_limits_on_us_hold_for_machines(tm
     }
 
 
-def test_on_v2_the_nearest_group_above_us_that_can_have_groups_is_taken(tmp_path):
+def test_on_v2_the_nearest_ancestor_that_can_contain_cgroups_is_used(tmp_path):
     found = find(V2, OWN_V2, root=make_v2(tmp_path), try_folder=try_folder)
     assert found == Hierarchy(2, (tmp_path / "cg/user.slice/mcp-sandbox",))
 
 
-def test_a_host_without_the_pids_controller_is_not_used_and_says_so(tmp_path):
+def test_a_host_without_the_pids_controller_is_not_usable(tmp_path):
     found = find(V2, OWN_V2, root=make_v2(tmp_path, "cpu memory"), try_folder=try_folder)
     assert not found.usable
     assert "memory, cpu and pids" in found.describe()
 
 
-def test_a_host_that_lets_us_make_no_group_says_what_it_said(tmp_path):
+def test_the_reason_has_the_error_of_creating_a_cgroup(tmp_path):
     root = make_v1(tmp_path)
     for place in ("cpu", "memory/session/7", "memory", "pids"):
-        (root / "cg" / place / "mcp-sandbox").write_text("in the way")
+        (root / "cg" / place / "mcp-sandbox").write_text("not a directory")
     found = find(V1, OWN_V1, root=root, try_folder=try_folder)
     assert not found.usable
     assert "no process can be moved into a new cgroup: File exists" in found.describe()
 
 
-def test_a_group_that_can_be_made_but_takes_no_process_in_does_not_count(tmp_path):
-    """So it is in a login session: what lies above is not the user's, and the kernel asks for that too."""
+def test_a_folder_whose_cgroups_accept_no_process_is_not_used(tmp_path):
+    """As in a login session: the user may not write to the cgroups above, which moving a process requires."""
 
     def refuse(folder: Path) -> None:
         raise PermissionError(13, "Permission denied")
@@ -95,7 +95,7 @@ def test_a_group_that_can_be_made_but_takes_no_process_in_does_not_count(tmp_pat
     assert "Permission denied" in found.reason
 
 
-def test_both_versions_get_the_same_ceilings_in_their_own_words():
+def test_both_versions_get_the_same_limits_in_their_own_files():
     assert settings(ALL, 2) == {
         "memory.max": "512",
         "memory.swap.max": "0",
@@ -115,19 +115,19 @@ def test_no_limits_write_no_files():
     assert settings(Limits(), 1) == settings(Limits(), 2) == {}
 
 
-async def test_a_group_that_could_not_be_made_whole_leaves_nothing_behind(tmp_path, monkeypatch):
+async def test_a_cgroup_that_could_not_be_created_completely_is_removed(tmp_path, monkeypatch):
     hierarchy = find(V1, OWN_V1, root=make_v1(tmp_path), try_folder=try_folder)
     monkeypatch.setattr(limits, "server", lambda: "1-1")
     last = hierarchy.folders[-1]
     last.rmdir()
-    last.write_text("in the way")
+    last.write_text("not a directory")
     with pytest.raises(FileExistsError):
         async with control_group(hierarchy, "box", Limits()):
-            pytest.fail("the group must not be handed out")
+            pytest.fail("the block must not run")
     assert [path for folder in hierarchy.folders for path in folder.glob("*-box")] == []
 
 
-async def test_where_there_are_no_groups_each_process_gets_limits_of_its_own():
+async def test_without_cgroups_each_process_has_limits():
     bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, own_user=True)
     async with control_group(Hierarchy(None, reason="none here"), "box", bounded) as group:
         argv = group.wrap(["cat", "/proc/self/limits"])
@@ -145,22 +145,22 @@ async def test_where_there_are_no_groups_each_process_gets_limits_of_its_own():
 
 
 def in_force(limits: str) -> dict[str, str]:
-    """The limits in /proc/PID/limits that we may set."""
+    """Return the limits in /proc/PID/limits that we may set."""
     names = ("Max core file size", "Max file size", "Max address space", "Max processes")
     return {name: line[len(name) :].split()[0] for line in limits.splitlines() for name in names if name in line}
 
 
-def test_what_a_group_does_better_is_left_to_it():
+def test_with_a_cgroup_only_the_file_size_is_limited_per_process():
     bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, own_user=True)
     assert OwnGroup(bounded, Hierarchy(2), "box").wrap(["qemu"]) == ["prlimit", "--core=0", "--fsize=4096", "qemu"]
 
 
-def test_an_old_kernel_that_counts_all_processes_of_a_user_gets_no_limit_on_them(monkeypatch):
+def test_on_an_old_kernel_the_number_of_processes_is_not_limited_per_user(monkeypatch):
     monkeypatch.setattr(limits, "nproc_is_per_machine", lambda: False)
     assert rlimit_argv(processes=64) == ["prlimit", "--core=0"]
 
 
-def test_a_scope_of_systemd_has_the_same_ceilings_and_shows_its_program_nothing_of_the_session(tmp_path, monkeypatch):
+def test_a_systemd_scope_has_the_same_limits_and_hides_the_session_from_the_program(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "server", lambda: "1-1")
     assert SystemdScope(ALL, tmp_path, "box").wrap(["qemu", "-M"]) == [
         *("env", f"XDG_RUNTIME_DIR={tmp_path}", "systemd-run", "--user", "--scope", "--quiet", "--collect"),
@@ -170,8 +170,8 @@ def test_a_scope_of_systemd_has_the_same_ceilings_and_shows_its_program_nothing_
     ]
 
 
-def test_a_user_with_a_systemd_of_their_own_gets_scopes(tmp_path):
-    none = Hierarchy(None, reason="cgroup v2 is there, but not for you")
+def test_a_user_with_a_systemd_session_gets_scopes(tmp_path):
+    none = Hierarchy(None, reason="cgroup v2 is mounted, but not writable")
     found = with_scopes(none, tmp_path, {"memory", "pids", "io"})
     assert found.usable
     assert found.describe() == "systemd user scopes: memory, pids"
@@ -179,11 +179,11 @@ def test_a_user_with_a_systemd_of_their_own_gets_scopes(tmp_path):
     assert with_scopes(none, tmp_path, {"memory", "pids", "cpu"}).gap() is None
 
 
-def test_a_systemd_whose_scopes_limit_no_memory_is_of_no_use(tmp_path):
-    none = Hierarchy(None, reason="cgroup v2 is there, but not for you")
+def test_a_systemd_whose_scopes_do_not_limit_memory_is_not_used(tmp_path):
+    none = Hierarchy(None, reason="cgroup v2 is mounted, but not writable")
     found = with_scopes(none, tmp_path, {"pids"})
     assert found is none
-    assert "cgroup v2 is there, but not for you" in str(found.gap())
+    assert "cgroup v2 is mounted, but not writable" in str(found.gap())
 
 
 @pytest.mark.parametrize(("socket", "found"), [("systemd/private", True), ("bus", True), ("other", False)])
@@ -219,7 +219,7 @@ def test_cgroups_of_dead_servers_are_swept_whatever_their_home_and_all_others_ke
         ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", True),
     ],
 )
-def test_a_machine_that_ran_out_of_its_memory_can_be_told(tmp_path, monkeypatch, file, text, expected):
+def test_a_machine_that_exceeded_its_memory_limit_is_recognized(tmp_path, monkeypatch, file, text, expected):
     monkeypatch.setattr(limits, "server", lambda: "1-1")
     (tmp_path / "1-1-box").mkdir()
     (tmp_path / "1-1-box" / file).write_text(text)
@@ -227,7 +227,7 @@ def test_a_machine_that_ran_out_of_its_memory_can_be_told(tmp_path, monkeypatch,
 
 
 @pytest.mark.skipif(detect().version is None, reason=detect().describe())
-async def test_a_real_group_takes_a_process_in_freezes_it_and_is_gone_afterwards():
+async def test_a_real_cgroup_accepts_and_freezes_a_process_and_is_removed():
     name = f"test-{secrets.token_hex(4)}"
     hierarchy = detect()
     with probe_child(["cat"]) as child:
@@ -236,13 +236,13 @@ async def test_a_real_group_takes_a_process_in_freezes_it_and_is_gone_afterwards
             assert {path.read_text().strip() for path in _members(hierarchy, name)} == {str(child.pid)}
             if await group.freeze():
                 await group.thaw()
-                assert child.communicate(b"goes on", timeout=10)[0] == b"goes on"
+                assert child.communicate(b"running", timeout=10)[0] == b"running"
     assert _members(hierarchy, name) == []
 
 
 @pytest.mark.skipif(detect().version is None, reason=detect().describe())
 async def test_a_frozen_process_can_still_be_killed():
-    """Else a machine that is paused when its server is killed would stay for ever."""
+    """Otherwise a machine that is paused when its server is killed would never end."""
     async with control_group(detect(), f"test-{secrets.token_hex(4)}", Limits()) as group:
         with probe_child(["cat"]) as child:
             group.add(child.pid)

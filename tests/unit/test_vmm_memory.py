@@ -1,4 +1,4 @@
-"""Anonymous memory and disks: sparse, sealed, and the same content."""
+"""Anonymous files for memory and disks: their content, holes and seals."""
 
 import mmap
 import os
@@ -16,7 +16,7 @@ def allocated(file: int) -> int:
 
 @pytest.fixture
 def sparse(tmp_path):
-    """A 16 MB file with 4 KB of data in the middle and 4 KB of zeros that are written out."""
+    """A 16 MB file with 4 KB of data in the middle and 4 KB of zeros that are no hole."""
     file = tmp_path / "sparse"
     with file.open("wb") as out:
         out.truncate(16 * MB)
@@ -25,7 +25,7 @@ def sparse(tmp_path):
     return file
 
 
-def test_loaded_memory_has_the_content_and_the_holes(sparse):
+def test_loaded_memory_has_the_content_and_holes_of_its_file(sparse):
     loaded = memory.load_sealed(sparse)
     try:
         assert os.pread(loaded, 16 * MB, 0) == sparse.read_bytes()
@@ -34,7 +34,7 @@ def test_loaded_memory_has_the_content_and_the_holes(sparse):
         os.close(loaded)
 
 
-def test_sealed_memory_cannot_be_changed_but_mapped_privately(sparse):
+def test_sealed_memory_cannot_be_changed_and_can_be_mapped_privately(sparse):
     loaded = memory.load_sealed(sparse)
     try:
         with pytest.raises(PermissionError):
@@ -50,7 +50,7 @@ def test_sealed_memory_cannot_be_changed_but_mapped_privately(sparse):
         os.close(loaded)
 
 
-def test_saving_leaves_out_pages_of_zeros(tmp_path):
+def test_saving_writes_no_pages_of_zeros(tmp_path):
     source = memory.new_memory(4 * MB)
     try:
         os.pwrite(source, bytes(2 * MB), 0)
@@ -76,14 +76,14 @@ def test_a_scratch_copy_has_no_name_and_the_same_content(sparse, tmp_path):
         os.close(copy)
 
 
-def test_a_missing_file_leaves_no_descriptor_behind(tmp_path):
+def test_a_missing_file_leaks_no_descriptor(tmp_path):
     before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError):
         memory.load_sealed(tmp_path / "absent")
     assert os.listdir("/proc/self/fd") == before
 
 
-async def test_memory_is_loaded_once_for_as_long_as_its_file_is_the_same(sparse):
+async def test_memory_is_loaded_once_unless_its_file_changes(sparse):
     sealed = memory.SealedMemory()
     try:
         first = await sealed.get(sparse)
@@ -96,7 +96,7 @@ async def test_memory_is_loaded_once_for_as_long_as_its_file_is_the_same(sparse)
         sealed.close()
 
 
-async def test_memory_of_a_removed_snapshot_is_given_back_when_another_is_loaded(sparse, tmp_path):
+async def test_memory_of_a_removed_snapshot_is_freed_when_another_is_loaded(sparse, tmp_path):
     sealed = memory.SealedMemory()
     descriptors = len(os.listdir("/proc/self/fd"))
     try:

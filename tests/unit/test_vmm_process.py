@@ -1,4 +1,4 @@
-"""The only spawner: what it starts ends with its block, with its owner, and before its limits it does nothing."""
+"""Processes end with their block and with this process, and start only after their limits are set."""
 
 import errno
 import os
@@ -54,11 +54,11 @@ async def test_children_of_the_process_die_with_it():
             child = int(process.tail)
             assert alive(child)
     with anyio.fail_after(5):
-        while alive(child):  # the orphan is reaped by whoever takes orphans in
+        while alive(child):  # until init has reaped the orphan
             await anyio.sleep(0)
 
 
-async def test_a_process_is_killed_even_if_nobody_can_look_for_its_children(monkeypatch):
+async def test_a_process_is_killed_even_if_its_children_cannot_be_found(monkeypatch):
     def look(pid: int) -> list[int]:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -69,13 +69,13 @@ async def test_a_process_is_killed_even_if_nobody_can_look_for_its_children(monk
     assert not alive(pid)
 
 
-async def test_a_failing_block_raises_its_own_error_not_a_group():
+async def test_a_failing_block_raises_its_own_error_and_no_exception_group():
     with pytest.raises(ValueError, match="mine"):
         async with spawn(["sleep", "1000"], confinement=PLAIN):
             raise ValueError("mine")
 
 
-async def test_nothing_runs_before_the_owner_has_put_it_under_limits(tmp_path):
+async def test_a_program_starts_only_after_its_limits_are_set(tmp_path):
     started = tmp_path / "started"
     seen: list[bool] = []
     with anyio.fail_after(10):
@@ -87,16 +87,16 @@ async def test_nothing_runs_before_the_owner_has_put_it_under_limits(tmp_path):
     assert started.exists()
 
 
-async def test_a_bare_tool_gets_nothing_of_our_environment(monkeypatch):
+async def test_a_bare_tool_does_not_inherit_our_environment(monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_SERVER", "x")
-    told: dict[bool, list[str]] = {True: [], False: []}
-    for bare, lines in told.items():
+    printed: dict[bool, list[str]] = {True: [], False: []}
+    for bare, lines in printed.items():
         await run_tool(["env"], bare=bare, on_line=lines.append)
-    assert "SECRET_OF_THE_SERVER=x" in told[False]
-    assert not any("SECRET" in line for line in told[True])
+    assert "SECRET_OF_THE_SERVER=x" in printed[False]
+    assert not any("SECRET" in line for line in printed[True])
 
 
-async def test_limits_that_cannot_be_set_leave_no_process():
+async def test_a_process_whose_limits_cannot_be_set_is_killed():
     pids: list[int] = []
 
     def refuse(pid: int) -> None:
@@ -109,7 +109,7 @@ async def test_limits_that_cannot_be_set_leave_no_process():
     assert not alive(pids[0])
 
 
-async def test_a_process_dies_when_its_owner_is_killed():
+async def test_a_process_dies_when_its_parent_is_killed():
     script = (
         "import anyio, sys\n"
         "from vmm.process import Confinement, spawn\n"
@@ -119,17 +119,17 @@ async def test_a_process_dies_when_its_owner_is_killed():
         "        await anyio.sleep_forever()\n"
         "anyio.run(main)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        child = int(owner.stdout.readline())
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
         assert alive(child)
-        owner.send_signal(signal.SIGKILL)
+        parent.send_signal(signal.SIGKILL)
     with anyio.fail_after(5):
         while runs(child, "sleep"):
             await anyio.sleep(0)
 
 
-async def test_a_confined_process_sees_no_network_but_an_idle_loopback():
+async def test_a_confined_process_sees_only_a_loopback_device():
     with anyio.fail_after(10):
         async with spawn(["cat", "/proc/net/dev"], confinement=Confinement()) as process:
             await process.wait()
@@ -137,8 +137,8 @@ async def test_a_confined_process_sees_no_network_but_an_idle_loopback():
     assert interfaces == ["lo"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-async def test_a_confined_process_is_a_user_without_any_rights():
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_a_confined_process_runs_as_an_unprivileged_user():
     with anyio.fail_after(10):
         async with spawn(["cat", "/proc/self/status"], confinement=Confinement(uid=1_900_000_001)) as process:
             await process.wait()
@@ -149,7 +149,7 @@ async def test_a_confined_process_is_a_user_without_any_rights():
     assert status["NoNewPrivs"].strip() == "1"
 
 
-async def test_a_confined_process_gets_nothing_of_our_environment(monkeypatch):
+async def test_a_confined_process_does_not_inherit_our_environment(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "secret")
     with anyio.fail_after(10):
         async with spawn(["env"], confinement=PLAIN) as process:
@@ -158,15 +158,15 @@ async def test_a_confined_process_gets_nothing_of_our_environment(monkeypatch):
     assert names <= {"PATH", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_"}
 
 
-async def test_the_end_of_a_process_tells_its_signal_and_last_words():
+async def test_an_exit_has_the_signal_and_the_end_of_the_output():
     with anyio.fail_after(10):
-        async with spawn(["sh", "-c", "echo last words; kill -TERM $$"], confinement=PLAIN) as process:
+        async with spawn(["sh", "-c", "echo the end; kill -TERM $$"], confinement=PLAIN) as process:
             end = await process.wait()
     assert end.signal == signal.SIGTERM
-    assert str(end).startswith("signal 15")
+    assert str(end) == "signal 15: the end"
 
 
-async def test_a_chatty_process_is_read_to_its_end_and_only_the_tail_is_kept():
+async def test_much_output_is_read_and_only_its_end_is_kept():
     with anyio.fail_after(20):
         async with spawn(["sh", "-c", "yes chatter | head -c 3000000; echo; echo end"], confinement=PLAIN) as process:
             assert (await process.wait()).code == 0
@@ -174,12 +174,12 @@ async def test_a_chatty_process_is_read_to_its_end_and_only_the_tail_is_kept():
     assert len(process.tail) <= 16 * 1024
 
 
-async def test_a_failed_tool_says_what_was_run_and_what_it_printed():
+async def test_a_failed_tool_raises_an_error_with_its_command_and_output():
     with pytest.raises(ToolFailed, match=r"sh -c 'echo went wrong >&2; exit 3'.*status 3: went wrong"):
         await run_tool(["sh", "-c", "echo went wrong >&2; exit 3"])
 
 
-async def test_a_missing_tool_is_named_with_the_way_to_get_it():
+async def test_a_missing_tool_raises_an_error_that_says_how_to_install_it():
     with pytest.raises(ToolMissing, match="no-such-tool is not installed; `mcp-sandbox setup` installs it"):
         await run_tool(["no-such-tool"])
 
@@ -189,13 +189,13 @@ async def test_a_tool_outside_an_ordinary_users_path_is_found(monkeypatch):
     await run_tool(["mkfs.ext4", "-V"])
 
 
-async def test_a_tool_hands_over_its_lines_whole_even_the_last_one():
+async def test_a_tools_output_is_passed_on_in_whole_lines():
     lines: list[str] = []
     await run_tool(["printf", "one\\ntwo\\r\\nthree"], on_line=lines.append)
     assert lines == ["one", "two", "three"]
 
 
-async def test_a_cancelled_tool_is_gone():
+async def test_a_cancelled_tool_is_killed():
     lines: list[str] = []
     with anyio.fail_after(10), anyio.CancelScope() as scope:
 
@@ -207,14 +207,14 @@ async def test_a_cancelled_tool_is_gone():
     assert not alive(int(lines[0]))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can show a directory to somebody else")
-async def test_a_directory_in_a_closed_home_can_be_shown_to_a_confined_process(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a directory for another user")
+async def test_a_confined_process_can_be_given_a_directory_of_a_private_home(tmp_path):
     home = tmp_path / "home"
     (home / "shared").mkdir(parents=True)
     (home / "shared" / "note").write_text("for you")
     home.chmod(0o700)
-    nobody = Confinement(uid=1_900_000_001, show=home / "shared")
+    confinement = Confinement(uid=1_900_000_001, show=home / "shared")
     with anyio.fail_after(10):
-        async with spawn(["cat", f"{SHOWN}/note"], confinement=nobody) as process:
+        async with spawn(["cat", f"{SHOWN}/note"], confinement=confinement) as process:
             assert (await process.wait()).detail == "for you"
     assert not (Path(SHOWN) / "note").exists()

@@ -1,4 +1,4 @@
-"""What the qemu driver decides before any machine runs."""
+"""The command lines and the probe of the qemu driver."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ RESTORES = command.Descriptors(3, 4, 5, 6, 7)
 
 @pytest.mark.parametrize("files", [BOOTS, RESTORES])
 @pytest.mark.parametrize("accel", list(Accel))
-def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spec, accel, files):
+def test_every_machine_has_the_seccomp_sandbox_and_no_network_device(spec, accel, files):
     argv = command.machine_argv("qemu", spec, accel, files, shared=True, tsc_khz=None)
     assert argv[argv.index("-sandbox") + 1].startswith("on,")
     assert {"-nodefaults", "-no-user-config"} <= set(argv)
@@ -36,12 +36,12 @@ def test_no_machine_has_a_network_device_or_goes_without_the_seccomp_sandbox(spe
     }
 
 
-def test_a_machine_names_no_path_of_the_host(spec, tmp_path):
+def test_a_machines_command_contains_no_path_of_the_host(spec, tmp_path):
     argv = command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=None)
     assert not [word for word in argv if str(tmp_path) in word]
 
 
-def test_memory_is_mapped_privately_unless_it_is_shared_with_us(spec):
+def test_memory_is_mapped_privately_unless_it_is_shared(spec):
     def share(*, shared: bool) -> str:
         argv = command.machine_argv("qemu", spec, Accel.TCG, RESTORES, shared=shared, tsc_khz=None)
         return argv[argv.index("-object") + 1].rpartition(",")[2]
@@ -49,19 +49,19 @@ def test_memory_is_mapped_privately_unless_it_is_shared_with_us(spec):
     assert (share(shared=True), share(shared=False)) == ("share=on", "share=off")
 
 
-def test_an_emulated_guest_is_told_the_rate_of_its_clock(spec):
+def test_an_emulated_guest_gets_the_rate_of_its_clock(spec):
     argv = command.machine_argv("qemu", spec, Accel.TCG, BOOTS, shared=True, tsc_khz=2_400_000)
     assert "tsc_early_khz=2400000" in argv[argv.index("-append") + 1]
 
 
-def test_another_kind_of_machine_has_another_recipe(monkeypatch):
+def test_the_recipe_changes_with_the_command_line(monkeypatch):
     before = command.recipe(Accel.TCG)
     assert before == command.recipe(Accel.TCG) != command.recipe(Accel.KVM)
     monkeypatch.setattr(command, "LEAN_ARGS", "something=else")
     assert command.recipe(Accel.TCG) != before
 
 
-def test_a_snapshot_from_a_host_with_another_clock_rate_is_refused_and_a_measuring_error_is_not(monkeypatch):
+def test_a_snapshot_from_a_host_with_another_clock_rate_is_refused(monkeypatch):
     monkeypatch.setattr("vmm.tsc.tsc_khz", lambda: 2_500_000)
     driver._check_rate("2499998")
     with pytest.raises(SnapshotFailed, match="another clock rate"):
@@ -69,13 +69,13 @@ def test_a_snapshot_from_a_host_with_another_clock_rate_is_refused_and_a_measuri
 
 
 @pytest.mark.parametrize("name", ["fake", "qemu.command", "no-such-driver", "../qemu"])
-def test_only_drivers_people_can_choose_are_loaded_by_name(name, tmp_path):
+def test_only_registered_drivers_can_be_loaded(name, tmp_path):
     with pytest.raises(DriverUnavailable) as refused:
         load_driver(name, DriverConfig(tmp_path, tmp_path))
     assert refused.value.fix == f"choose one of: {', '.join(DRIVERS)}"
 
 
-async def test_a_host_without_qemu_says_how_to_get_it(monkeypatch, tmp_path):
+async def test_the_fix_on_a_host_without_qemu_installs_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
     assert (verdict.usable, verdict.fix, verdict.lacks) == (False, probe.INSTALL, None)
@@ -87,7 +87,7 @@ def fake_qemu(directory: Path, body: str) -> None:
     program.chmod(0o755)
 
 
-async def test_a_qemu_that_only_says_its_version_is_not_usable(monkeypatch, tmp_path):
+async def test_a_qemu_that_does_not_start_is_not_usable(monkeypatch, tmp_path):
     fake_qemu(tmp_path, "echo 'no such machine' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tmp_path.chmod(0o755)
@@ -101,17 +101,17 @@ async def test_a_host_that_cannot_confine_a_process_is_not_usable(monkeypatch, t
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     async def refused(confinement: Confinement) -> Verdict:
-        return Verdict(False, "status 1: Operation not permitted", "get the right")
+        return Verdict(False, "status 1: Operation not permitted", "grant it")
 
     monkeypatch.setattr(probe, "confinement_trouble", refused)
     verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
     assert not verdict.usable
     assert "Operation not permitted" in verdict.reason
-    assert verdict.fix == "get the right"
+    assert verdict.fix == "grant it"
 
 
-class Tried:
-    """Stands in for a boot of the whole kernel, which says yes."""
+class FakeBoots:
+    """Replaces the boot of a whole kernel, and counts the boots."""
 
     def __init__(self, monkeypatch, tiny: Verdict) -> None:
         self.boots = 0
@@ -131,29 +131,29 @@ def config(path: Path, *, own_kernel: bool = False) -> DriverConfig:
     return DriverConfig(path, path, kernel=GuestKernel(path, path), own_kernel=own_kernel)
 
 
-async def test_where_no_tiny_guest_runs_no_kernel_is_booted(monkeypatch, tmp_path):
+async def test_no_kernel_is_booted_if_the_tiny_guest_fails(monkeypatch, tmp_path):
     no = Verdict(False, "it is paravirtual", "another host")
-    tried = Tried(monkeypatch, no)
+    fake = FakeBoots(monkeypatch, no)
     assert await probe.kvm_boots(config(tmp_path), "qemu", "1") == no
-    assert tried.boots == 0
+    assert fake.boots == 0
 
 
 @pytest.mark.parametrize("tiny", [True, None])
-async def test_only_a_booted_kernel_proves_kvm_and_is_booted_once(monkeypatch, tmp_path, tiny):
-    tried = Tried(monkeypatch, Verdict(tiny, "so far"))
+async def test_kvm_is_usable_if_a_kernel_boots_and_the_result_is_cached(monkeypatch, tmp_path, tiny):
+    fake = FakeBoots(monkeypatch, Verdict(tiny, "so far"))
     for _ in range(2):
         assert (await probe.kvm_boots(config(tmp_path), "qemu", "1")).reason == "a guest booted under KVM"
-    assert tried.boots == 1
+    assert fake.boots == 1
     await probe.kvm_boots(config(tmp_path), "qemu", "2")
-    assert tried.boots == 2
+    assert fake.boots == 2
 
 
-async def test_a_kernel_of_the_users_own_is_tried_where_ordinary_ones_cannot_run(monkeypatch, tmp_path):
-    Tried(monkeypatch, Verdict(False, "it is paravirtual"))
+async def test_a_custom_kernel_is_tried_where_ordinary_ones_cannot_run(monkeypatch, tmp_path):
+    FakeBoots(monkeypatch, Verdict(False, "it is paravirtual"))
     assert (await probe.kvm_boots(config(tmp_path, own_kernel=True), "qemu", "1")).usable
 
 
-async def test_without_a_kernel_to_try_a_host_whose_tiny_guest_runs_is_told_to_get_one(monkeypatch, tmp_path):
-    Tried(monkeypatch, Verdict(True, "a tiny guest ran under KVM"))
+async def test_without_a_kernel_the_fix_is_setup(monkeypatch, tmp_path):
+    FakeBoots(monkeypatch, Verdict(True, "a tiny guest ran under KVM"))
     verdict = await probe.kvm_boots(DriverConfig(tmp_path, tmp_path), "qemu", "1")
     assert (verdict.usable, verdict.fix) == (False, "mcp-sandbox setup")

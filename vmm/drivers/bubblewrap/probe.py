@@ -10,7 +10,7 @@ from vmm import limits
 from vmm.drivers.bubblewrap import command
 from vmm.errors import DriverUnavailable
 from vmm.limits import Hierarchy
-from vmm.probe import namespace_advice, not_in_force, own_user, version_output
+from vmm.probe import missing_protections, namespace_advice, own_user, version_output
 from vmm.process import SHOWN, Confinement, find_tool, spawn
 from vmm.types import Probe
 
@@ -44,7 +44,7 @@ async def probe(hierarchy: Hierarchy) -> Probe:
     if trouble is not None:
         return Probe(usable=False, reason=f"no machine starts: {trouble}", fix=namespace_advice(), version=name)
     reason = "a program ran in namespaces with a seccomp filter"
-    return Probe(usable=True, reason=reason, version=name, limits=(*WEAKNESSES, *_not_in_force(hierarchy)))
+    return Probe(usable=True, reason=reason, version=name, missing_protections=(*WEAKNESSES, *_missing(hierarchy)))
 
 
 def confinement(tree: Path) -> Confinement:
@@ -80,9 +80,9 @@ async def _version(binary: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", await version_output(binary, "--version"))[:3])
 
 
-def _not_in_force(hierarchy: Hierarchy) -> tuple[str, ...]:
+def _missing(hierarchy: Hierarchy) -> tuple[str, ...]:
     """Return the protections that machines lack on this host or because of this user, one sentence each."""
-    missing = list(not_in_force(hierarchy))
+    missing = list(missing_protections(hierarchy))
     if not hierarchy.usable and not limits.nproc_is_per_machine():
         missing.append("no limit on the number of a machine's processes: this kernel is older than 5.14")
     if os.geteuid() != 0:

@@ -11,7 +11,7 @@ from vmm.driver import DriverConfig
 from vmm.drivers.gvisor import command
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
-from vmm.probe import namespace_advice, not_in_force, own_user, version_output
+from vmm.probe import missing_protections, namespace_advice, own_user, version_output
 from vmm.process import Confinement, find_tool, spawn
 from vmm.types import Download, Probe
 
@@ -40,7 +40,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
         lacks = Download.RUNSC if config.runsc is None else None
         return Probe(usable=False, reason=reason, fix=fix, lacks=lacks), None
     binary, version = found
-    missing = not_in_force(hierarchy)
+    missing = missing_protections(hierarchy)
     troubles = []
     for platform in PLATFORMS:
         trouble = await _try(binary, platform)

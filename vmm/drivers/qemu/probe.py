@@ -13,7 +13,7 @@ from vmm import probe as host
 from vmm.driver import DriverConfig
 from vmm.drivers.qemu import command
 from vmm.limits import Hierarchy
-from vmm.probe import KVM_DEVICE, confinement_trouble, not_in_force, own_user, version_output
+from vmm.probe import KVM_DEVICE, confinement_trouble, missing_protections, own_user, version_output
 from vmm.process import Confinement, spawn
 from vmm.types import Accel, Download, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
@@ -37,10 +37,10 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
 
 async def _probe(config: DriverConfig, hierarchy: Hierarchy, binary: str) -> Probe:
     version = await _version(binary)
-    missing = not_in_force(hierarchy)
+    missing = missing_protections(hierarchy)
     kvm = Verdict(False, "accel = tcg") if config.accel is Accel.TCG else await kvm_boots(config, binary, version)
     if kvm.usable:
-        return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *_kvm_not_in_force()))
+        return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *_missing_with_kvm()))
     if config.accel is Accel.KVM:
         return Probe(False, kvm.reason, kvm.fix, None, version, missing)
     trouble = await _start_trouble(binary)
@@ -114,7 +114,7 @@ def confinement(accel: Accel) -> Confinement:
     return Confinement()
 
 
-def _kvm_not_in_force() -> tuple[str, ...]:
+def _missing_with_kvm() -> tuple[str, ...]:
     if os.geteuid() == 0 and confinement(Accel.KVM).uid is None:
         return ("machines run as root, because only root may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
     return ()
