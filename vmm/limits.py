@@ -48,8 +48,8 @@ class ControlGroup:
 
     def out_of_memory(self) -> bool:
         """Return whether the kernel killed a process of the cgroup because of its memory limit."""
-        told = "".join(read(place / file) for place in self.directories() for file in OOM_FILES)
-        return re.search(r"^oom_kill [1-9]", told, re.MULTILINE) is not None
+        events = "".join(read(place / file) for place in self.directories() for file in OOM_FILES)
+        return re.search(r"^oom_kill [1-9]", events, re.MULTILINE) is not None
 
     async def freeze(self) -> bool:
         """Freeze all processes of the cgroup; return False if this host cannot. They can still be killed."""

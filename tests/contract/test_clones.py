@@ -1,4 +1,4 @@
-"""Many machines from one snapshot: none sees another, none changes the snapshot."""
+"""Many machines from one snapshot: they share nothing, and none changes the snapshot."""
 
 import dataclasses
 import hashlib
@@ -22,7 +22,7 @@ CHUNK = 4 * 1024 * 1024
 
 
 def fingerprint(built: BuiltTemplate) -> dict[str, tuple[str, int]]:
-    """Content and time of last change of everything clones are made from."""
+    """Return content and mtime of every file that clones start from."""
     parts = [built.root, *(getattr(built.boot, field.name) for field in dataclasses.fields(built.boot))]
     parts += [built.snapshot.path] if built.snapshot else []
     files = [file for part in parts for file in (part, *part.rglob("*")) if file.is_file() and not file.is_symlink()]
@@ -30,7 +30,7 @@ def fingerprint(built: BuiltTemplate) -> dict[str, tuple[str, int]]:
 
 
 def digest(path: Path) -> str:
-    """A hash of what is in a file and where; holes are not read."""
+    """Return a hash of a file's data and its positions, without reading holes."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         for start, end in data_extents(file.fileno()):
@@ -56,7 +56,7 @@ async def test_clones_share_neither_memory_nor_disk(machines: Machines):
             assert ran.out == "False False"
 
 
-async def test_using_clones_changes_nothing_of_what_they_are_made_from(machines: Machines):
+async def test_clones_do_not_change_the_files_they_start_from(machines: Machines):
     before = fingerprint(machines.built)
     with anyio.fail_after(HANG_S):
         async with machines.clone() as clone:
@@ -69,7 +69,7 @@ async def test_using_clones_changes_nothing_of_what_they_are_made_from(machines:
 
 
 @pytest.mark.parametrize("after_ms", [0, 1, 5, 10, 20, 30, 45, 60, 80, 100])
-async def test_a_restore_that_is_cancelled_leaves_nothing(machines: Machines, after_ms: int):
+async def test_a_cancelled_restore_leaves_nothing(machines: Machines, after_ms: int):
     before, children = descriptors(), psutil.Process().children()
     with anyio.move_on_after(after_ms / 1000) as scope:
         async with machines.restored():
@@ -80,8 +80,8 @@ async def test_a_restore_that_is_cancelled_leaves_nothing(machines: Machines, af
 
 
 @pytest.mark.parametrize("after_ms", [0, 30, 60, 90, 120, 150, 200, 300])
-async def test_a_lease_that_is_cancelled_leaves_nothing(machines: Machines, after_ms: int):
-    """The same, also while the new machine is greeted and made unique."""
+async def test_a_cancelled_acquire_leaves_nothing(machines: Machines, after_ms: int):
+    """Including cancellations while the new machine is greeted and made unique."""
     before, children = descriptors(), psutil.Process().children()
     provider = machines.provider()
     await provider.facts()
@@ -93,7 +93,7 @@ async def test_a_lease_that_is_cancelled_leaves_nothing(machines: Machines, afte
     assert descriptors() == before
 
 
-async def test_after_cancelled_restores_the_driver_works_as_before(machines: Machines):
+async def test_the_driver_works_after_a_cancelled_restore(machines: Machines):
     with anyio.move_on_after(0.03):
         async with machines.restored():
             await anyio.sleep_forever()

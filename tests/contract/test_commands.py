@@ -1,4 +1,4 @@
-"""Shell commands and what cannot be installed, in the machines of every driver."""
+"""Shell commands in machines of every driver, and attempts to install packages."""
 
 import pytest
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.vm
 ADVICE = "add it to {field} in a template.toml"
 
 
-async def test_a_session_lasts_from_command_to_command_and_leaves_code_alone(clone: Clone):
+async def test_commands_share_a_session_that_does_not_affect_code(clone: Clone):
     await clone.run("kept = 42")
     assert (await clone.command("cd /tmp && export WHO=me && echo here > file")).out == ""
     ran = await clone.command('echo "$WHO in $PWD"; cat file; echo aside >/dev/stderr; id -u')
@@ -18,7 +18,7 @@ async def test_a_session_lasts_from_command_to_command_and_leaves_code_alone(clo
     assert (await clone.run("import os; print(kept, os.getcwd(), os.environ.get('WHO'))")).out == "42 /workspace None"
 
 
-async def test_a_command_is_stopped_and_what_it_left_running_goes_on(clone: Clone):
+async def test_stopping_a_command_leaves_background_processes_running(clone: Clone):
     await clone.command("sleep 1000 & echo $! > /workspace/pid")
     ran = await clone.command("echo begun; sleep 1000", stop_after_s=0.5)
     assert (ran.end.status, ran.end.state) == ("interrupted", "kept")
@@ -33,7 +33,7 @@ async def test_a_command_is_stopped_and_what_it_left_running_goes_on(clone: Clon
         ("apt-get -y install x", "packages"),
     ],
 )
-async def test_a_command_that_installs_packages_fails_and_says_what_to_do(shared: Clone, line: str, field: str):
+async def test_a_command_that_installs_packages_fails_with_advice(shared: Clone, line: str, field: str):
     ran = await shared.command(line)
     assert ran.end.status == "exited"
     assert ran.end.exit_code != 0
@@ -41,5 +41,5 @@ async def test_a_command_that_installs_packages_fails_and_says_what_to_do(shared
 
 
 @pytest.mark.parametrize("code", ["%pip install nothing", "!pip install nothing"])
-async def test_code_that_installs_packages_is_told_what_to_do(shared: Clone, code: str):
+async def test_code_that_installs_packages_gets_advice(shared: Clone, code: str):
     assert ADVICE.format(field="wheels") in (await shared.run(code)).stderr.head

@@ -1,4 +1,4 @@
-"""A machine that cannot start says why, in the driver's own words, and leaves nothing."""
+"""A machine that cannot start raises an error with the driver's reason, and leaves nothing."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,7 @@ from vmm.types import NetworkMode
 pytestmark = pytest.mark.vm
 
 
-async def test_a_machine_whose_root_is_broken_says_what_is_wrong(machines: Machines, tmp_path: Path):
+async def test_the_error_of_a_machine_with_a_broken_root_has_the_reason(machines: Machines, tmp_path: Path):
     root = tmp_path / "root"
     tmp_path.chmod(0o755)
     if machines.host.driver.capabilities.root == "tree":

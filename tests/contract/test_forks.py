@@ -1,4 +1,4 @@
-"""Copies of a live sandbox, and sandboxes put aside for a while, on every driver that takes snapshots."""
+"""Forked and paused sandboxes, on every driver that takes snapshots."""
 
 import json
 import time
@@ -44,7 +44,7 @@ while len(ticks) == before: threading.Event().wait(0.05)
 print(words["kept"], int(block.sum()), lines.readline().strip(), open("lines.txt").read().split(), end=" ")
 print(helper.stdout.readline().strip())
 """
-LOOKS_THE_SAME = "[1, 2, 3] 1999999000000 second ['first', 'second', 'third'] hello"
+SAME = "[1, 2, 3] 1999999000000 second ['first', 'second', 'third'] hello"
 UNIQUE = """
 import json, os, random, secrets, socket, tempfile, uuid
 import numpy
@@ -66,7 +66,7 @@ NAMES = "import socket; print(socket.gethostname(), open('/etc/hostname').read()
 
 
 class Sandboxes:
-    """A service over real machines, as one owner sees it."""
+    """A service with real machines, as one owner uses it."""
 
     def __init__(self, service: SandboxService, run_dir: Path) -> None:
         self.service = service
@@ -100,16 +100,16 @@ async def boxes(machines: Machines) -> AsyncIterator[Sandboxes]:
             yield Sandboxes(service, machines.host.settings.run_dir)
 
 
-async def test_a_copy_has_variables_open_files_processes_threads_and_disk(boxes: Sandboxes):
+async def test_a_copy_has_the_variables_open_files_processes_threads_and_disk(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, PREPARE)
     for copy in await boxes.fork(box, 2):
-        assert await boxes.run(copy, LOOK) == LOOKS_THE_SAME
-    assert await boxes.run(box, LOOK) == LOOKS_THE_SAME
+        assert await boxes.run(copy, LOOK) == SAME
+    assert await boxes.run(box, LOOK) == SAME
     assert boxes.frozen() == []
 
 
-async def test_copies_and_original_go_their_own_ways(boxes: Sandboxes):
+async def test_copies_and_original_are_independent(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, "mark = ['all']\nopen('mark', 'w').write('all')")
     family = [box, *await boxes.fork(box, 2)]
@@ -121,7 +121,7 @@ async def test_copies_and_original_go_their_own_ways(boxes: Sandboxes):
     assert await boxes.run(family[1], "print(len(mark))") == "2"
 
 
-async def test_nothing_random_in_a_copy_is_in_another_or_in_the_original(boxes: Sandboxes):
+async def test_copies_and_original_have_different_random_numbers_and_identities(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, f"{UNIQUE}\nrandom.seed(1); numpy.random.seed(1); uuid.getnode(); tempfile.mktemp()")
     looks = [json.loads(await boxes.run(name, UNIQUE)) for name in [box, *await boxes.fork(box, 3)]]
@@ -129,7 +129,7 @@ async def test_nothing_random_in_a_copy_is_in_another_or_in_the_original(boxes: 
         assert len({look[what] for look in looks}) == len(looks), what
 
 
-async def test_a_fork_leaves_the_original_as_it_was(boxes: Sandboxes):
+async def test_a_fork_does_not_change_the_original(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, "import random\nrandom.seed(1); expected = random.random(); random.seed(1)")
     names = await boxes.run(box, NAMES)
@@ -140,7 +140,7 @@ async def test_a_fork_leaves_the_original_as_it_was(boxes: Sandboxes):
     assert before - 1 < float(await boxes.run(box, "import time; print(time.time())")) < time.time() + 1
 
 
-async def test_a_copy_can_be_copied_and_paused_like_any_other(boxes: Sandboxes):
+async def test_a_copy_can_be_forked_and_paused(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, "generation = [0]")
     for number in (1, 2, 3):
@@ -153,7 +153,7 @@ async def test_a_copy_can_be_copied_and_paused_like_any_other(boxes: Sandboxes):
     assert await boxes.run(box, "print(generation)") == "[0, 1, 2, 3]"
 
 
-async def test_a_pause_gives_the_machine_back_and_a_resume_brings_its_state_again_and_again(boxes: Sandboxes):
+async def test_a_pause_frees_the_machine_and_a_resume_restores_its_state_repeatedly(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, f"{PREPARE}\nimport random\nrandom.seed(1); expected = random.random(); random.seed(1)")
     names = await boxes.run(box, NAMES)
@@ -166,17 +166,17 @@ async def test_a_pause_gives_the_machine_back_and_a_resume_brings_its_state_agai
         assert boxes.service.admission.holders == []
         assert [path.stat().st_mode & 0o777 for path in boxes.frozen()] == [0o700]
         assert (await boxes.service.resume(ME, box)).state == "ready"
-        while boxes.frozen():  # it goes as soon as the sandbox can be used
+        while boxes.frozen():  # it is removed as soon as the sandbox can be used
             await anyio.sleep(LOOK_AGAIN_S)
         assert await boxes.run(box, NAMES) == names
-    assert await boxes.run(box, LOOK) == LOOKS_THE_SAME
+    assert await boxes.run(box, LOOK) == SAME
     assert await boxes.run(box, "print(random.random() == expected)") == "True"
 
 
-async def test_after_a_pause_the_clock_is_right(boxes: Sandboxes):
+async def test_the_clock_is_right_after_a_pause(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.service.pause(ME, box)
-    await anyio.sleep(1.5)  # more than a clock that stood still may be off
+    await anyio.sleep(1.5)  # longer than the clock may be wrong
     await boxes.service.resume(ME, box)
     before = time.time()
     assert before - 1 < float(await boxes.run(box, "import time; print(time.time())")) < time.time() + 1

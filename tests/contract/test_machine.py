@@ -1,4 +1,4 @@
-"""What every driver's machines do, whatever they are made of."""
+"""What machines of every driver do."""
 
 import os
 import signal
@@ -86,10 +86,10 @@ async def test_a_paused_machine_is_silent_and_goes_on_where_it_was(clone: Clone)
     assert (await clone.run("print(kept)")).out == "still here"
 
 
-async def test_after_a_pause_a_refresh_sets_the_clock_right(clone: Clone):
+async def test_a_refresh_after_a_pause_sets_the_clock(clone: Clone):
     await clone.machine.pause()
     with anyio.move_on_after(2 * SILENCE_S):
-        await anyio.sleep_forever()  # the clock of the machine stands still
+        await anyio.sleep_forever()  # the machine's clock stands still
     await clone.machine.resume()
     await clone.agent.refresh(Identity(clone.machine.id, "0" * 32, bytes(64)))
     before = time.time()
@@ -97,7 +97,7 @@ async def test_after_a_pause_a_refresh_sets_the_clock_right(clone: Clone):
     assert before - 1 < inside < time.time() + 1
 
 
-async def test_usage_is_that_of_a_machine_at_work(clone: Clone):
+async def test_usage_grows_with_a_machines_work(clone: Clone):
     idle = await clone.machine.usage()
     assert 5 * MIB < idle.private_bytes <= idle.memory_bytes < 512 * MIB
     await clone.run("block = b'x' * (64 << 20)\nsum(range(100_000))")
@@ -113,25 +113,25 @@ async def test_a_machine_is_as_large_as_its_specification_says(machines: Machine
     if machines.host.driver.capabilities.isolation is Isolation.VM:
         memory = await clone.run("print(open('/proc/meminfo').readline().split()[1])")
         assert 0.7 * size.memory_mb * MIB < int(memory.out) * 1024 <= size.memory_mb * MIB
-    if machines.host.driver.name != "gvisor":  # which shows all CPUs of the host, however few it may use
+    if machines.host.driver.name != "gvisor":  # gVisor shows all CPUs of the host
         assert (await clone.run("import os; print(os.cpu_count())")).out == str(size.vcpus)
 
 
-async def test_the_agent_channel_can_be_taken_once(machines: Machines):
+async def test_the_agents_stream_can_be_taken_once(machines: Machines):
     with anyio.fail_after(HANG_S):
         async with machines.restored() as machine, await machine.connect():
             with pytest.raises(MachineLost, match="already taken"):
                 await machine.connect()
 
 
-async def test_waiting_tells_how_a_machine_was_killed(machines: Machines):
+async def test_wait_returns_the_signal_that_killed_a_machine(machines: Machines):
     with anyio.fail_after(HANG_S):
         async with machines.restored() as machine:
             os.kill(pid_of(machine), signal.SIGKILL)
             assert (await machine.wait()).signal == signal.SIGKILL
 
 
-async def test_a_machine_that_is_killed_ends_the_run_in_it(clone: Clone):
+async def test_killing_a_machine_ends_its_run(clone: Clone):
     async def run_and_kill() -> None:
         async with clone.agent.run(RunCode("print('running', flush=True)\nwhile True: pass")) as running:
             async for _ in running:

@@ -1,4 +1,4 @@
-"""A machine reaches nothing: not the web, not its host, not another machine."""
+"""A machine without a network cannot reach the web, its host, or another machine."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ print("listening")
 """
 
 
-# A machine may hide some of the places where devices are listed.
+# A machine may hide some of the lists of devices.
 NETWORK_DEVICES = """
 import contextlib, json, os, socket
 names = [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line]
@@ -53,14 +53,14 @@ async def attempts(clone: Clone, addresses: list[tuple[object, ...]], family: st
     return answers
 
 
-async def test_a_machine_has_no_network_device_but_its_own_loopback(shared: Clone):
+async def test_a_machine_has_only_a_loopback_device(shared: Clone):
     found = json.loads((await shared.run(NETWORK_DEVICES)).out)
     assert set(found) == {"lo"}
 
 
 async def test_a_machine_has_no_route_and_no_name_server(shared: Clone):
     routes = (await shared.run("print(open('/proc/net/route').read())")).out.splitlines()
-    assert len(routes) <= 1  # the headline
+    assert len(routes) <= 1  # the header
     assert "nameserver" not in (await shared.run("print(open('/etc/resolv.conf').read())")).out
 
 
@@ -94,7 +94,7 @@ async def test_a_machine_cannot_reach_another_machine(machines: Machines, shared
     with anyio.fail_after(HANG_S):
         async with machines.clone() as other:
             assert (await other.run(LISTEN.format(port=7777))).out == "listening"
-            assert await attempts(other, [("127.0.0.1", 7777)]) == ["connected"]  # it does listen
+            assert await attempts(other, [("127.0.0.1", 7777)]) == ["connected"]  # it listens
             answers = await attempts(shared, [("127.0.0.1", 7777), ("10.0.2.15", 7777), ("224.0.0.1", 7777)])
             assert "connected" not in answers
             assert (await other.run("print(len(seen))")).out == "1"

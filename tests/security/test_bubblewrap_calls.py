@@ -1,4 +1,4 @@
-"""What code in a bubblewrap machine asks the host's kernel for in vain, and what it gets."""
+"""Which system calls the seccomp filters refuse to code in a bubblewrap machine, and what still works."""
 
 import errno
 import platform
@@ -33,62 +33,62 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def number(name: str) -> int:
-    """A system call's number on this architecture."""
+    """Return the number of a system call on this architecture."""
     return int(seccomp._library().seccomp_syscall_resolve_name(name.encode()))
 
 
 async def errors(inside: Inhabitant, *calls: tuple[int | str, ...]) -> list[int]:
-    """What becomes of calls made in the machine."""
+    """Make calls in the machine and return their errors; 0 for success."""
     numbers = [(number(name) if isinstance(name, str) else name, *arguments) for name, *arguments in calls]
-    told = await inside.run(f"{CALL}\nprint([call(*one) for one in {numbers}])")
-    return [int(error) for error in told.strip("[]").split(",")]
+    found = await inside.run(f"{CALL}\nprint([call(*one) for one in {numbers}])")
+    return [int(error) for error in found.strip("[]").split(",")]
 
 
 FORBIDDEN = {
     "mounting": ["mount", "umount2", "move_mount", "open_tree", "fsopen", "fsmount", "mount_setattr", "pivot_root"],
     "other roots and namespaces": ["chroot", "unshare", "setns", "sethostname"],
     "other processes' memory": ["ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp"],
-    "another kernel": ["init_module", "finit_module", "delete_module", "kexec_load", "reboot"],
-    "programs in the kernel": ["bpf", "perf_event_open", "userfaultfd"],
+    "kernel modules and reboots": ["init_module", "finit_module", "delete_module", "kexec_load", "reboot"],
+    "code in the kernel": ["bpf", "perf_event_open", "userfaultfd"],
     "asynchronous calls": ["io_uring_setup", "io_uring_enter", "io_uring_register"],
     "keys": ["add_key", "request_key", "keyctl"],
-    "files by their number": ["open_by_handle_at", "name_to_handle_at"],
+    "files by handle": ["open_by_handle_at", "name_to_handle_at"],
     "the whole host": ["swapon", "swapoff", "acct", "quotactl", "syslog", "clock_settime", "settimeofday"],
-    "where memory lies": ["mbind", "set_mempolicy", "migrate_pages", "move_pages"],
+    "placement of memory": ["mbind", "set_mempolicy", "migrate_pages", "move_pages"],
 }
 
 
 @pytest.mark.parametrize("calls", FORBIDDEN.values(), ids=FORBIDDEN)
-async def test_privileges_are_refused(inside: Inhabitant, calls: list[str]):
-    told = await errors(inside, *((call,) for call in calls))
-    assert dict(zip(calls, told, strict=True)) == dict.fromkeys(calls, NOT_PERMITTED)
+async def test_privileged_calls_are_refused(inside: Inhabitant, calls: list[str]):
+    found = await errors(inside, *((call,) for call in calls))
+    assert dict(zip(calls, found, strict=True)) == dict.fromkeys(calls, NOT_PERMITTED)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86 has them")
-async def test_the_hardware_of_a_pc_is_out_of_reach(inside: Inhabitant):
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86 has these calls")
+async def test_calls_for_pc_hardware_are_refused(inside: Inhabitant):
     assert await errors(inside, ("ioperm",), ("iopl",), ("modify_ldt",)) == [NOT_PERMITTED] * 3
 
 
-async def test_a_call_nobody_thought_of_does_not_exist(inside: Inhabitant):
+async def test_an_unlisted_call_does_not_exist(inside: Inhabitant):
     assert await errors(inside, (100_000,), ("io_setup",), ("remap_file_pages",)) == [NO_SUCH_CALL] * 3
 
 
-async def test_no_process_is_born_into_a_new_namespace(inside: Inhabitant):
-    told = await errors(inside, *(("clone", flag | signal.SIGCHLD) for flag in NEW_NAMESPACES))
-    assert told == [NOT_PERMITTED] * len(NEW_NAMESPACES)
+async def test_no_process_can_be_started_in_a_new_namespace(inside: Inhabitant):
+    found = await errors(inside, *(("clone", flag | signal.SIGCHLD) for flag in NEW_NAMESPACES))
+    assert found == [NOT_PERMITTED] * len(NEW_NAMESPACES)
     assert await errors(inside, ("clone3",)) == [NO_SUCH_CALL]
 
 
-async def test_nothing_can_be_typed_into_a_terminal(inside: Inhabitant):
+async def test_typing_into_a_terminal_is_refused(inside: Inhabitant):
     orders = [order | upper for order in (TIOCSTI, TIOCLINUX) for upper in (0, 1 << 32)]
     assert await errors(inside, *(("ioctl", 0, order) for order in orders)) == [NOT_PERMITTED] * len(orders)
 
 
-async def test_a_process_keeps_its_personality(inside: Inhabitant):
-    told = await errors(
+async def test_a_process_cannot_change_its_personality(inside: Inhabitant):
+    found = await errors(
         inside, ("personality", ADDR_NO_RANDOMIZE), ("personality", READ_IMPLIES_EXEC), ("personality", 0xFFFF_FFFF)
     )
-    assert told == [NO_SUCH_CALL, NO_SUCH_CALL, 0]
+    assert found == [NO_SUCH_CALL, NO_SUCH_CALL, 0]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_a_process_keeps_its_personality(inside: Inhabitant):
         "socket.AF_INET6, socket.SOCK_SEQPACKET",
     ],
 )
-async def test_there_are_no_sockets_but_plain_ones(inside: Inhabitant, arguments: str):
+async def test_unusual_sockets_do_not_exist(inside: Inhabitant, arguments: str):
     assert "Function not implemented" in await inside.run(f"import socket\nsocket.socket({arguments})")
 
 
@@ -112,18 +112,18 @@ async def test_there_are_no_sockets_but_plain_ones(inside: Inhabitant, arguments
 @pytest.mark.parametrize(
     "body",
     [
-        "kernel.syscall(ctypes.c_long(0x4000_0000 + 39))",  # getpid, the x32 way
+        "kernel.syscall(ctypes.c_long(0x4000_0000 + 39))",  # as x32
         "machine_code = mmap.mmap(-1, 4096, prot=7); machine_code.write(bytes.fromhex('b814000000cd80c3')); "
-        "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(machine_code)))()",  # the 32-bit way
+        "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(machine_code)))()",  # as 32-bit
     ],
     ids=["x32", "32-bit"],
 )
-async def test_calls_of_another_architecture_end_the_process(inside: Inhabitant, body: str):
-    told = await inside.run(f"import mmap\n{CALL}{HOW_IT_ENDS.format(body=body)}")
-    assert int(told) in (-signal.SIGSYS, -signal.SIGSEGV)  # the latter where the kernel has no 32-bit calls at all
+async def test_calls_of_another_architecture_kill_the_process(inside: Inhabitant, body: str):
+    found = await inside.run(f"import mmap\n{CALL}{HOW_IT_ENDS.format(body=body)}")
+    assert int(found) in (-signal.SIGSYS, -signal.SIGSEGV)  # the latter where the kernel has no 32-bit calls at all
 
 
-async def test_programs_threads_and_processes_run_as_ever(inside: Inhabitant):
+async def test_programs_threads_and_processes_run(inside: Inhabitant):
     code = """
 import multiprocessing, subprocess, threading
 said = []
@@ -143,7 +143,7 @@ async def test_numpy_works(inside: Inhabitant):
     assert await inside.run(code) == "True"
 
 
-async def test_programs_can_talk_to_themselves_over_the_loopback(inside: Inhabitant):
+async def test_programs_can_connect_to_themselves(inside: Inhabitant):
     code = """
 import socket
 with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:

@@ -1,7 +1,7 @@
-"""What a program that has taken over gVisor's kernel would find itself in, on the host.
+"""How the host confines gVisor, in case code has taken over gVisor's kernel.
 
-A machine is a tree of processes: `unshare`, which made the namespaces; `runsc`, the first process in them, which only
-waits; below it the sandbox, where gVisor's kernel is, and its stubs, in which the code of the machine runs.
+A machine is a tree of processes: `unshare`, which creates the namespaces; `runsc`, the first process in them, which
+only waits; and below it the sandbox, which is gVisor's kernel, and its stubs, which run the machine's code.
 """
 
 import os
@@ -24,7 +24,7 @@ NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
 
 @pytest.fixture(autouse=True, scope="module")
 def secret() -> Iterator[None]:
-    """Something in our environment that is nobody's business."""
+    """Put a secret into our environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET_OF_THE_SERVER", "token")
         yield
@@ -32,59 +32,59 @@ def secret() -> Iterator[None]:
 
 @pytest.fixture
 def waiting(shared: Clone) -> int:
-    """The first process of the machine's namespaces."""
+    """The first process in the machine's namespaces."""
     [first] = children_of(shared.pid)
     return first
 
 
 @pytest.fixture
 def within(waiting: int) -> list[int]:
-    """The processes that run gVisor's kernel and what the machine runs."""
+    """The processes of gVisor's kernel and of the machine's code."""
     found = with_descendants(waiting)[1:]
     assert len(found) > 1
     return found
 
 
 def status(pid: int) -> dict[str, str]:
-    """What the host's kernel says of a process."""
+    """Return /proc/PID/status."""
     text = Path(f"/proc/{pid}/status").read_text()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
 def needs_root() -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can give a machine a user of its own")
+        pytest.skip("only root can give each machine its own user")
 
 
-def test_all_its_processes_are_nobody(shared: Clone):
+def test_all_its_processes_run_as_an_unused_user(shared: Clone):
     needs_root()
-    told = [status(pid) for pid in with_descendants(shared.pid)]
-    [uid] = {uid for each in told for uid in each["Uid"].split()}
-    [gid] = {gid for each in told for gid in each["Gid"].split()}
+    found = [status(pid) for pid in with_descendants(shared.pid)]
+    [uid] = {uid for each in found for uid in each["Uid"].split()}
+    [gid] = {gid for each in found for gid in each["Gid"].split()}
     assert int(uid) > 1_000_000_000
     assert int(gid) > 1_000_000_000
-    assert {each["Groups"] for each in told} == {""}
+    assert {each["Groups"] for each in found} == {""}
 
 
-async def test_every_machine_is_another_nobody(machines: Machines, shared: Clone):
+async def test_every_machine_runs_as_another_user(machines: Machines, shared: Clone):
     needs_root()
     async with machines.clone() as other:
         assert status(shared.pid)["Uid"] != status(other.pid)["Uid"]
 
 
-def test_no_process_of_it_can_gain_rights(shared: Clone):
+def test_no_process_can_gain_privileges(shared: Clone):
     assert {status(pid)["NoNewPrivs"] for pid in with_descendants(shared.pid)} == {"1"}
 
 
-def test_the_rights_it_has_are_over_its_own_namespaces_alone(shared: Clone, within: list[int]):
-    """They come with a user namespace of its own, in which nothing of the host is."""
+def test_its_capabilities_are_limited_to_its_own_namespaces(shared: Clone, within: list[int]):
+    """Its user namespace contains nothing of the host."""
     ours = Path("/proc/self/ns/user").readlink()
     assert all(Path(f"/proc/{pid}/ns/user").readlink() != ours for pid in with_descendants(shared.pid))
     maps = {tuple(Path(f"/proc/{pid}/uid_map").read_text().split()) for pid in within}
-    assert all(length == "1" for _, _, length in maps), "more users than the one it is"
+    assert all(length == "1" for _, _, length in maps), "more than its own user is mapped"
 
 
-def test_system_calls_of_the_sandbox_are_filtered_in_every_thread(within: list[int]):
+def test_every_thread_of_the_sandbox_has_a_seccomp_filter(within: list[int]):
     for pid in within:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             assert re.search(r"^Seccomp:\s+2$", (thread / "status").read_text(), re.MULTILINE), thread
@@ -96,24 +96,24 @@ def test_it_shares_no_namespace_with_the_host(waiting: int, within: list[int]):
             assert Path(f"/proc/{pid}/ns/{kind}").readlink() != Path(f"/proc/self/ns/{kind}").readlink(), kind
 
 
-def test_the_sandbox_is_apart_even_from_the_process_that_waits_for_it(waiting: int, within: list[int]):
+def test_the_sandbox_shares_no_namespace_with_the_waiting_process(waiting: int, within: list[int]):
     for pid in within:
         for kind in ("user", "mnt", "net", "ipc", "uts"):
             assert Path(f"/proc/{pid}/ns/{kind}").readlink() != Path(f"/proc/{waiting}/ns/{kind}").readlink(), kind
 
 
-def test_its_network_namespaces_have_nothing_in_them(shared: Clone, within: list[int]):
+def test_its_network_namespaces_are_empty(shared: Clone, within: list[int]):
     for pid in (shared.pid, *within):
         devices = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
         assert [line.split(":")[0].strip() for line in devices] == ["lo"]
         assert Path(f"/proc/{pid}/net/route").read_text().splitlines()[1:] == []
-    for pid in within:  # gVisor's own control socket is in the namespace of the process that waits
+    for pid in within:  # gVisor's control socket is in the namespace of the waiting process
         sockets = [line.split()[-1] for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
         assert not any(name.startswith(("/", "@")) for name in sockets)
 
 
 def test_the_sandbox_sees_no_file_of_the_host(within: list[int]):
-    """Its root is a file system of its own that holds next to nothing, and cannot be written."""
+    """Its root is a read-only tmpfs that is nearly empty."""
     for pid in within:
         [mount] = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
         _, _, _, _, place, options, *_ = mount.split()
@@ -124,8 +124,8 @@ def test_the_sandbox_sees_no_file_of_the_host(within: list[int]):
         assert {path.name for path in files} <= {"hostname", "hosts", "resolv.conf", "localtime"}, files
 
 
-def test_it_has_nothing_open_but_what_the_machine_is_made_of(machines: Machines, shared: Clone):
-    """No directory but the checkpoint's, no file of the host that could be written, no socket with a name."""
+def test_it_has_nothing_open_but_the_machines_own_files(machines: Machines, shared: Clone):
+    """No directory but the checkpoint's, no writable file of the host, no named socket."""
     built = machines.built
     assert built.snapshot is not None
     made_of = {str(built.root), str(built.snapshot.path / "checkpoint"), str(machines.host.builder.find_runsc())}
@@ -142,13 +142,13 @@ def test_it_has_nothing_open_but_what_the_machine_is_made_of(machines: Machines,
     assert odd == []
 
 
-def test_the_sandbox_itself_holds_no_file_of_the_host_but_the_image(machines: Machines, within: list[int]):
+def test_the_sandbox_has_no_file_of_the_host_open_but_the_image(machines: Machines, within: list[int]):
     targets = {str(link.readlink()) for pid in within for link in Path(f"/proc/{pid}/fd").iterdir()}
     files = {target for target in targets if target.startswith("/") and not target.startswith("/memfd:")}
     assert files <= {str(machines.built.root), "/dev/null"}
 
 
-async def test_it_shares_no_descriptor_with_another_machine_but_what_both_only_read(machines: Machines, shared: Clone):
+async def test_it_shares_only_read_only_files_with_another_machine(machines: Machines, shared: Clone):
     built = machines.built
     assert built.snapshot is not None
     async with machines.clone() as other:
@@ -157,7 +157,7 @@ async def test_it_shares_no_descriptor_with_another_machine_but_what_both_only_r
     assert names <= {*made_of, "/dev/null"}
 
 
-def test_nobody_but_us_can_change_what_machines_start_from(machines: Machines):
+def test_only_we_can_change_the_files_that_machines_start_from(machines: Machines):
     built = machines.built
     assert built.snapshot is not None
     for path in (built.root, *built.snapshot.path.rglob("*"), machines.host.builder.find_runsc()):
@@ -167,30 +167,30 @@ def test_nobody_but_us_can_change_what_machines_start_from(machines: Machines):
         assert not facts.st_mode & 0o022, path
 
 
-def test_its_command_lines_name_no_file_of_the_host(machines: Machines, shared: Clone):
-    """Every file is passed as a descriptor, so it needs no right to open one."""
+def test_its_command_lines_contain_no_path_of_the_host(machines: Machines, shared: Clone):
+    """Every file is passed as a descriptor, so the machine needs no permission to open one."""
     for pid in with_descendants(shared.pid):
         assert str(machines.host.settings.home) not in Path(f"/proc/{pid}/cmdline").read_text(), pid
 
 
-def test_its_environment_has_nothing_of_the_servers(shared: Clone, within: list[int]):
-    """API keys often live in the environment of whoever starts an MCP server."""
+def test_it_does_not_inherit_the_servers_environment(shared: Clone, within: list[int]):
+    """API keys are often in the environment of an MCP server."""
     for pid in with_descendants(shared.pid):
         assert b"SECRET_OF_THE_SERVER" not in Path(f"/proc/{pid}/environ").read_bytes()
     assert [pid for pid in within if Path(f"/proc/{pid}/environ").read_bytes().strip(b"\0")] == []
 
 
-def test_all_of_it_is_under_limits_of_memory_cpu_and_processes(machines: Machines, shared: Clone):
+def test_its_memory_cpu_and_processes_are_limited(machines: Machines, shared: Clone):
     groups, size = groups_of(shared.pid), machines.built.template.machine
     if not groups and os.geteuid() != 0:
-        pytest.skip("only root can make control groups here")
+        pytest.skip("only root can create cgroups on this host")
     assert all(groups_of(pid) == groups for pid in with_descendants(shared.pid))
 
     def limit(*names: str) -> list[str]:
-        """The words of the first of these files there is: version 2 has other names than version 1."""
+        """Return the words of the first file that exists: the cgroup versions have different names."""
         return next(path.read_text().split() for name in names for group in groups if (path := group / name).exists())
 
-    room = size.memory_mb + command.disk_mb(machines.built.spec("any"))  # what it writes to files is memory, too
+    room = size.memory_mb + command.disk_mb(machines.built.spec("any"))  # its files are in memory
     [memory] = limit("memory.max", "memory.limit_in_bytes")
     assert room * MIB < int(memory) <= (room + command.OVERHEAD_MB) * MIB
     [processes] = limit("pids.max")
@@ -199,7 +199,7 @@ def test_all_of_it_is_under_limits_of_memory_cpu_and_processes(machines: Machine
     assert size.vcpus <= int(quota) / int((period or limit("cpu.cfs_period_us"))[0]) <= size.vcpus + 1
 
 
-def test_its_processes_dump_no_core_and_write_no_file_without_end(shared: Clone):
+def test_its_processes_dump_no_core_and_have_a_limit_on_file_size(shared: Clone):
     for pid in with_descendants(shared.pid):
         limits = Path(f"/proc/{pid}/limits").read_text()
         assert re.search(r"^Max core file size\s+0\s+0\s", limits, re.MULTILINE)
@@ -211,7 +211,7 @@ def _fdinfo(pid: int, name: str) -> str:
 
 
 def _inodes(pid: int) -> set[tuple[str, int]]:
-    """Names and numbers of what a machine has open; kernel-internal inodes are shared by everybody."""
+    """Return names and inodes of a machine's open files, except the kernel's own, which all processes share."""
     found = set()
     for each in with_descendants(pid):
         for link in Path(f"/proc/{each}/fd").iterdir():

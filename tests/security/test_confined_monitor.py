@@ -1,4 +1,4 @@
-"""What a guest that has taken over its monitor, QEMU, would find itself in on the host."""
+"""How the host confines QEMU, in case a guest has taken it over."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture(autouse=True, scope="module")
 def secret() -> Iterator[None]:
-    """Something in our environment that is nobody's business."""
+    """Put a secret into our environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET_OF_THE_SERVER", "token")
         yield
@@ -29,17 +29,17 @@ def secret() -> Iterator[None]:
 
 @pytest.fixture
 def status(shared: Clone) -> dict[str, str]:
-    """What the kernel says of the process that runs the machine."""
+    """/proc/PID/status of QEMU."""
     text = Path(f"/proc/{shared.pid}/status").read_text()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
 def needs_root() -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can give a machine a user of its own")
+        pytest.skip("only root can give each machine its own user")
 
 
-def test_it_is_nobody(status: dict[str, str]):
+def test_it_runs_as_an_unused_user(status: dict[str, str]):
     needs_root()
     uids, gids = set(status["Uid"].split()), set(status["Gid"].split())
     assert len(uids) == len(gids) == 1
@@ -48,7 +48,7 @@ def test_it_is_nobody(status: dict[str, str]):
     assert status["Groups"] == ""
 
 
-async def test_every_machine_is_another_nobody(machines: Machines, shared: Clone):
+async def test_every_machine_runs_as_another_user(machines: Machines, shared: Clone):
     needs_root()
     async with machines.clone() as other:
         assert Path(f"/proc/{shared.pid}").stat().st_uid != Path(f"/proc/{other.pid}").stat().st_uid
@@ -62,13 +62,13 @@ def test_it_has_no_capabilities_and_can_gain_none(status: dict[str, str]):
     assert status["NoNewPrivs"] == "1"
 
 
-def test_its_system_calls_are_filtered_in_every_thread(shared: Clone, status: dict[str, str]):
+def test_every_thread_has_a_seccomp_filter(shared: Clone, status: dict[str, str]):
     assert status["Seccomp"] == SECCOMP_FILTER
     for thread in Path(f"/proc/{shared.pid}/task").iterdir():
         assert re.search(r"^Seccomp:\s+2$", (thread / "status").read_text(), re.MULTILINE), thread
 
 
-def test_it_is_in_a_network_namespace_with_nothing_in_it(shared: Clone):
+def test_it_is_in_an_empty_network_namespace(shared: Clone):
     for kind in ("net", "ipc"):
         assert Path(f"/proc/{shared.pid}/ns/{kind}").readlink() != Path(f"/proc/self/ns/{kind}").readlink()
     devices = Path(f"/proc/{shared.pid}/net/dev").read_text().splitlines()[2:]
@@ -78,13 +78,13 @@ def test_it_is_in_a_network_namespace_with_nothing_in_it(shared: Clone):
     assert not any(name.startswith(("/", "@")) for name in sockets)
 
 
-def test_it_is_under_limits_of_memory_cpu_and_processes(machines: Machines, shared: Clone):
+def test_its_memory_cpu_and_processes_are_limited(machines: Machines, shared: Clone):
     groups, size = groups_of(shared.pid), machines.built.template.machine
     if not groups and os.geteuid() != 0:
-        pytest.skip("only root can make control groups here")
+        pytest.skip("only root can create cgroups on this host")
 
     def limit(*names: str) -> list[str]:
-        """The words of the first of these files there is: version 2 has other names than version 1."""
+        """Return the words of the first file that exists: the cgroup versions have different names."""
         return next(path.read_text().split() for name in names for group in groups if (path := group / name).exists())
 
     [memory] = limit("memory.max", "memory.limit_in_bytes")
@@ -95,7 +95,7 @@ def test_it_is_under_limits_of_memory_cpu_and_processes(machines: Machines, shar
     assert size.vcpus <= int(quota) / int(period) <= size.vcpus + 1
 
 
-def test_it_dumps_no_core_and_has_limits_of_its_own_where_there_is_no_group(shared: Clone):
+def test_it_dumps_no_core_and_has_per_process_limits_without_a_cgroup(shared: Clone):
     limits = Path(f"/proc/{shared.pid}/limits").read_text()
     assert re.search(r"^Max core file size\s+0\s+0\s", limits, re.MULTILINE)
     if not groups_of(shared.pid):
@@ -107,8 +107,8 @@ def _version_2(groups: list[Path]) -> bool:
     return any((group / "cpu.max").exists() for group in groups)
 
 
-def test_it_has_nothing_open_but_what_the_machine_is_made_of(machines: Machines, shared: Clone):
-    """No directory, no file of the host that could be written, no socket it could reach others with."""
+def test_it_has_nothing_open_but_the_machines_own_files(machines: Machines, shared: Clone):
+    """No directory, no writable file of the host, no socket to others."""
     odd = []
     for link in Path(f"/proc/{shared.pid}/fd").iterdir():
         target = str(link.readlink())
@@ -124,15 +124,13 @@ def test_it_has_nothing_open_but_what_the_machine_is_made_of(machines: Machines,
     assert odd == []
 
 
-async def test_it_shares_no_descriptor_with_another_machine_but_the_sealed_memory_and_the_image(
-    machines: Machines, shared: Clone
-):
+async def test_it_shares_only_sealed_memory_and_the_image_with_another_machine(machines: Machines, shared: Clone):
     async with machines.clone() as other:
         names = {name for name, _ in _inodes(shared.pid) & _inodes(other.pid)}
     assert names <= {"/memfd:machine (deleted)", str(machines.built.root), "/dev/null"}
 
 
-def test_the_shared_memory_cannot_be_changed_even_by_root(shared: Clone):
+def test_not_even_root_can_change_the_shared_memory(shared: Clone):
     links = [link for link in Path(f"/proc/{shared.pid}/fd").iterdir() if "/memfd:machine" in str(link.readlink())]
     assert links
     for link in links:
@@ -157,8 +155,8 @@ def _assert_sealed(memory: int) -> None:
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
 
 
-def test_its_command_line_names_no_file_of_the_host(machines: Machines, shared: Clone):
-    """Every file is passed as a descriptor, so it needs no right to open one."""
+def test_its_command_line_contains_no_path_of_the_host(machines: Machines, shared: Clone):
+    """Every file is passed as a descriptor, so the machine needs no permission to open one."""
     command = Path(f"/proc/{shared.pid}/cmdline").read_bytes().decode()
     assert str(machines.host.settings.home) not in command
     assert "-sandbox\0on" in command
@@ -166,8 +164,8 @@ def test_its_command_line_names_no_file_of_the_host(machines: Machines, shared: 
         assert word not in command
 
 
-def test_its_environment_has_nothing_of_the_servers(shared: Clone):
-    """API keys often live in the environment of whoever starts an MCP server."""
+def test_it_does_not_inherit_the_servers_environment(shared: Clone):
+    """API keys are often in the environment of an MCP server."""
     names = {line.partition(b"=")[0] for line in Path(f"/proc/{shared.pid}/environ").read_bytes().split(b"\0")}
     assert b"SECRET_OF_THE_SERVER" not in names
 
@@ -177,7 +175,7 @@ def _fdinfo(pid: int, name: str) -> str:
 
 
 def _inodes(pid: int) -> set[tuple[str, int]]:
-    """Names and numbers of what a process has open; kernel-internal inodes are shared by everybody."""
+    """Return names and inodes of a process's open files, except the kernel's own, which all processes share."""
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         name = str(link.readlink())

@@ -1,4 +1,4 @@
-"""What the documents say about drivers, modules, commands and metrics is true of the code."""
+"""What the documents say about drivers, modules, commands and metrics matches the code."""
 
 import re
 import tomllib
@@ -24,27 +24,27 @@ LIMITS = {"qemu": qemu._limits, "gvisor": gvisor._limits, "bubblewrap": bubblewr
 
 
 def section(document: str, title: str) -> str:
-    """A document's text below a heading, up to the next one of the same rank."""
+    """Return the text below a heading, up to the next one of the same level."""
     rank = title.partition(" ")[0]
     return text_of(document).split(f"\n{title}\n")[1].split(f"\n{rank} ")[0]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The rows of all tables, without their heads, as cells."""
+    """Return the rows of all tables as cells, without headers."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
     return [cells for cells in lines if cells[0].startswith("`")]
 
 
 def named_in(text: str) -> set[str]:
-    """All that is set as code."""
+    """Return everything that is set as code."""
     return set(re.findall(r"`([^`]+)`", text))
 
 
-def test_all_drivers_are_looked_at_here():
+def test_these_tests_cover_all_drivers():
     assert set(LIMITS) == set(DRIVERS)
 
 
-def test_the_capabilities_of_every_driver_are_as_described():
+def test_the_capabilities_of_every_driver_are_documented():
     table = {cells[0].strip("`"): cells[1:5] for cells in rows(section("docs/architecture.md", "## Two contracts"))}
     assert table == {
         name: [
@@ -57,7 +57,7 @@ def test_the_capabilities_of_every_driver_are_as_described():
     }
 
 
-def test_what_every_driver_needs_of_the_store_is_as_described():
+def test_what_every_driver_needs_of_the_store_is_documented():
     table = {
         cells[0].strip("`"): named_in(cells[1]) for cells in rows(section("docs/operations.md", "## Where state lives"))
     }
@@ -67,7 +67,7 @@ def test_what_every_driver_needs_of_the_store_is_as_described():
         assert table[name] - {"runsc"} == expected, name
 
 
-def test_the_limits_of_a_machine_are_as_described():
+def test_the_limits_of_a_machine_are_documented():
     size = Catalogue().load(Settings().template).machine
     spec = MachineSpec("m", Path("/"), GuestCode(Path("/")), size.memory_mb, size.vcpus, size.disk_mb)
     text = section("docs/operations.md", "## Limits on a machine")
@@ -81,13 +81,13 @@ def test_the_limits_of_a_machine_are_as_described():
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/operations.md"])
-def test_every_driver_is_in_the_tables_of_levels(document: str):
+def test_every_driver_is_in_the_tables_of_isolation_levels(document: str):
     drivers = "|".join(DRIVERS)
-    told = [
+    lines = [
         line for line in text_of(document).splitlines() if line.startswith("|") and re.search(rf"`({drivers})`", line)
     ]
     for name, can in CAPABILITIES.items():
-        assert any(f"`{name}`" in line and f"`{can.isolation}`" in line for line in told), name
+        assert any(f"`{name}`" in line and f"`{can.isolation}`" in line for line in lines), name
 
 
 def test_the_threat_model_has_a_section_for_every_driver():
@@ -119,9 +119,9 @@ def test_every_command_is_in_the_table_of_commands():
 
 
 def test_every_metric_is_documented_and_every_one_documented_is_there():
-    told = re.findall(r"^# TYPE (\w+) ", Metrics(tuple).text(), re.MULTILINE)
+    exported = re.findall(r"^# TYPE (\w+) ", Metrics(tuple).text(), re.MULTILINE)
     documented = [cells[0].strip("`") for cells in rows(section("docs/operations.md", "## Metrics"))]
-    assert sorted(documented) == sorted(told)
+    assert sorted(documented) == sorted(exported)
 
 
 def test_every_library_we_depend_on_has_its_reason():

@@ -79,7 +79,7 @@ def broken_runsc(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("told", "good"),
+    ("version", "good"),
     [
         ("runsc version 0.0~20221219.0\nspec: 1.0.2-dev", False),  # Debian 12
         ("runsc version release-20231113.0", False),
@@ -90,8 +90,8 @@ def broken_runsc(directory: Path) -> Path:
         ("runsc version release-20260105.0-3-gab12", True),
     ],
 )
-def test_releases_from_2024_on_are_good_enough(told: str, good: bool):
-    assert (probe.release_in(told) >= probe.OLDEST) is good
+def test_releases_from_2024_on_are_good_enough(version: str, good: bool):
+    assert (probe.release_in(version) >= probe.OLDEST) is good
 
 
 def test_a_checkpoint_becomes_ours_and_readable_for_all_machines(tmp_path):

@@ -1,4 +1,4 @@
-"""What code in a bubblewrap machine sees of the host, and what the host keeps of it."""
+"""What code in a bubblewrap machine sees of the host, and how the host limits it."""
 
 import os
 import re
@@ -20,24 +20,24 @@ REPO = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True, scope="module")
 def secret() -> Iterator[None]:
-    """Something in our environment that is nobody's business."""
+    """Put a secret into our environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET_OF_THE_SERVER", "token")
         yield
 
 
 def status(pid: int) -> dict[str, str]:
-    """What the kernel says of a process."""
+    """Return /proc/PID/status."""
     text = Path(f"/proc/{pid}/status").read_text()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
-async def test_it_sees_its_own_processes_and_no_others(inside: Inhabitant):
+async def test_it_sees_only_its_own_processes(inside: Inhabitant):
     numbers = await inside.run("import os\nprint([int(name) for name in os.listdir('/proc') if name.isdigit()])")
     assert numbers == "[1]"
 
 
-async def test_it_sees_the_template_and_nothing_else_of_the_hosts_files(inside: Inhabitant, bubblewrap: Bubblewrap):
+async def test_it_sees_no_files_of_the_host_but_the_template(inside: Inhabitant, bubblewrap: Bubblewrap):
     top = await inside.run("import os\nprint(*sorted(os.listdir('/')))")
     assert top.split() == sorted(os.listdir(bubblewrap.tree))
     assert await inside.run(f"print(os.path.exists({str(REPO / 'vmm')!r}))") == "False"
@@ -49,28 +49,28 @@ async def test_it_cannot_change_the_template(inside: Inhabitant):
         assert "Read-only file system" in await inside.run(f"open('{place}/mark', 'w')"), place
 
 
-async def test_it_gets_nothing_of_our_environment(inside: Inhabitant):
-    told = await inside.run("import os\nprint(dict(os.environ), open('/proc/1/environ', 'rb').read())")
-    assert "SECRET_OF_THE_SERVER" not in told
-    assert "PYTHONPATH" in told
+async def test_it_does_not_inherit_our_environment(inside: Inhabitant):
+    found = await inside.run("import os\nprint(dict(os.environ), open('/proc/1/environ', 'rb').read())")
+    assert "SECRET_OF_THE_SERVER" not in found
+    assert "PYTHONPATH" in found
 
 
-async def test_its_first_process_is_the_agent_and_does_not_tell_how_it_was_started(inside: Inhabitant):
-    told = await inside.run("print(open('/proc/1/cmdline').read())")
-    assert "guest.agent" in told
-    assert "bind" not in told
+async def test_its_first_process_is_the_agent_and_does_not_show_bubblewraps_options(inside: Inhabitant):
+    found = await inside.run("print(open('/proc/1/cmdline').read())")
+    assert "guest.agent" in found
+    assert "bind" not in found
 
 
-async def test_it_has_nothing_open_but_its_channel(inside: Inhabitant):
-    told = await inside.run("import os\nprint(*(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))")
-    assert all(target.startswith("pipe:") for target in told.split())
+async def test_it_has_nothing_open_but_its_stream_to_the_host(inside: Inhabitant):
+    found = await inside.run("import os\nprint(*(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))")
+    assert all(target.startswith("pipe:") for target in found.split())
     assert await inside.run("print(os.closerange(3, 100))") == "None"
     for pid in with_descendants(inside.machine.pid)[1:]:
         targets = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
         assert all(re.match(r"pipe:|anon_inode:|/dev/null", target) for target in targets), targets
 
 
-async def test_the_host_in_proc_cannot_be_read(inside: Inhabitant):
+async def test_it_cannot_read_proc_files_about_the_host(inside: Inhabitant):
     code = f"""
 import os
 readable = []
@@ -88,9 +88,9 @@ print(readable)
     assert await inside.run(code) == "[]"
 
 
-async def test_it_has_no_network_but_a_loopback(inside: Inhabitant):
-    told = await inside.run("print(open('/proc/net/dev').read())")
-    assert [line.split(":")[0].strip() for line in told.splitlines() if ":" in line] == ["lo"]
+async def test_it_has_only_a_loopback_device(inside: Inhabitant):
+    found = await inside.run("print(open('/proc/net/dev').read())")
+    assert [line.split(":")[0].strip() for line in found.splitlines() if ":" in line] == ["lo"]
     refused = await inside.run("import socket\nsocket.create_connection(('192.0.2.1', 80), 5)")
     assert "Network is unreachable" in refused
 
@@ -102,41 +102,41 @@ async def test_it_shares_no_namespace_with_the_host(inside: Inhabitant):
             assert Path(f"/proc/{pid}/ns/{kind}").readlink() != ours, kind
 
 
-async def test_all_its_processes_are_without_rights_and_filtered(inside: Inhabitant):
+async def test_all_its_processes_have_seccomp_filters_and_no_privileges(inside: Inhabitant):
     for pid in with_descendants(inside.machine.pid)[1:]:
-        told = status(pid)
+        found = status(pid)
         kinds = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-        assert {int(told[kind], 16) for kind in kinds} == {0}
-        assert (told["NoNewPrivs"], told["Seccomp"], told["Seccomp_filters"]) == ("1", "2", "2")
+        assert {int(found[kind], 16) for kind in kinds} == {0}
+        assert (found["NoNewPrivs"], found["Seccomp"], found["Seccomp_filters"]) == ("1", "2", "2")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a machine a user of its own")
-async def test_every_machine_is_another_nobody(bubblewrap: Bubblewrap, inside: Inhabitant):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each machine its own user")
+async def test_every_machine_runs_as_another_user(bubblewrap: Bubblewrap, inside: Inhabitant):
     async with bubblewrap.machine(bubblewrap.spec("another")) as other:
         uids = [set(status(machine.machine.pid)["Uid"].split()) for machine in (inside, other)]
     assert all(len(each) == 1 and int(min(each)) > 1_000_000_000 for each in uids)
     assert uids[0] != uids[1]
 
 
-async def test_what_it_writes_is_bounded_everywhere(inside: Inhabitant):
+async def test_every_place_it_can_write_to_has_a_limit(inside: Inhabitant):
     code = """
 import os
-told = {}
+failed = {}
 for place in %s:
     try:
         with open(f"{place}/ballast", "wb") as file:
             for _ in range(70): file.write(bytes(1 << 20))
     except OSError as error:
-        told[place] = error.errno
+        failed[place] = error.errno
     finally:
         os.remove(f"{place}/ballast")
-print(sorted(told) == sorted(%s), set(told.values()) <= {27, 28})
+print(sorted(failed) == sorted(%s), set(failed.values()) <= {27, 28})
 """
     places = sorted(command.scratch_mb(SIZE["disk_mb"]))
     assert await inside.run(code % (places, places)) == "True True"
 
 
-async def test_it_starts_only_so_many_processes(inside: Inhabitant):
+async def test_the_number_of_its_processes_is_limited(inside: Inhabitant):
     code = """
 import os, signal
 children = []
@@ -154,17 +154,17 @@ print(len(children))
     assert 100 < int(await inside.run(code)) < 256
 
 
-async def test_its_processes_leave_no_core_and_open_no_more_files_than_they_need(inside: Inhabitant):
+async def test_its_processes_dump_no_core_and_have_a_limit_on_open_files(inside: Inhabitant):
     code = "import resource as r\nprint(*(r.getrlimit(kind)[1] for kind in (r.RLIMIT_CORE, r.RLIMIT_NOFILE)))"
     core, files = map(int, (await inside.run(code)).split())
     assert core == 0
     assert 0 < files <= 4096
 
 
-async def test_it_is_under_limits_of_memory_cpu_and_processes(inside: Inhabitant):
+async def test_its_memory_cpu_and_processes_are_limited(inside: Inhabitant):
     groups = groups_of(inside.machine.pid)
     if not groups and os.geteuid() != 0:
-        pytest.skip("only root can make control groups here")
+        pytest.skip("only root can create cgroups on this host")
     limits = {
         path.name: path.read_text().split()[0]
         for group in groups
