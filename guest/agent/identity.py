@@ -11,11 +11,14 @@ import struct
 import time
 from contextlib import suppress
 
+from guest.offline.pip import NETWORK
+
 RNDADDENTROPY = 0x40085203  # ioctl: mix bytes into the kernel's pool and credit them as entropy
 RNDRESEEDCRNG = 0x5207  # ioctl: reseed the generator from the pool at once
 RANDOM_DEVICE = "/dev/urandom"
 HOSTNAME_FILE = "/run/mcp-sandbox/hostname"
 MACHINE_ID_FILE = "/run/mcp-sandbox/machine-id"
+NO_NETWORK = "none"
 
 
 class Identity:
@@ -26,6 +29,7 @@ class Identity:
         self._hostname = _open(HOSTNAME_FILE, os.O_WRONLY | os.O_CREAT)
         self._machine_id = _open(MACHINE_ID_FILE, os.O_WRONLY | os.O_CREAT)
         self._name_length = 0
+        self._network = NO_NETWORK
 
     def credit_entropy(self, entropy: bytes) -> bool:
         """Give the kernel's random number generator new entropy and reseed it immediately."""
@@ -40,6 +44,17 @@ class Identity:
         """Set the wall clock where that is allowed. The host compares the time in the answer with its own."""
         with suppress(OSError):
             time.clock_settime_ns(time.CLOCK_REALTIME, unix_ns)
+
+    def set_network(self, mode: str) -> None:
+        """Tell package managers whether this machine has a network. A snapshot has none, so usually nothing changes."""
+        if mode == self._network:
+            return
+        self._network = mode
+        with suppress(OSError):
+            if mode == NO_NETWORK:
+                os.unlink(NETWORK)  # noqa: PTH108 - pathlib is expensive under emulation
+            else:
+                os.close(os.open(NETWORK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def set_name(self, hostname: str, machine_id: str) -> bool:
         """Set the host name and the machine id in /etc, and the host name in the kernel if that is allowed."""

@@ -1,8 +1,8 @@
 """Makes programs that install packages fail at once, with advice.
 
 In a machine without a network, looking up a name fails within milliseconds, but package managers retry, or are not
-installed at all. Environment variables tell them to stay offline, and small shell scripts in front of PATH run the
-program, if it exists, and print advice if it fails.
+installed at all. So small shell scripts in front of PATH tell the program, if it exists, to stay offline, and print
+advice if it fails. They do neither if the machine has a network, which is decided when it is leased.
 """
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
@@ -15,20 +15,23 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 from guest import offline
-from guest.offline.pip import ADVICE
+from guest.offline.pip import ADVICE, NETWORK
 
 SHIMS = "/run/mcp-sandbox/bin"
 LIBRARY = os.path.dirname(offline.__file__)
 
-VARIABLES: Mapping[str, str] = {
-    "PIP_NO_INDEX": "1",
-    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    "UV_OFFLINE": "1",
-    "CONDA_OFFLINE": "true",
-    "npm_config_offline": "true",
-    "GOPROXY": "off",
-    "GOTOOLCHAIN": "local",
-    "CARGO_NET_OFFLINE": "true",
+# With a network, too: what is in the template is what there is.
+VARIABLES: Mapping[str, str] = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "GOTOOLCHAIN": "local"}
+# The variable that keeps a program offline.
+OFFLINE: Mapping[str, str] = {
+    "pip": "PIP_NO_INDEX=1",
+    "pip3": "PIP_NO_INDEX=1",
+    "uv": "UV_OFFLINE=1",
+    "conda": "CONDA_OFFLINE=true",
+    "npm": "npm_config_offline=true",
+    "yarn": "npm_config_offline=true",
+    "go": "GOPROXY=off",
+    "cargo": "CARGO_NET_OFFLINE=true",
 }
 
 _WHEELS, _PACKAGES, _ELSE = "wheels", "packages", "packages, or to a Dockerfile that is named"
@@ -57,6 +60,8 @@ TOOLS = {
 
 SCRIPT = """#!/bin/sh
 real={real}
+[ "$real" ] && [ -e {network} ] && exec "$real" "$@"
+{stay_offline}
 case " $* " in
     {installs}) ;;
     *) [ "$real" ] && exec "$real" "$@" ;;
@@ -72,7 +77,7 @@ exit $status
 
 
 def go_offline(environment: MutableMapping[str, str]) -> None:
-    """Add to an environment what keeps package managers offline. Variables that are set already stay."""
+    """Put the scripts and the pip module in front of PATH and PYTHONPATH. Variables that are set already stay."""
     for name, value in VARIABLES.items():
         environment.setdefault(name, value)
     path = environment.get("PATH", os.defpath)
@@ -101,8 +106,11 @@ def _executable(path: str, flags: int) -> int:
 
 def script(name: str, real: str, field: str, words: tuple[str, ...]) -> str:
     """Return the script in front of the program `real`, which is empty if the program does not exist."""
+    variable, _, value = OFFLINE.get(name, "").partition("=")
     return SCRIPT.format(
         real=shlex.quote(real),
+        network=NETWORK,
+        stay_offline=f'export {variable}="${{{variable}-{value}}}"' if variable else "",
         installs="|".join(f'*" {word} "*' for word in words),
         advice=shlex.quote(f"{name}: {ADVICE.format(field=field)}"),
     )

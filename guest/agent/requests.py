@@ -115,6 +115,7 @@ class Agent:
 
         self._identity.set_clock(int(header["time_ns"]))
         answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
+        self._identity.set_network(str(header["network"]))
         if header["reseed"]:
             self._kernels.reseed(done)
         else:

@@ -117,6 +117,7 @@ class AgentClient:
             "machine_id": identity.machine_id,
             "time_ns": sent,
             "reseed": identity.reseed,
+            "network": identity.network,
         }
         self.refreshed = await self._ask(
             "refresh",

@@ -40,6 +40,7 @@ class Identity:
     hostname: str
     machine_id: str  # 32 hexadecimal digits
     entropy: bytes  # at least 32 bytes from the host's generator
+    network: str = "none"  # the mode that the machine was leased with
     reseed: bool = True  # also the generators of running code; not needed if no other machine has this state
 
 

@@ -107,7 +107,7 @@ class LocalProvider(AsyncContextManagerMixin):
         with ExitStack() as stack:
             built = await self._builds.hold(request.template, stack)
             self._check(request, built.template)
-            identity = new_identity()
+            identity = new_identity(network=request.network)
             source = start(self._driver, built, identity, request.network)
             spec = built.spec(identity.hostname, request.network)
             origin = _Origin(built.template, built.version, spec, built.entries())
@@ -153,7 +153,8 @@ class LocalProvider(AsyncContextManagerMixin):
         """
         asked_at = anyio.current_time()
         assert isinstance(frozen, LocalFrozen), "frozen by this provider"
-        identity = new_identity() if copy else renewed(frozen.identity)
+        network = frozen.origin.spec.network
+        identity = new_identity(network=network) if copy else renewed(frozen.identity)
         origin = replace(frozen.origin, spec=replace(frozen.origin.spec, id=identity.hostname))
         source = _restore(self._driver, frozen.snapshot, origin.spec, identity)
         with _hold_entries(origin):
@@ -188,6 +189,7 @@ class LocalProvider(AsyncContextManagerMixin):
                 host=facts,
                 timings=timings,
                 version=origin.version,
+                network=origin.spec.network,
                 origin=origin,
                 identity=identity,
             )

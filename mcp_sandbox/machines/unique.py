@@ -12,7 +12,7 @@ from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed, WarmUp
 from mcp_sandbox.errors import ClockSkew, NotUnique
 from templates.snapshot import WARM_TIMEOUT_S
-from vmm.types import Isolation
+from vmm.types import Isolation, NetworkMode
 
 AGENT_TIMEOUT_S = 40.0  # only a dead connection takes this long
 MAX_CLOCK_SKEW_S = 1.0  # beyond it certificates, caches and logs go wrong
@@ -20,10 +20,10 @@ CLOCK_RETRIES = 3  # the first try is slow, because the guest touches its code f
 ENTROPY_BYTES = 64  # twice the state of the kernel's generator
 
 
-def new_identity(hostname: str | None = None) -> Identity:
+def new_identity(hostname: str | None = None, network: NetworkMode = NetworkMode.NONE) -> Identity:
     """Return an identity that no other machine has."""
     name = hostname or f"sandbox-{secrets.token_hex(4)}"
-    return Identity(hostname=name, machine_id=secrets.token_hex(16), entropy=os.urandom(ENTROPY_BYTES))
+    return Identity(name, secrets.token_hex(16), os.urandom(ENTROPY_BYTES), network)
 
 
 def renewed(identity: Identity) -> Identity:

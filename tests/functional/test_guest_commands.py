@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from guest.client import AgentClient
-from guest.client.messages import Artifact, Event, Output, RunCode, WarmUp
+from guest.client.messages import Artifact, Event, Identity, Output, RunCode, WarmUp
 from guest.errors import RequestRefused
 from tests.functional.guest_harness import SEPARATE_USER, Result, agent_client, command, run
 from tests.waiting import HANG_S
@@ -218,6 +218,14 @@ async def test_a_command_has_the_users_rights_and_nothing_of_the_agents(machine)
     assert "session" in opened
     assert "socket:" not in opened
     assert "anon_inode:" not in opened
+
+
+@ONLY_PYTHON
+async def test_a_lease_with_a_network_lets_package_managers_use_it(machine):
+    config = "python3 -m pip config list"
+    for mode, offline in (("none", True), ("proxy", False), ("none", True)):
+        await machine.refresh(Identity("clone", "f" * 32, bytes(32), mode, reseed=False))
+        assert ("no-index" in (await command(machine, config)).stdout) is offline
 
 
 @ONLY_SHELL

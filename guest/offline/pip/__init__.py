@@ -1,15 +1,16 @@
-"""Runs in front of pip for `python -m pip`, to print advice if a package cannot be installed.
+"""Runs in front of pip: without a network, pip asks no index, and `python -m pip` prints advice if it fails.
 
 `import pip` gets the real pip, if there is one: this module replaces itself.
 """
 
 # pathlib would be loaded into every program that only checks whether pip exists
-# ruff: noqa: PTH120
+# ruff: noqa: PTH110, PTH120
 
 import os
 import sys
 from importlib import import_module
 
+NETWORK = "/run/mcp-sandbox/network"  # exists if the sandbox has a network, which is decided when it is leased
 HERE = os.path.dirname(os.path.dirname(__file__))
 ADVICE = (
     "this sandbox is offline, so nothing can be installed in it. A package has to be in the template that the sandbox "
@@ -26,6 +27,8 @@ def unload() -> None:
         del sys.modules[name]
 
 
+if __name__ == "pip" and not os.path.exists(NETWORK):  # not when the agent imports this for the advice
+    os.environ.setdefault("PIP_NO_INDEX", "1")
 if __name__ == "pip" and sys.argv[:1] != ["-m"]:
     unload()
     import_module(__name__)  # the importer gets this one

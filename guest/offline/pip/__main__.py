@@ -1,19 +1,21 @@
 """Implements `python -m pip`: runs the real pip, if there is one, and prints advice if it cannot install."""
 
+import os
 import runpy
 import sys
 from importlib.util import find_spec
 
-from . import ADVICE, unload
+from . import ADVICE, NETWORK, unload
 
 INSTALLS = {"install", "download", "wheel"}
 
 
 def main() -> int:
-    """Run pip offline."""
+    """Run pip, and print advice if it fails for want of a network."""
     unload()
     status = _run_pip() if find_spec("pip") else 1
-    if status and (INSTALLS & {*sys.argv} or not find_spec("pip")):
+    offline = not os.path.exists(NETWORK)  # noqa: PTH110 - pathlib is slow to load
+    if status and offline and (INSTALLS & {*sys.argv} or not find_spec("pip")):
         sys.stderr.write(f"pip: {ADVICE.format(field='wheels')}\n")
     return status
 
