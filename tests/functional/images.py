@@ -1,4 +1,4 @@
-"""Images for tests, made on this machine: OCI layouts written by hand, and a registry on loopback."""
+"""OCI images for tests, written by hand, and a registry on loopback."""
 
 import hashlib
 import io
@@ -20,6 +20,7 @@ from templates import apt_sources
 from templates.build import Builder
 from templates.debian import BASE_TAR, base_inputs, make_base
 from templates.private_apt import PrivateApt
+from templates.revisions import Revisions
 from templates.store import Store
 from templates.tools import LoggedTools
 from tests.waiting import HANG_S
@@ -29,20 +30,21 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 async def static_busybox(store: Store) -> Path:
-    """A program that needs no library: the one guest kernels boot with."""
+    """Return a program that needs no library: the guest kernel's busybox."""
     kernel = await Builder(store).build_kernel()
     return kernel.vmlinuz.parent / "busybox"
 
 
 async def debian_base(store: Store) -> Path:
-    """A small Debian with Python, as tar: the one that templates of ours are made from."""
+    """Return the tar file of the base that templates are made from."""
     tools = LoggedTools(store.logs / "testbase.log", lambda line: None)
-    made = await store.obtain("base", base_inputs("bookworm"), lambda staging: make_base(tools, staging, "bookworm"))
+    inputs = Revisions(store.home).apply(base_inputs("bookworm"))
+    made = await store.obtain("base", inputs, lambda staging: make_base(tools, staging, "bookworm"))
     return made.path / BASE_TAR
 
 
 def layer_of(files: Mapping[str, bytes | Path], links: Mapping[str, str] | None = None) -> bytes:
-    """A layer with these files, all of them programs, or whole directories of the host."""
+    """Return a layer with these executable files, or whole directories of the host."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, content in files.items():
@@ -60,7 +62,7 @@ def layer_of(files: Mapping[str, bytes | Path], links: Mapping[str, str] | None 
 
 
 def write_layout(folder: Path, layers: Sequence[bytes], tag: str = "latest", **config: Any) -> str:
-    """Write an OCI layout with one image; returns the digest of its manifest."""
+    """Write an OCI layout with one image; return the digest of its manifest."""
     blobs = folder / "blobs/sha256"
     blobs.mkdir(parents=True)
 
@@ -69,12 +71,12 @@ def write_layout(folder: Path, layers: Sequence[bytes], tag: str = "latest", **c
         (blobs / digest).write_bytes(content)
         return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(content)}
 
-    described = [add(BLOB, layer) for layer in layers]
-    ids = {"type": "layers", "diff_ids": [layer["digest"] for layer in described]}
+    descriptors = [add(BLOB, layer) for layer in layers]
+    ids = {"type": "layers", "diff_ids": [layer["digest"] for layer in descriptors]}
     settings = add(
         CONFIG, json.dumps({"os": "linux", "architecture": "amd64", "config": config, "rootfs": ids}).encode()
     )
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": settings, "layers": described}
+    manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": settings, "layers": descriptors}
     entry = add(MANIFEST, json.dumps(manifest).encode())
     named = {**entry, "annotations": {"org.opencontainers.image.ref.name": tag}}
     (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
@@ -84,7 +86,7 @@ def write_layout(folder: Path, layers: Sequence[bytes], tag: str = "latest", **c
 
 @asynccontextmanager
 async def registry(store: Store, folder: Path) -> AsyncIterator[str]:
-    """A registry on a free port of loopback that keeps everything in `folder`; its host and port."""
+    """Run a registry on a free loopback port with its data in `folder`; yield its host and port."""
     program = await _registry_program(store)
     settings = folder / "registry.yml"
     settings.write_text(
@@ -106,14 +108,14 @@ async def registry(store: Store, folder: Path) -> AsyncIterator[str]:
 
 
 def run_skopeo(scratch: Path, *arguments: str) -> None:
-    """Run skopeo so that it keeps nothing of its own but in `scratch`."""
+    """Run skopeo with its caches in `scratch`."""
     places = dict.fromkeys(("XDG_DATA_HOME", "XDG_RUNTIME_DIR", "TMPDIR"), str(scratch))
     environment = {**os.environ, **places, "_CONTAINERS_ROOTLESS_UID": "1"}
     subprocess.run(["skopeo", *arguments], check=True, timeout=HANG_S, env=environment)
 
 
 def _address(process: "subprocess.Popen[str]") -> str:
-    """Where it says that it listens."""
+    """Read the address from the registry's log."""
     assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(r"listening on (127\.0\.0\.1:\d+)", line):
@@ -122,7 +124,7 @@ def _address(process: "subprocess.Popen[str]") -> str:
 
 
 async def _registry_program(store: Store) -> Path:
-    """Debian's, fetched and not installed: as a package it would be a service of this host. Kept in the store."""
+    """Return Debian's registry, downloaded to the store: installing the package would start a service on this host."""
 
     async def make(staging: Path) -> dict[str, str]:
         sources = apt_sources.sources_for("bookworm")
@@ -141,13 +143,13 @@ async def _registry_program(store: Store) -> Path:
 
 @contextmanager
 def containers_untouched() -> Iterator[None]:
-    """Nothing appears where container tools keep things for this host and its user."""
-    before = _traces()
+    """Check that container tools leave nothing in their usual directories."""
+    before = _container_directories()
     yield
-    assert _traces() == before
+    assert _container_directories() == before
 
 
-def _traces() -> set[Path]:
+def _container_directories() -> set[Path]:
     homes = (Path("/var/lib"), Path("/run"), Path("/etc"), Path.home() / ".local/share", Path.home() / ".config")
     found = [*Path("/run/user").glob("*"), *Path("/tmp").glob("containers-user-*"), *Path("/tmp").glob("podman-run-*")]
     places = (home / name for home in homes for name in ("containers/cache", "containers/storage", "cni"))

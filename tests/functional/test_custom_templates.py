@@ -1,4 +1,4 @@
-"""A template of one's own: changed and pruned while a server uses it, and built again whenever it changes."""
+"""A custom template: changed and pruned while a server uses it, and rebuilt whenever it changes."""
 
 import os
 import re
@@ -37,7 +37,7 @@ MARK = "import sys; print(sys.mark)"
 
 
 class Template:
-    """A template made from the same files as the one we ship, so that building it is taking a snapshot."""
+    """A template with the image of a built-in one, so that building it only takes a snapshot."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / NAME / "template.toml"
@@ -51,7 +51,7 @@ class Template:
 
 
 class Server:
-    """A server's service over real machines, and what a build beside it does."""
+    """A service over real machines, and builds by another process."""
 
     def __init__(self, host: Host, service: SandboxService) -> None:
         self.host = host
@@ -69,8 +69,8 @@ class Server:
         template = self.host.settings.catalogue.load(NAME)
         return [entry for entry in self.host.builder.entries_of(template) if entry.kind == "snapshot"]
 
-    async def nobody_holds(self, entry: Entry) -> None:
-        """Wait for the machines that stand on it to end, which tells nobody."""
+    async def released(self, entry: Entry) -> None:
+        """Wait for the machines that use an entry to end; there is no event for it."""
         while is_held(entry.path):
             await anyio.sleep(LOOK_AGAIN_S)
 
@@ -82,14 +82,14 @@ def command(settings: Settings, *words: str) -> list[str]:
 
 
 async def run(settings: Settings, *words: str) -> str:
-    """What another process of ours says about templates."""
+    """Run a template command in another process and return its output."""
     done = await anyio.run_process(command(settings, *words), stderr=subprocess.STDOUT)
     return done.stdout.decode()
 
 
 @pytest.fixture
 async def settings(tmp_path: Path, in_force: HostFacts) -> Settings:
-    """A home of its own, with what the template is made from in it: prune would take what somebody else has built."""
+    """A home with only what the template is made from: prune would remove other entries."""
     home = current().new_home(tmp_path.name, ("image", "agent", "runsc"))
     return load_settings(driver="gvisor", home=home, template_path=(tmp_path / "templates",))
 
@@ -101,7 +101,7 @@ def template(tmp_path: Path) -> Template:
 
 @pytest.fixture
 async def server(settings: Settings, template: Template) -> AsyncIterator[Server]:
-    """A server that has had the first version of the template built beside it."""
+    """A running server, and the first version of the template built by another process."""
     template.write("one")
     with anyio.fail_after(BUILD_S):
         async with open_host(settings, fetch=True) as host:
@@ -115,9 +115,7 @@ async def server(settings: Settings, template: Template) -> AsyncIterator[Server
                 yield server
 
 
-async def test_new_sandboxes_have_a_change_at_once_and_old_ones_go_on_with_all_they_stand_on(
-    server: Server, template: Template
-):
+async def test_new_sandboxes_use_a_new_build_at_once_and_old_ones_keep_theirs(server: Server, template: Template):
     service, settings = server.service, server.host.settings
     old = await server.create()
     (first,) = server.snapshots()
@@ -129,21 +127,19 @@ async def test_new_sandboxes_have_a_change_at_once_and_old_ones_go_on_with_all_t
 
     await service.resume(ME, old)
     (copy,) = await service.fork(ME, old, 1)
-    assert "in use, stays" in await run(settings, "prune")
+    assert "in use" in await run(settings, "prune")
     assert [await server.mark(box) for box in (old, copy.sandbox_id, new)] == ["one", "one", "two"]
     assert first in server.snapshots()
 
     for box in (old, copy.sandbox_id):
         await service.close(ME, box)
-    await server.nobody_holds(first)  # those that waited in the pool have been replaced
+    await server.released(first)  # the pool has replaced its machines
     assert "removed" in await run(settings, "prune")
     assert first not in server.snapshots()
     assert await server.mark(new) == "two"
 
 
-async def test_a_mistake_in_a_template_is_told_to_whoever_asks_for_it_and_to_nobody_else(
-    server: Server, template: Template
-):
+async def test_an_error_in_a_template_affects_only_requests_for_that_template(server: Server, template: Template):
     box = await server.create()
     template.file.write_text("title =")
     with pytest.raises(UnusableTemplate, match=r"template\.toml:1: this is not valid TOML"):
@@ -154,7 +150,7 @@ async def test_a_mistake_in_a_template_is_told_to_whoever_asks_for_it_and_to_nob
     assert await server.mark(await server.create()) == "one"
 
 
-async def test_nothing_a_machine_stands_on_can_be_removed_while_it_runs(machines: Machines):
+async def test_the_entries_a_machine_uses_cannot_be_removed_while_it_runs(machines: Machines):
     entries = [machines.host.store.entry(path) for path in machines.built.entries()]
     async with machines.leased() as lease:
         assert {await machines.host.store.remove(entry.kind, entry.key) for entry in entries} == {"in use"}
@@ -176,26 +172,26 @@ async def watching(settings: Settings) -> AsyncIterator[tuple[Process, TextRecei
                 process.kill()
 
 
-async def said(words: TextReceiveStream, what: str) -> str:
-    """Wait until a process has said something; returns all it said until then."""
-    text = ""
-    while what not in text:
-        text += await words.receive()
-    return text
+async def output_until(output: TextReceiveStream, text: str) -> str:
+    """Wait for a text in a process's output; return the output so far."""
+    seen = ""
+    while text not in seen:
+        seen += await output.receive()
+    return seen
 
 
-async def test_a_watched_template_is_built_again_after_each_change_until_somebody_says_stop(
+async def test_a_watched_template_is_rebuilt_after_each_change_until_interrupted(
     settings: Settings, template: Template
 ):
     template.write("one")
     with anyio.fail_after(BUILD_S):
-        async with watching(settings) as (process, words):
-            assert "snapshot (" in await said(words, f"Template {NAME} is ready")
+        async with watching(settings) as (process, output):
+            assert "snapshot (" in await output_until(output, f"Template {NAME} is ready")
             template.file.write_text('title = "T"\nlanguage = 1\n')
-            told = await said(words, f"Template {NAME} is not ready")
-            assert f"{template.file}:2: language: Input should be 'python'" in told
+            errors = await output_until(output, f"Template {NAME} was not built")
+            assert f"{template.file}:2: language: Input should be 'python'" in errors
             template.write("two")
-            assert "snapshot (" in await said(words, f"Template {NAME} is ready")
+            assert "snapshot (" in await output_until(output, f"Template {NAME} is ready")
             children = psutil.Process(process.pid).children(recursive=True)
             os.kill(process.pid, signal.SIGINT)
             assert await process.wait() == 130

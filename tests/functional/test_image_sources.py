@@ -1,4 +1,4 @@
-"""Templates made from OCI images and Dockerfiles, with the real tools, down to real machines."""
+"""Templates from OCI images and Dockerfiles, with the real tools and real machines."""
 
 import importlib.util
 import shutil
@@ -14,6 +14,8 @@ from templates.build import Builder, Progress
 from templates.errors import BuildFailed
 from templates.model import ServiceCommand, Template
 from templates.store import Entry, Store
+from templates.tools import LoggedTools
+from templates.update import Update, find_updates
 from tests.functional.images import (
     containers_untouched,
     debian_base,
@@ -28,9 +30,9 @@ from tests.waiting import BUILD_S, HANG_S
 from vmm.process import find_tool
 
 TOOLS = ("skopeo", "buildah", "mkfs.erofs", "apt-get", "dpkg")
-SLEEP = "sleep 987654"  # nobody else sleeps so long
+SLEEP = "sleep 987654"  # unique among the host's processes
 REST = "/context/busybox sleep 1000"
-# What IPython needs; all of it is plain Python, so that the tests' own will do.
+# IPython and its dependencies. All are pure Python, so the test environment's can be copied.
 IPYTHON = (
     *("IPython", "ipython_pygments_lexers", "traitlets", "decorator", "jedi", "parso", "matplotlib_inline", "pexpect"),
     *("ptyprocess", "prompt_toolkit", "wcwidth", "pygments", "stack_data", "executing", "asttokens", "pure_eval"),
@@ -51,13 +53,13 @@ def template(folder: Path, language: str = "shell", **source: str) -> Template:
 
 
 def served(wanted: Template) -> Template:
-    """The template with the ENTRYPOINT of its image as a service."""
+    """Return the template with its image's ENTRYPOINT as a service."""
     return wanted.model_copy(update={"service": ServiceCommand(ready_cmd="[ -s /workspace/where ]")})
 
 
 @pytest.fixture
 async def store(host: Host) -> AsyncIterator[Store]:
-    """The user's own store, for what all images share; what a test adds for itself is removed."""
+    """The session's store, without the entries that a test added for its own templates."""
     yield host.store
     for entry in host.store.entries():
         if str(entry.details.get("template", "")).startswith("test-"):
@@ -67,7 +69,7 @@ async def store(host: Host) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def box(store: Store, tmp_path: Path) -> Path:
-    """A directory with a program that needs no library, and a Dockerfile that runs it."""
+    """A directory with a static program, and a Dockerfile that runs it."""
     folder = tmp_path / "box"
     folder.mkdir()
     shutil.copy(await static_busybox(store), folder / "busybox")
@@ -92,17 +94,17 @@ def layers_of(builder: Builder, wanted: Template) -> list[Entry]:
 
 
 @only("gvisor", "bubblewrap")
-async def test_an_image_with_one_program_in_it_runs_commands_and_its_entrypoint(
+async def test_an_image_with_a_single_program_runs_commands_and_its_entrypoint(
     host: Host, store: Store, box: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("SECRET_TOKEN", "of the builder")
-    monkeypatch.setenv("no_proxy", "mirror.example")  # one that keeps apt from nothing
+    monkeypatch.setenv("SECRET_TOKEN", "of the host")
+    monkeypatch.setenv("no_proxy", "mirror.example")  # does not affect apt
     wanted = served(template(box, dockerfile="Dockerfile"))
     with anyio.fail_after(BUILD_S), containers_untouched():
         machines = Machines(host, await host.builder.build(wanted, host.driver))
     async with machines.clone() as clone:
-        said = (await clone.command('pwd; read where < where; echo "$where $GREETING"; /context/busybox id -un')).out
-        assert said.split() == ["/workspace", "/srv", "hello", "sandbox"]
+        output = (await clone.command('pwd; read where < where; echo "$where $GREETING"; /context/busybox id -un')).out
+        assert output.split() == ["/workspace", "/srv", "hello", "sandbox"]
         assert (await clone.command("/context/busybox ls /context")).out.split() == ["Dockerfile", "busybox"]
         built_with = (await clone.command("/context/busybox cat /environment")).out
         assert "no_proxy=mirror.example" in built_with
@@ -110,18 +112,18 @@ async def test_an_image_with_one_program_in_it_runs_commands_and_its_entrypoint(
         assert "sleep" in (await clone.command("/context/busybox ps")).out
     await machines.assert_none_left()
     (layers,) = layers_of(host.builder, wanted)
-    assert set(layers.details["config"]["env"]) == {"GREETING", "PATH"}, "the proxy was for the build alone"
+    assert set(layers.details["config"]["env"]) == {"GREETING", "PATH"}, "the image does not keep the proxy"
     assert [note.split()[0] for note in host.builder.image_notes(wanted)] == ["USER", "WORKDIR"]
 
 
 @only("gvisor")
-async def test_code_in_python_is_refused_where_the_image_has_none(host: Host, store: Store, box: Path):
+async def test_a_python_template_needs_python_in_its_image(host: Host, store: Store, box: Path):
     with anyio.fail_after(BUILD_S), pytest.raises(BuildFailed, match="this image has no python3 on its PATH"):
         await host.builder.build(template(box, "python", dockerfile="Dockerfile"), host.driver)
 
 
 @only("gvisor")
-async def test_code_runs_in_the_python_of_its_image_with_the_images_settings(host: Host, store: Store, tmp_path: Path):
+async def test_code_runs_in_the_images_python_with_the_images_settings(host: Host, store: Store, tmp_path: Path):
     folder = tmp_path / "python"
     folder.mkdir()
     layers = [(await debian_base(store)).read_bytes(), layer_of(_ipython("opt/libraries"))]
@@ -141,7 +143,7 @@ async def test_code_runs_in_the_python_of_its_image_with_the_images_settings(hos
 
 
 def _ipython(place: str) -> dict[str, bytes | Path]:
-    """Packages, by directory, and modules, by file."""
+    """Return IPython's packages and modules by their paths in the image."""
     specs = [spec for name in IPYTHON if (spec := importlib.util.find_spec(name)) and spec.origin]
     files = [Path(str(spec.origin)) for spec in specs]
     found = [file.parent if file.name == "__init__.py" else file for file in files]
@@ -149,7 +151,7 @@ def _ipython(place: str) -> dict[str, bytes | Path]:
 
 
 @only("gvisor")
-async def test_images_come_by_tag_and_by_digest_and_never_as_another(host: Host, store: Store, tmp_path: Path):
+async def test_images_are_fetched_by_tag_and_by_verified_digest(host: Host, store: Store, tmp_path: Path):
     digest = write_layout(tmp_path / "layout", [layer_of({"hello": b"one"})], User="app")
     other = write_layout(tmp_path / "other", [layer_of({"hello": b"two"})])
     folder = tmp_path / "pulled"
@@ -166,7 +168,9 @@ async def test_images_come_by_tag_and_by_digest_and_never_as_another(host: Host,
             _push(tmp_path / "other", f"{address}/box:1")
             before = layers_of(host.builder, by_tag)
             await host.builder.build_image(by_tag)
-            assert layers_of(host.builder, by_tag) == before, "a tag that moved is not followed until asked"
+            assert layers_of(host.builder, by_tag) == before, "a moved tag is not followed until asked"
+            (update,) = await _updates_of(store, host.builder, by_tag, tmp_path / "work")
+            assert [(upgrade.old, upgrade.new) for upgrade in update.upgrades] == [(digest, other)]
             await _forget(host.builder, store, by_tag)
             await host.builder.build_image(by_tag)
             assert [entry.details["digest"] for entry in layers_of(host.builder, by_tag)] == [other]
@@ -176,6 +180,13 @@ async def test_images_come_by_tag_and_by_digest_and_never_as_another(host: Host,
             with pytest.raises(BuildFailed, match="skopeo ended") as refused:
                 await host.builder.build_image(template(folder, oci=f"{address}/box@{other}"))
             assert "does not match provided manifest digest" in refused.value.log_tail
+
+
+async def _updates_of(store: Store, builder: Builder, wanted: Template, work: Path) -> list[Update]:
+    """Return the updates of a template's image, without those of what all templates share."""
+    work.mkdir()
+    updates = await find_updates(store, builder.inventory, [wanted], LoggedTools(work / "log", print), work)
+    return [update for update in updates if wanted.name in update.part]
 
 
 def _push(layout: Path, name: str) -> None:
@@ -190,7 +201,7 @@ async def _forget(builder: Builder, store: Store, wanted: Template) -> None:
 
 @only("gvisor")
 @pytest.mark.parametrize("kind", ["oci-archive", "docker-archive"])
-async def test_images_come_from_files_and_are_made_anew_when_those_change(
+async def test_images_come_from_files_and_are_rebuilt_when_those_change(
     host: Host, store: Store, tmp_path: Path, kind: str
 ):
     folder = tmp_path / "file"

@@ -1,4 +1,4 @@
-"""Templates with a service on real machines: alive in every clone, each with a state of its own from there on."""
+"""Templates with a service: it runs in every clone, and each clone has its own copy."""
 
 from collections.abc import AsyncIterator
 
@@ -34,7 +34,7 @@ def with_service(template: Template, start_cmd: str, ready_cmd: str) -> Template
 
 @pytest.fixture
 async def counting(host: Host, built: BuiltTemplate) -> AsyncIterator[Machines]:
-    """Machines of a template whose service counts how often it was asked: at first once, by its ready_cmd."""
+    """Machines of a template whose service counts its requests; ready_cmd was the first."""
     store = Store(host.settings.home)
     before = {entry.path for entry in store.entries()}
     template = with_service(built.template, f"exec python3 -c '{COUNTER}'", f'python3 -c "{COUNT}"')
@@ -48,7 +48,7 @@ async def counting(host: Host, built: BuiltTemplate) -> AsyncIterator[Machines]:
 
 
 @only("gvisor", "bubblewrap")
-async def test_a_service_is_alive_in_every_clone_and_outlives_its_kernels(counting: Machines):
+async def test_a_service_runs_in_every_clone_and_outlives_the_kernel(counting: Machines):
     async with counting.clone() as one, counting.clone() as other:
         assert [(await one.run(COUNT)).out for _ in range(3)] == ["2", "3", "4"]
         assert (await other.run(COUNT)).out == "2"
@@ -57,6 +57,6 @@ async def test_a_service_is_alive_in_every_clone_and_outlives_its_kernels(counti
 
 
 @only("gvisor")
-async def test_a_build_whose_service_does_not_start_says_what_it_said_last(host: Host, built: BuiltTemplate):
+async def test_a_build_whose_service_does_not_start_shows_its_last_output(host: Host, built: BuiltTemplate):
     with anyio.fail_after(BUILD_S), pytest.raises(BuildFailed, match=r"start_cmd ended \(exit code 1\)(?s:.*)no disk"):
         await host.builder.build(with_service(built.template, "echo no disk; exit 1", "false"), host.driver)

@@ -1,4 +1,4 @@
-"""A template whose language is the shell: built, frozen and restored without any kernel."""
+"""A template whose language is shell: built, frozen and restored without a kernel process."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ TEMPLATE = Template.model_validate(
 )
 
 
-async def test_code_and_commands_share_a_session_in_clones_of_a_shell_machine(host: Host):
+async def test_code_and_commands_share_a_session_in_clones_of_a_shell_template(host: Host):
     try:
         with anyio.fail_after(BUILD_S):
             built = await host.builder.build(TEMPLATE, host.driver)

@@ -1,24 +1,29 @@
-"""Builds with the real tools. What is expensive is kept in the user's own home, as the product does."""
+"""Builds with the real tools."""
 
+import io
 import os
+import re
 import shutil
 import sys
+import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
-import platformdirs
 import psutil
 import pytest
 from anyio.streams.text import TextReceiveStream
 
+from mcp_sandbox.config import load_settings
 from templates.build import Builder, Progress
-from templates.debian import BASE_TAR, base_inputs
+from templates.debian import BASE_TAR
 from templates.image import extract_tree
 from templates.model import Template
-from templates.store import Store
+from templates.store import Entry, Store
 from templates.tools import LoggedTools
+from templates.update import find_updates
 from templates.wheels import guest_python_command
 from tests.unit.fake_driver import FakeDriver
 from tests.waiting import BUILD_S, HANG_S, LOOK_AGAIN_S
@@ -51,16 +56,15 @@ def tiny(name: str, packages: list[str]) -> Template:
 
 
 class Jail(FakeDriver):
-    """A driver whose machines live in a directory and boot no kernel."""
+    """A driver whose machines run in a directory tree and boot no kernel."""
 
     capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
-    """The user's own store; entries that a test adds for itself are removed again, shared ones stay."""
-    home = os.environ.get("MCP_SANDBOX_HOME")
-    store = Store(Path(home) if home else platformdirs.user_data_path("mcp-sandbox"))
+    """The session's store, without the entries that a test added for its own templates."""
+    store = Store(load_settings().home)
     before = {entry.path for entry in store.entries()}
     yield store
     for entry in store.entries():
@@ -69,7 +73,15 @@ async def store() -> AsyncIterator[Store]:
             await store.remove(entry.kind, entry.key)
 
 
-async def test_an_image_is_built_on_the_shared_base_and_is_sound(store: Store):
+async def base_of(store: Store, template: Template) -> Entry:
+    builder = Builder(store)
+    await builder.build_image(template)
+    base = store.find("base", builder.inventory.plan_image(template).base)
+    assert base is not None
+    return base
+
+
+async def test_an_image_is_built_on_the_shared_base_and_passes_fsck(store: Store):
     steps: list[Progress] = []
     builder = Builder(store, steps.append)
     with anyio.fail_after(BUILD_S):
@@ -79,10 +91,10 @@ async def test_an_image_is_built_on_the_shared_base_and_is_sound(store: Store):
     assert [(step.step, step.state) for step in steps] == [("image", "ready")]
     await anyio.run_process(["fsck.erofs", str(image)], env={"PATH": PATH})
     described = await anyio.run_process(["dump.erofs", "--path=/etc/hosts", str(image)], env={"PATH": PATH})
-    assert b"Layout: 0 " in described.stdout, "its end lies among the inodes, where gVisor cannot map it"
+    assert b"Layout: 0 " in described.stdout, "inlined data, which gVisor cannot map"
 
 
-async def test_machines_of_any_user_can_read_an_image_that_was_built_under_a_strict_umask(store: Store):
+async def test_every_user_can_read_an_image_built_under_a_strict_umask(store: Store):
     before = os.umask(0o077)
     try:
         with anyio.fail_after(BUILD_S):
@@ -93,7 +105,7 @@ async def test_machines_of_any_user_can_read_an_image_that_was_built_under_a_str
     assert image.parent.stat().st_mode & 0o005 == 0o005
 
 
-async def test_a_tree_has_the_files_of_its_image_for_every_user_to_read(store: Store):
+async def test_a_tree_has_the_files_of_its_image_and_every_user_can_read_them(store: Store):
     with anyio.fail_after(BUILD_S):
         built = await Builder(store).build(tiny("test-tree", []), Jail())
     assert isinstance(built.boot, GuestCode)
@@ -106,15 +118,15 @@ async def test_a_tree_has_the_files_of_its_image_for_every_user_to_read(store: S
     assert [oct(mode) for mode in modes if mode & 0o444 != 0o444 or mode & 0o6022] == []
 
 
-async def test_a_fetched_gvisor_runs_and_is_new_enough(store: Store):
+async def test_the_downloaded_gvisor_runs_and_is_new_enough(store: Store):
     with anyio.fail_after(BUILD_S):
         runsc = await Builder(store).build_runsc()
     assert Builder(store).find_runsc() == runsc
-    said = await anyio.run_process([str(runsc), "--version"])
-    assert release_in(said.stdout.decode()) >= OLDEST
+    version = await anyio.run_process([str(runsc), "--version"])
+    assert release_in(version.stdout.decode()) >= OLDEST
 
 
-async def test_further_packages_are_installed_without_making_the_base_again(store: Store, tmp_path: Path):
+async def test_more_packages_are_installed_without_rebuilding_the_base(store: Store, tmp_path: Path):
     with anyio.fail_after(BUILD_S):
         await Builder(store).build_image(tiny("test-base", []))
         steps: list[Progress] = []
@@ -125,11 +137,9 @@ async def test_further_packages_are_installed_without_making_the_base_again(stor
     assert (tmp_path / "tree/usr/bin/tree").is_file()
 
 
-async def test_the_machines_python_has_its_whole_standard_library(store: Store, tmp_path: Path):
+async def test_the_images_python_has_its_whole_standard_library(store: Store, tmp_path: Path):
     with anyio.fail_after(BUILD_S):
-        await Builder(store).build_image(tiny("test-python", []))
-    base = store.find("base", base_inputs("bookworm"))
-    assert base is not None
+        base = await base_of(store, tiny("test-python", []))
     tree = tmp_path / "tree"
     await extract_tree(LoggedTools(tmp_path / "log", print), base.path / BASE_TAR, tree)
     command, env = guest_python_command(tree)
@@ -140,7 +150,7 @@ async def test_the_machines_python_has_its_whole_standard_library(store: Store, 
 async def test_kernel_and_initramfs_are_made_from_debian_packages(store: Store):
     with anyio.fail_after(BUILD_S):
         kernel = await Builder(store).build_kernel()
-    assert kernel.vmlinuz.read_bytes()[0x202:0x206] == b"HdrS", "the mark of a Linux boot image"
+    assert kernel.vmlinuz.read_bytes()[0x202:0x206] == b"HdrS", "the magic of a Linux boot image"
     initramfs = kernel.initramfs.read_bytes()
     for name in (b"init", b"bin/busybox", b"modules/order", b"modules/virtio_blk.ko", b"guest/agent/__main__.py"):
         assert b"\0" + name + b"\0" in initramfs or b"0" + name + b"\0" in initramfs
@@ -167,6 +177,38 @@ async def test_a_cancelled_build_leaves_no_process_and_no_file(tmp_path: Path):
     assert set(Path(tempfile.gettempdir()).glob("mmdebstrap.*")) <= scratch
 
 
+async def test_an_old_package_in_a_base_is_found_in_debians_archive(store: Store, tmp_path: Path):
+    template = tiny("test-update", [])
+    with anyio.fail_after(BUILD_S):
+        base = await base_of(store, template)
+        with old_package(base.path / BASE_TAR, "libc6", "2.36-1"):
+            updates = await find_updates(
+                store, Builder(store).inventory, [template], LoggedTools(tmp_path / "log", print), tmp_path
+            )
+    (debian,) = [update for update in updates if update.part == "Debian bookworm"]
+    (libc,) = [upgrade for upgrade in debian.upgrades if upgrade.package == "libc6"]
+    assert libc.old == "2.36-1"
+    assert libc.new.startswith("2.36-9")
+
+
+@contextmanager
+def old_package(tar: Path, package: str, version: str) -> Iterator[None]:
+    """Make a base claim for a while that it has an old version of a package."""
+    original = tar.rename(tar.with_suffix(".original"))
+    current = re.compile(rf"(Package: {package}\n(?:.+\n)*?Version: )\S+")
+    with tarfile.open(original, "r:") as old, tarfile.open(tar, "w:", format=tarfile.PAX_FORMAT) as changed:
+        status = next(member for member in old if member.name.endswith("dpkg/status"))
+        data = old.extractfile(status)
+        assert data is not None
+        text = current.sub(rf"\g<1>{version}", data.read().decode()).encode()
+        status.size = len(text)
+        changed.addfile(status, io.BytesIO(text))
+    try:
+        yield
+    finally:
+        original.replace(tar)
+
+
 BUILD_IN_THE_MIDDLE = """
 import sys
 import anyio
@@ -181,7 +223,7 @@ anyio.run(builder.build_image, tiny("test-killed", []))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's builds mount anything on the host")
-async def test_of_a_build_that_was_killed_the_next_one_finds_nothing_but_files_to_remove(tmp_path: Path):
+async def test_a_killed_build_leaves_only_files_which_the_next_one_removes(tmp_path: Path):
     def running() -> list[str]:
         commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
         return [command for command in commands if str(tmp_path) in command]

@@ -1,4 +1,4 @@
-"""Which templates there are, and what becomes of those that hide others or cannot be read."""
+"""Which templates there are, and how hidden and invalid ones are reported."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def add(root: Path, name: str, text: str = GOOD) -> Path:
     return folder
 
 
-def test_the_users_templates_are_there_beside_those_we_ship(tmp_path: Path):
+def test_custom_templates_are_listed_beside_the_built_in_ones(tmp_path: Path):
     add(tmp_path, "mine")
     catalogue = Catalogue([tmp_path])
     assert catalogue.load("mine").folder == tmp_path / "mine"
@@ -26,11 +26,11 @@ def test_the_users_templates_are_there_beside_those_we_ship(tmp_path: Path):
     assert {"mine", SHIPPED} <= set(catalogue.names()) == set(catalogue.templates())
 
 
-def test_a_directory_of_the_path_need_not_be_there(tmp_path: Path):
+def test_a_directory_on_the_path_may_be_missing(tmp_path: Path):
     assert Catalogue([tmp_path / "nowhere"]).names() == Catalogue().names()
 
 
-def test_the_first_of_a_name_is_the_one_and_hides_the_others(tmp_path: Path):
+def test_the_first_template_of_a_name_hides_the_others(tmp_path: Path):
     for root in ("first", "second"):
         add(tmp_path / root, SHIPPED)
     catalogue = Catalogue([tmp_path / "first", tmp_path / "second"])
@@ -40,7 +40,7 @@ def test_the_first_of_a_name_is_the_one_and_hides_the_others(tmp_path: Path):
     assert listed.hides == (tmp_path / "second" / SHIPPED, BUILT_IN / SHIPPED)
 
 
-def test_a_template_that_cannot_be_read_takes_no_other_down(tmp_path: Path):
+def test_a_template_with_errors_does_not_affect_others(tmp_path: Path):
     add(tmp_path, "broken", "title =")
     add(tmp_path, "mine")
     catalogue = Catalogue([tmp_path])
@@ -59,7 +59,7 @@ def test_a_broken_template_is_not_replaced_by_the_one_it_hides(tmp_path: Path):
         Catalogue([tmp_path]).load(SHIPPED)
 
 
-def test_a_directory_whose_name_cannot_be_one_is_told_of(tmp_path: Path):
+def test_a_directory_with_an_invalid_name_is_reported(tmp_path: Path):
     add(tmp_path, "My_Tools")
     catalogue = Catalogue([tmp_path])
     (entry,) = [entry for entry in catalogue.entries() if entry.name == "My_Tools"]
@@ -67,11 +67,11 @@ def test_a_directory_whose_name_cannot_be_one_is_told_of(tmp_path: Path):
     assert "My_Tools" not in catalogue.names()
 
 
-def test_what_is_added_changed_or_removed_is_seen_at_the_next_look(tmp_path: Path):
+def test_added_changed_and_removed_templates_are_noticed(tmp_path: Path):
     catalogue = Catalogue([tmp_path])
     folder = add(tmp_path, "mine")
     first = catalogue.load("mine")
-    assert catalogue.load("mine") is first, "reading takes long"
+    assert catalogue.load("mine") is first, "it is cached"
     add(tmp_path, "mine", GOOD.replace("512", "1024"))
     assert catalogue.load("mine").machine.memory_mb == 1024
     (folder / "template.toml").unlink()
@@ -80,7 +80,7 @@ def test_what_is_added_changed_or_removed_is_seen_at_the_next_look(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["nothing-here", "../mine", "", "UPPER", "a" * 64, "file"])
-def test_an_unknown_name_is_refused_with_the_names_there_are(tmp_path: Path, name: str):
+def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path, name: str):
     add(tmp_path / "path", "mine")
     add(tmp_path, "mine")
     (tmp_path / "path" / "file").write_text("")

@@ -1,4 +1,4 @@
-"""skopeo and buildah are run so that they find a user's logins and leave nothing of their own."""
+"""skopeo and buildah find the user's logins and leave no files behind."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Recorder:
-    """Stands where the tools of a step are: does what such a tool does, and remembers how it was called."""
+    """Stands in for the tools of a step and records the environment."""
 
     env: Mapping[str, str] = {}
 
@@ -37,7 +37,7 @@ class Recorder:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user with an empty home who has logged in nowhere."""
+    """A user with an empty home and no logins."""
     monkeypatch.setattr(container_tools, "find_tool", lambda program: program)
     monkeypatch.setattr(container_tools, "LOGINS", ("{runtime}/auth.json", "{home}/config.json"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -48,14 +48,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-async def test_what_they_keep_for_themselves_is_gone_afterwards(home: Path, tmp_path: Path):
+async def test_their_caches_are_removed_afterwards(home: Path, tmp_path: Path):
     tools = Recorder()
     assert await run_container_tool(tools, tmp_path / "staging", "skopeo", "copy") == ["skopeo"]
     assert list((tmp_path / "staging").iterdir()) == []
     assert "REGISTRY_AUTH_FILE" not in tools.env
 
 
-async def test_they_find_where_the_user_has_logged_in(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_they_find_the_users_logins(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tools = Recorder()
     for login in (home / "config.json", tmp_path / "runtime/auth.json"):
         login.write_text("{}")
@@ -66,18 +66,18 @@ async def test_they_find_where_the_user_has_logged_in(home: Path, tmp_path: Path
     assert "REGISTRY_AUTH_FILE" not in tools.env, "it is in the environment already"
 
 
-async def test_nothing_of_another_user_is_removed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_other_users_files_are_not_removed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(container_tools, "LEFTOVERS", (str(tmp_path / "traces-{uid}"),))
     (tmp_path / f"traces-{container_tools.NOBODY}").mkdir()
     await run_container_tool(Recorder(), tmp_path / "staging", "skopeo")
-    assert (tmp_path / f"traces-{container_tools.NOBODY}").exists(), "it was there before"
+    assert (tmp_path / f"traces-{container_tools.NOBODY}").exists(), "it existed before"
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     tools = Recorder()
     await run_container_tool(tools, tmp_path / "staging", "skopeo")
     assert tools.env["_CONTAINERS_ROOTLESS_UID"] == "1234"
 
 
-async def test_a_tool_that_is_missing_is_named_with_the_command_that_gets_it(
+async def test_a_missing_tool_is_named_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(container_tools, "find_tool", lambda program: None)

@@ -1,4 +1,4 @@
-"""Which of the host's package sources are used for machines."""
+"""Which of the host's apt sources are used for images."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def etc(root: Path, *, ident: str = "debian", deb822: str = "", one_line: str = 
     return root
 
 
-def test_the_mirror_of_the_site_is_used_and_nothing_else(tmp_path: Path):
+def test_only_the_hosts_debian_mirror_is_used(tmp_path: Path):
     assert sources_for("bookworm", etc(tmp_path, deb822=DEB822)) == (
         "Types: deb\n"
         "URIs: http://mirror.example/debian\n"
@@ -49,7 +49,7 @@ def test_the_mirror_of_the_site_is_used_and_nothing_else(tmp_path: Path):
     )
 
 
-def test_the_mirror_of_the_site_serves_other_suites_too(tmp_path: Path):
+def test_the_hosts_mirror_serves_other_suites_too(tmp_path: Path):
     text = sources_for("trixie", etc(tmp_path, deb822=DEB822))
     assert text is not None
     assert "Suites: trixie trixie-updates\n" in text
@@ -69,7 +69,7 @@ def test_one_line_sources_are_read(tmp_path: Path):
     assert "no.example" not in text
 
 
-def test_a_key_in_the_middle_of_the_file_is_kept(tmp_path: Path):
+def test_an_inline_key_is_kept(tmp_path: Path):
     key = "Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc\n -----END PGP PUBLIC KEY BLOCK-----"
     stanza = f"Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm\nComponents: main\n{key}\n"
     text = sources_for("bookworm", etc(tmp_path, deb822=stanza))
@@ -77,7 +77,7 @@ def test_a_key_in_the_middle_of_the_file_is_kept(tmp_path: Path):
     assert " .\n abc\n" in text
 
 
-def test_a_host_that_is_not_debian_has_nothing_to_offer(tmp_path: Path):
+def test_a_host_that_is_not_debian_has_no_sources(tmp_path: Path):
     other = etc(tmp_path, ident="ubuntu", deb822=DEB822)
     assert host_codename(other) is None
     assert sources_for("bookworm", other) is None

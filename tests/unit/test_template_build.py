@@ -1,4 +1,4 @@
-"""Builds, with tools and machines that only pretend."""
+"""Builds with fake tools and machines."""
 
 import io
 import shutil
@@ -43,28 +43,28 @@ def template(**changes: Any) -> Template:
 
 
 class FakeVm(FakeDriver):
-    """Machines that boot a kernel and can be frozen, as QEMU's do."""
+    """Boots a kernel and takes snapshots, as QEMU does."""
 
     name = "vm"
     capabilities = Capabilities(Isolation.VM, snapshot=True)
 
 
 class FakeGvisor(FakeDriver):
-    """Machines that start with the agent alone and can be frozen."""
+    """Starts the agent without a kernel and takes snapshots, as gVisor does."""
 
     name = "gvisor"
     capabilities = Capabilities(Isolation.KERNEL, snapshot=True)
 
 
 class FakeJail(FakeDriver):
-    """Machines in a directory tree that cannot be frozen, as bubblewrap's are."""
+    """Runs machines in a directory tree and takes no snapshots, as bubblewrap does."""
 
     name = "jail"
     capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
 
 
 class Workshop:
-    """Pretends to be every tool of a build; remembers which were run and fails where it is told to."""
+    """Stands in for every tool of a build, records the calls and fails on demand."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -75,11 +75,11 @@ class Workshop:
         self.newest = ["linux_6.1_amd64"]  # packages in the archive
         self.started = anyio.Event()
 
-    def tools(self, log_path: Path, on_line: Callable[[str], None]) -> "PretendedTools":
-        return PretendedTools(self, LoggedTools(log_path, on_line))
+    def tools(self, log_path: Path, on_line: Callable[[str], None]) -> "FakeTools":
+        return FakeTools(self, LoggedTools(log_path, on_line))
 
 
-class PretendedTools:
+class FakeTools:
     def __init__(self, workshop: Workshop, log: LoggedTools) -> None:
         self._workshop = workshop
         self._log = log
@@ -108,9 +108,9 @@ class PretendedTools:
         if tool == shop.broken:
             self.note("E: out of luck")
             raise StepFailed(f"{tool} ended with status 1")
-        return self._pretend(tool, argv, cwd)
+        return self._fake_output(tool, argv, cwd)
 
-    def _pretend(self, tool: str, argv: Sequence[str], cwd: Path | None) -> list[str]:
+    def _fake_output(self, tool: str, argv: Sequence[str], cwd: Path | None) -> list[str]:
         match tool:
             case "mmdebstrap":
                 _pack_base(Path(next(word for word in argv if word.endswith("/base.tar"))))
@@ -125,7 +125,7 @@ class PretendedTools:
                 (unpacked / "tmp").mkdir()
                 (unpacked / "tmp").chmod(0o1777)
             case "apt-cache" | "apt-get":
-                return self._pretend_apt(argv, cwd)
+                return self._fake_apt(argv, cwd)
             case "dpkg":
                 tree = Path(argv[-1])
                 for name in ("boot/vmlinuz-6.1", "bin/busybox", "lib/modules/6.1/kernel/overlay.ko", "usr/bin/runsc"):
@@ -133,7 +133,7 @@ class PretendedTools:
                     (tree / name).write_text(name)
         return []
 
-    def _pretend_apt(self, argv: Sequence[str], cwd: Path | None) -> list[str]:
+    def _fake_apt(self, argv: Sequence[str], cwd: Path | None) -> list[str]:
         if "depends" in argv:
             return ["linux-image-cloud-amd64", "  Depends: linux-image-6.1-cloud-amd64"]
         if "--simulate" in argv:
@@ -164,15 +164,15 @@ def _grow_tree(tree: Path) -> None:
     (tree / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2").write_text("")
 
 
-class PretendedAgent:
-    """Stands where AgentClient is: remembers what was to be warmed up."""
+class FakeAgent:
+    """Stands in for AgentClient and records warm-ups."""
 
     warmed: list[str]
     error: Exception | None
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, stream: Any, *, timeout_s: float) -> AsyncIterator["PretendedAgent"]:
+    async def open(cls, stream: Any, *, timeout_s: float) -> AsyncIterator["FakeAgent"]:
         yield cls()
 
     async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
@@ -182,14 +182,14 @@ class PretendedAgent:
 
 
 @pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> type[PretendedAgent]:
-    monkeypatch.setattr("templates.snapshot.AgentClient", PretendedAgent)
+def agent(monkeypatch: pytest.MonkeyPatch) -> type[FakeAgent]:
+    monkeypatch.setattr("templates.snapshot.AgentClient", FakeAgent)
     monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: "bookworm")
     monkeypatch.setattr("templates.apt_sources.sources_for", lambda suite: f"Suites: {suite}\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    PretendedAgent.warmed = []
-    PretendedAgent.error = None
-    return PretendedAgent
+    FakeAgent.warmed = []
+    FakeAgent.error = None
+    return FakeAgent
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def workshop() -> Workshop:
 
 
 @pytest.fixture
-def builder(tmp_path: Path, workshop: Workshop, agent: type[PretendedAgent]) -> Builder:
+def builder(tmp_path: Path, workshop: Workshop, agent: type[FakeAgent]) -> Builder:
     return Builder(Store(tmp_path), make_tools=workshop.tools)
 
 
@@ -206,8 +206,8 @@ def staged(home: Path) -> list[Path]:
     return list(home.glob("staging/*"))
 
 
-async def test_a_build_gives_image_kernel_and_a_warm_snapshot(
-    builder: Builder, agent: type[PretendedAgent], tmp_path: Path
+async def test_a_build_makes_an_image_a_kernel_and_a_warm_snapshot(
+    builder: Builder, agent: type[FakeAgent], tmp_path: Path
 ):
     driver = FakeVm()
     built = await builder.build(template(), driver)
@@ -224,8 +224,8 @@ async def test_a_build_gives_image_kernel_and_a_warm_snapshot(
     assert staged(tmp_path) == []
 
 
-async def test_a_machine_without_a_kernel_gets_the_agents_archive_and_nothing_is_fetched_to_boot(
-    builder: Builder, workshop: Workshop, agent: type[PretendedAgent], tmp_path: Path
+async def test_a_driver_without_a_kernel_gets_the_agents_archive_and_downloads_nothing(
+    builder: Builder, workshop: Workshop, agent: type[FakeAgent], tmp_path: Path
 ):
     built = await builder.build(template(), FakeGvisor())
     assert built.root.read_text() == "erofs"
@@ -237,13 +237,13 @@ async def test_a_machine_without_a_kernel_gets_the_agents_archive_and_nothing_is
     assert "apt-get" not in workshop.ran
 
 
-async def test_a_driver_that_wants_a_directory_gets_the_image_unpacked_and_no_snapshot(
-    builder: Builder, workshop: Workshop, agent: type[PretendedAgent], tmp_path: Path
+async def test_a_driver_that_needs_a_tree_gets_the_unpacked_image_and_no_snapshot(
+    builder: Builder, workshop: Workshop, agent: type[FakeAgent], tmp_path: Path
 ):
     driver = FakeJail()
     built = await builder.build(template(), driver)
     assert (built.root / "usr/bin/python3").is_symlink()
-    assert (built.root / "tmp").stat().st_mode & 0o7777 == 0o755, "machines share it"
+    assert (built.root / "tmp").stat().st_mode & 0o7777 == 0o755, "machines share the tree"
     assert isinstance(built.boot, GuestCode)
     assert built.snapshot is None
     assert (agent.warmed, driver.launched) == ([], 0)
@@ -255,7 +255,7 @@ async def test_a_driver_that_wants_a_directory_gets_the_image_unpacked_and_no_sn
     assert workshop.ran == []
 
 
-async def test_a_tree_is_unpacked_anew_when_its_image_was_made_anew(builder: Builder, tmp_path: Path):
+async def test_a_tree_is_unpacked_again_when_its_image_is_rebuilt(builder: Builder, tmp_path: Path):
     first = await builder.build(template(), FakeJail())
     (image_entry,) = [entry for entry in Store(tmp_path).entries() if entry.kind == "image"]
     await Store(tmp_path).remove("image", image_entry.key)
@@ -265,7 +265,7 @@ async def test_a_tree_is_unpacked_anew_when_its_image_was_made_anew(builder: Bui
     assert [entry.path for entry in await builder.outdated(template(), FakeJail())] == [first.root.parent]
 
 
-async def test_what_was_removed_from_the_store_is_not_there(builder: Builder, tmp_path: Path):
+async def test_a_build_removed_from_the_store_no_longer_exists(builder: Builder, tmp_path: Path):
     for driver, kind in ((FakeVm(), "snapshot"), (FakeJail(), "tree")):
         built = await builder.build(template(), driver)
         assert built.exists()
@@ -274,7 +274,7 @@ async def test_what_was_removed_from_the_store_is_not_there(builder: Builder, tm
         assert not built.exists()
 
 
-async def test_building_again_with_nothing_changed_does_nothing(builder: Builder, workshop: Workshop):
+async def test_a_second_build_without_changes_does_nothing(builder: Builder, workshop: Workshop):
     driver = FakeVm()
     built = await builder.build(template(), driver)
     workshop.ran.clear()
@@ -291,7 +291,7 @@ async def test_nothing_is_found_before_it_is_built(builder: Builder, workshop: W
     assert workshop.ran == []
 
 
-async def test_only_what_a_change_touches_is_made_again(builder: Builder, workshop: Workshop):
+async def test_a_change_rebuilds_only_what_depends_on_it(builder: Builder, workshop: Workshop):
     driver = FakeVm()
     await builder.build(template(), driver)
     workshop.ran.clear()
@@ -302,7 +302,7 @@ async def test_only_what_a_change_touches_is_made_again(builder: Builder, worksh
     assert (workshop.ran, driver.launched) == (["tar", "pip", "compileall", "mkfs.erofs"], 3)
 
 
-async def test_further_packages_are_a_layer_on_the_shared_base(builder: Builder, workshop: Workshop):
+async def test_more_packages_are_a_layer_on_the_shared_base(builder: Builder, workshop: Workshop):
     await builder.build_image(template())
     workshop.ran.clear()
     workshop.argv.clear()
@@ -313,7 +313,7 @@ async def test_further_packages_are_a_layer_on_the_shared_base(builder: Builder,
     assert any(word.startswith("--setup-hook=tar-in ") for word in workshop.argv[0])
 
 
-async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_what_it_is(
+async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_its_key(
     builder: Builder, workshop: Workshop
 ):
     source = {"debian": {"suite": "bookworm", "run": ["echo 'a b' >/etc/motd", "true"]}}
@@ -329,7 +329,7 @@ async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_what
 
 
 @pytest.mark.parametrize("host_has_sources", [True, False])
-async def test_a_package_of_another_suite_needs_to_know_where_that_is(
+async def test_a_package_of_another_suite_needs_that_suites_sources(
     builder: Builder, workshop: Workshop, monkeypatch: pytest.MonkeyPatch, host_has_sources: bool
 ):
     monkeypatch.setattr(apt_sources, "sources_for", lambda suite: f"Suites: {suite}\n" if host_has_sources else None)
@@ -343,7 +343,7 @@ async def test_a_package_of_another_suite_needs_to_know_where_that_is(
             await builder.build_image(template(source=source))
 
 
-async def test_a_base_has_no_devices_for_ordinary_users_cannot_unpack_them(builder: Builder, tmp_path: Path):
+async def test_a_base_has_no_devices_because_ordinary_users_cannot_unpack_them(builder: Builder, tmp_path: Path):
     await builder.build_image(template())
     (base,) = tmp_path.glob("base/*/base.tar")
     with tarfile.open(base) as tar:
@@ -351,7 +351,7 @@ async def test_a_base_has_no_devices_for_ordinary_users_cannot_unpack_them(build
     assert sorted(path.name for path in base.parent.iterdir()) == ["base.tar", "meta.json"]
 
 
-async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Builder, tmp_path: Path):
+async def test_a_snapshot_is_only_used_with_the_image_it_was_taken_with(builder: Builder, tmp_path: Path):
     driver = FakeVm()
     built = await builder.build(template(), driver)
     await Store(tmp_path).remove("image", built.root.parent.name)
@@ -362,14 +362,14 @@ async def test_a_snapshot_never_meets_an_image_it_was_not_taken_with(builder: Bu
     assert [entry.path for entry in await builder.outdated(template(), driver)] == [built.snapshot.path]
 
 
-async def test_a_build_of_a_template_with_a_service_is_not_outdated_at_once(builder: Builder):
+async def test_a_build_with_a_service_is_not_outdated_at_once(builder: Builder):
     driver = FakeVm()
     with_service = template(service={"start_cmd": "serve", "ready_cmd": "ask"}, env={"A": "1"})
     await builder.build(with_service, driver)
     assert await builder.outdated(with_service, driver) == []
 
 
-async def test_what_all_templates_share_is_outdated_when_none_is_made_from_it_any_more(
+async def test_shared_entries_are_outdated_when_no_template_uses_them(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ):
     driver = FakeVm()
@@ -383,14 +383,14 @@ async def test_what_all_templates_share_is_outdated_when_none_is_made_from_it_an
 
 
 @pytest.mark.parametrize("last", [FakeVm, FakeGvisor, FakeJail])
-async def test_building_for_one_driver_keeps_what_the_others_use(builder: Builder, last: type[FakeDriver]):
+async def test_building_for_one_driver_keeps_the_entries_of_others(builder: Builder, last: type[FakeDriver]):
     await builder.build_runsc()
     for driver in (FakeVm(), FakeGvisor(), FakeJail(), last()):
         await builder.build(template(), driver)
     assert await builder.outdated(template(), last()) == []
 
 
-async def test_another_drivers_snapshot_of_something_old_is_outdated(builder: Builder, monkeypatch: pytest.MonkeyPatch):
+async def test_another_drivers_snapshot_of_old_entries_is_outdated(builder: Builder, monkeypatch: pytest.MonkeyPatch):
     for driver in (FakeVm(), FakeGvisor(), FakeJail()):
         await builder.build(template(), driver)
     changed = template(warmup={"code": "import os"})
@@ -406,14 +406,12 @@ async def test_another_drivers_snapshot_of_something_old_is_outdated(builder: Bu
     assert sorted(entry.kind for entry in outdated) == ["image", "snapshot", "snapshot", "tree"]
 
 
-async def test_nothing_is_outdated_before_the_template_is_built_again(builder: Builder):
+async def test_nothing_is_outdated_before_the_template_is_rebuilt(builder: Builder):
     await builder.build(template(), FakeVm())
     assert await builder.outdated(template(), FakeGvisor()) == []
 
 
-async def test_what_all_drivers_share_is_outdated_when_its_code_has_changed(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch
-):
+async def test_guest_code_entries_are_outdated_when_the_code_changes(builder: Builder, monkeypatch: pytest.MonkeyPatch):
     for driver in (FakeVm(), FakeGvisor()):
         await builder.build(template(), driver)
     for module in ("guest_code", "kernel"):
@@ -423,7 +421,7 @@ async def test_what_all_drivers_share_is_outdated_when_its_code_has_changed(
     assert sorted(entry.kind for entry in outdated) == ["agent", "initramfs", "snapshot", "snapshot"]
 
 
-# -- what nothing uses any more ----------------------------------------------------------------------------
+# -- unused entries ---------------------------------------------------------------------------------------
 
 MINE = """
 title = "T"
@@ -436,7 +434,7 @@ warmup.code = "import numpy"
 
 
 class Shop:
-    """A builder whose catalogue has templates that tests write."""
+    """A builder with a catalogue of templates that tests write."""
 
     def __init__(self, path: Path, workshop: Workshop) -> None:
         self.path = path
@@ -458,11 +456,11 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, workshop: Workshop, agent: type[PretendedAgent]) -> Shop:
+def shop(tmp_path: Path, workshop: Workshop, agent: type[FakeAgent]) -> Shop:
     return Shop(tmp_path, workshop)
 
 
-async def test_nothing_is_unused_while_templates_are_as_they_were_built(shop: Shop):
+async def test_nothing_is_unused_while_templates_are_unchanged(shop: Shop):
     for driver in (FakeVm(), FakeGvisor(), FakeJail()):
         await shop.build("mine", driver)
     assert await shop.unused(FakeVm(), FakeGvisor()) == []
@@ -474,22 +472,20 @@ async def test_an_older_version_of_a_template_is_unused(shop: Shop):
     assert await shop.unused(FakeGvisor()) == [("snapshot", "mine")]
 
 
-async def test_what_was_built_of_a_template_that_is_gone_is_unused(shop: Shop):
+async def test_the_build_of_a_deleted_template_is_unused(shop: Shop):
     await shop.build("mine", FakeGvisor())
     await shop.build("other", FakeGvisor(), MINE.replace("numpy==2.4.6", "numpy==2.4.7"))
     shutil.rmtree(shop.path / "templates" / "mine")
     assert await shop.unused(FakeGvisor()) == [("image", "mine"), ("snapshot", "mine")]
 
 
-async def test_a_template_that_cannot_be_read_keeps_what_was_built_of_it(shop: Shop):
+async def test_a_template_with_errors_keeps_its_build(shop: Shop):
     await shop.build("mine", FakeGvisor())
     (shop.path / "templates" / "mine" / "template.toml").write_text("title =")
     assert await shop.unused(FakeGvisor()) == []
 
 
-async def test_a_template_whose_files_cannot_be_looked_at_keeps_what_was_built_of_it(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_template_with_unreadable_files_keeps_its_build(shop: Shop, monkeypatch: pytest.MonkeyPatch):
     await shop.build("mine", FakeGvisor(), MINE.replace("numpy==2.4.6", "numpy==2.4.7"))
     shop.write("mine", MINE.replace("numpy==2.4.6", "numpy==2.4.8"))
     assert await shop.unused(FakeGvisor()) == [("image", "mine"), ("snapshot", "mine")]
@@ -504,7 +500,7 @@ async def test_a_template_whose_files_cannot_be_looked_at_keeps_what_was_built_o
     assert await shop.unused(FakeGvisor()) == []
 
 
-async def test_a_snapshot_that_its_driver_would_not_take_is_unused_once_the_driver_can_be_asked(
+async def test_a_snapshot_that_does_not_fit_its_driver_is_unused_if_that_driver_is_usable(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ):
     await shop.build("mine", FakeGvisor())
@@ -517,7 +513,7 @@ async def test_a_snapshot_that_its_driver_would_not_take_is_unused_once_the_driv
     assert await shop.unused(FakeGvisor()) == [("snapshot", "mine")]
 
 
-async def test_templates_that_say_the_same_have_it_together_and_one_cannot_be_removed_from_under_the_other(shop: Shop):
+async def test_templates_with_the_same_inputs_share_entries_that_neither_removes(shop: Shop):
     built = await shop.build("mine", FakeGvisor())
     twin = await shop.build("twin", FakeGvisor())
     assert (twin.root, twin.snapshot) == (built.root, built.snapshot)
@@ -529,7 +525,7 @@ async def test_templates_that_say_the_same_have_it_together_and_one_cannot_be_re
     assert {entry.kind for entry in shop.builder.exclusive_entries_of(twin.template)} == {"image", "snapshot"}
 
 
-async def test_a_version_tells_apart_all_that_machines_can_differ_in(shop: Shop):
+async def test_the_version_covers_everything_that_machines_can_differ_in(shop: Shop):
     changes = [MINE, MINE.replace("import numpy", "import os"), MINE.replace("128", "256"), MINE + 'env.A = "1"\n']
     versions = [(await shop.build("mine", FakeJail(), text)).version for text in changes]
     assert len(set(versions)) == len(changes)
@@ -553,7 +549,7 @@ async def test_damage_to_a_build_is_found_and_a_new_snapshot_is_another_version(
     assert after.version != before.version, "pools have to start machines again"
 
 
-async def test_what_a_machine_stands_on_are_entries_of_the_store(shop: Shop):
+async def test_a_build_lists_the_entries_its_machines_use(shop: Shop):
     kinds = {FakeVm: {"image", "kernel", "initramfs", "snapshot"}, FakeGvisor: {"image", "agent", "snapshot"}}
     kinds[FakeJail] = {"tree", "agent"}
     for driver, expected in kinds.items():
@@ -561,20 +557,20 @@ async def test_what_a_machine_stands_on_are_entries_of_the_store(shop: Shop):
         assert {shop.store.entry(path).kind for path in built.entries()} == expected
 
 
-async def test_a_build_keeps_others_from_removing_what_it_takes_its_snapshot_of(
-    shop: Shop, agent: type[PretendedAgent], monkeypatch: pytest.MonkeyPatch
+async def test_entries_cannot_be_removed_while_a_snapshot_is_taken_of_them(
+    shop: Shop, agent: type[FakeAgent], monkeypatch: pytest.MonkeyPatch
 ):
     seen: list[str] = []
 
-    async def remove_meanwhile(_agent: PretendedAgent, _warm_up: WarmUp, timeout_s: float) -> None:
+    async def remove_meanwhile(_agent: FakeAgent, _warm_up: WarmUp, timeout_s: float) -> None:
         seen.extend([await shop.store.remove(entry.kind, entry.key) for entry in shop.store.entries()])
 
     monkeypatch.setattr(agent, "warm", remove_meanwhile)
     await shop.build("mine", FakeGvisor())
-    assert sorted(seen) == ["in use", "in use", "removed"]  # image and agent; and the base, which nobody needs any more
+    assert sorted(seen) == ["in use", "in use", "removed"]  # image and agent; the base is no longer needed
 
 
-async def test_an_image_outlives_the_base_it_was_made_from(builder: Builder, workshop: Workshop, tmp_path: Path):
+async def test_an_image_is_usable_without_its_base(builder: Builder, workshop: Workshop, tmp_path: Path):
     await builder.build_image(template())
     store = Store(tmp_path)
     (base,) = [entry for entry in store.entries() if entry.kind == "base"]
@@ -588,7 +584,7 @@ async def test_an_image_outlives_the_base_it_was_made_from(builder: Builder, wor
     ("tool", "step"),
     [("mmdebstrap", "base"), ("pip", "image"), ("mkfs.erofs", "image"), ("apt-get", "kernel")],
 )
-async def test_a_failed_build_says_which_step_and_shows_its_log(
+async def test_a_failed_build_names_the_step_and_shows_its_log(
     builder: Builder, workshop: Workshop, tmp_path: Path, tool: str, step: str
 ):
     workshop.broken = tool
@@ -605,8 +601,8 @@ async def test_a_failed_build_says_which_step_and_shows_its_log(
     await builder.build(template(), driver)
 
 
-async def test_a_warm_up_that_fails_leaves_no_machine_and_no_snapshot(
-    builder: Builder, agent: type[PretendedAgent], tmp_path: Path
+async def test_a_failed_warm_up_leaves_no_machine_and_no_snapshot(
+    builder: Builder, agent: type[FakeAgent], tmp_path: Path
 ):
     agent.error = AgentTimeout("the warm-up took too long")
     driver = FakeVm()
@@ -618,7 +614,7 @@ async def test_a_warm_up_that_fails_leaves_no_machine_and_no_snapshot(
     assert await builder.find(template(), driver) is None
 
 
-async def test_a_cancelled_build_leaves_nothing_half_made(builder: Builder, workshop: Workshop, tmp_path: Path):
+async def test_a_cancelled_build_leaves_nothing_incomplete(builder: Builder, workshop: Workshop, tmp_path: Path):
     workshop.hanging = "pip"
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
@@ -630,9 +626,7 @@ async def test_a_cancelled_build_leaves_nothing_half_made(builder: Builder, work
     assert "image" not in {entry.kind for entry in Store(tmp_path).entries()}
 
 
-async def test_two_builders_at_once_make_everything_once(
-    workshop: Workshop, tmp_path: Path, agent: type[PretendedAgent]
-):
+async def test_two_concurrent_builds_make_everything_once(workshop: Workshop, tmp_path: Path, agent: type[FakeAgent]):
     driver = FakeVm()
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
@@ -643,9 +637,7 @@ async def test_two_builders_at_once_make_everything_once(
     assert driver.launched == 1
 
 
-async def test_progress_names_each_step_and_what_it_does(
-    workshop: Workshop, tmp_path: Path, agent: type[PretendedAgent]
-):
+async def test_progress_names_each_step_and_what_it_does(workshop: Workshop, tmp_path: Path, agent: type[FakeAgent]):
     seen: list[Progress] = []
     await Builder(Store(tmp_path), seen.append, make_tools=workshop.tools).build(template(), FakeVm())
     done = [progress.step for progress in seen if progress.state == "done"]
@@ -653,7 +645,7 @@ async def test_progress_names_each_step_and_what_it_does(
     assert "I am pip" in {progress.message for progress in seen if progress.state == "running"}
 
 
-async def test_what_a_driver_lacks_is_fetched(builder: Builder):
+async def test_what_a_driver_lacks_is_downloaded(builder: Builder):
     assert (builder.find_runsc(), builder.find_kernel()) == (None, None)
     await builder.fetch(Download.RUNSC)
     assert builder.find_runsc() is not None
@@ -662,7 +654,7 @@ async def test_what_a_driver_lacks_is_fetched(builder: Builder):
     assert builder.find_kernel() is not None
 
 
-async def test_gvisor_is_fetched_from_a_suite_that_has_a_new_one_and_kept_aside(
+async def test_gvisor_is_downloaded_from_a_suite_with_a_new_one_and_kept_in_the_store(
     builder: Builder, workshop: Workshop, tmp_path: Path
 ):
     path = await builder.build_runsc()
@@ -676,7 +668,7 @@ async def test_gvisor_is_fetched_from_a_suite_that_has_a_new_one_and_kept_aside(
     assert sorted(found.name for found in path.parent.iterdir()) == ["meta.json", "runsc"]
 
 
-async def test_a_host_without_debian_packages_is_told_to_bring_gvisor(
+async def test_without_debian_sources_the_error_says_to_install_gvisor(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: None)
@@ -685,13 +677,15 @@ async def test_a_host_without_debian_packages_is_told_to_bring_gvisor(
     assert builder.find_runsc() is None
 
 
-async def test_a_host_without_debian_packages_is_told_the_setting(builder: Builder, monkeypatch: pytest.MonkeyPatch):
+async def test_without_debian_sources_the_error_names_the_kernel_setting(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: None)
     with pytest.raises(BuildFailed, match="MCP_SANDBOX_GUEST_KERNEL"):
         await builder.build_kernel()
 
 
-def test_an_image_has_an_account_for_user_code_and_nothing_of_the_host(tmp_path: Path):
+def test_an_image_has_an_account_for_user_code_and_no_traces_of_the_host(tmp_path: Path):
     _grow_tree(tmp_path)
     (tmp_path / "bin").symlink_to("usr/bin")
     (tmp_path / "usr/bin/bash").write_text("")
@@ -705,7 +699,7 @@ def test_an_image_has_an_account_for_user_code_and_nothing_of_the_host(tmp_path:
     assert not (tmp_path / "etc/apt/sources.list").exists()
 
 
-def test_an_image_has_places_for_all_that_is_a_machines_own(tmp_path: Path):
+def test_an_image_has_mount_points_for_private_file_systems(tmp_path: Path):
     _grow_tree(tmp_path)
     image.prepare_tree(tmp_path)
     for name in ("workspace", "run", "proc", "sys", "dev"):
@@ -716,7 +710,7 @@ def test_an_image_has_places_for_all_that_is_a_machines_own(tmp_path: Path):
         assert str((tmp_path / "etc" / name).readlink()) == f"/run/mcp-sandbox/{name}"
 
 
-def test_everyone_may_read_an_image_and_nobody_becomes_root_by_it(tmp_path: Path):
+def test_an_image_is_readable_for_everyone_and_has_no_set_user_id_bits(tmp_path: Path):
     modes = {"secret": (0o600, 0o644), "su": (0o4711, 0o755), "tmp": (0o1777, 0o1777), "root": (0o2700, 0o755)}
     for name, (mode, _) in modes.items():
         path = tmp_path / name
@@ -728,7 +722,7 @@ def test_everyone_may_read_an_image_and_nobody_becomes_root_by_it(tmp_path: Path
         assert (tmp_path / name).stat().st_mode & 0o7777 == mode
 
 
-async def test_a_tool_that_is_missing_or_fails_is_named(tmp_path: Path):
+async def test_a_missing_or_failing_tool_is_named(tmp_path: Path):
     lines: list[str] = []
     tools = LoggedTools(tmp_path / "log", lines.append)
     with pytest.raises(StepFailed, match="no-such-tool is not installed"):

@@ -1,4 +1,4 @@
-"""`mcp-sandbox template …`: what it writes, builds, tells and removes."""
+"""`mcp-sandbox template …`: what it writes, prints and removes."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def run(*words: str) -> Result:
 
 @pytest.mark.parametrize("language", typing.get_args(Language))
 @pytest.mark.parametrize("source", typing.get_args(SourceKind))
-def test_a_new_template_is_valid_as_it_is(tmp_path: Path, language: Language, source: SourceKind):
+def test_a_new_template_is_valid_unchanged(tmp_path: Path, language: Language, source: SourceKind):
     folder = write_template(tmp_path, "my-tools", language, source)
     written = read_template(folder / "template.toml")
     assert (written.name, written.title, written.language) == ("my-tools", "My tools", language)
@@ -54,7 +54,7 @@ def test_a_new_template_is_valid_as_it_is(tmp_path: Path, language: Language, so
         assert ("pip install" in dockerfile and "ipython" in dockerfile) == (language == "python")
 
 
-def test_a_new_template_is_still_valid_with_all_that_is_only_a_comment_in_it(tmp_path: Path):
+def test_a_new_template_is_valid_with_its_comments_uncommented(tmp_path: Path):
     text = text_of("my-tools", "python", "debian")
     for line in ('pool = "cold"', 'EXAMPLE = "value"', "[service]", "start_cmd", "ready_cmd"):
         assert f"# {line}" in text
@@ -66,20 +66,18 @@ def test_a_new_template_is_still_valid_with_all_that_is_only_a_comment_in_it(tmp
 
 
 @pytest.mark.parametrize("language", ["cpp", "go"])
-def test_a_new_template_for_a_compiled_language_shares_what_is_built_of_the_one_we_ship(
-    tmp_path: Path, language: Language
-):
+def test_a_new_template_for_a_compiled_language_shares_the_built_in_ones_image(tmp_path: Path, language: Language):
     written = read_template(write_template(tmp_path, "my-tools", language, "debian") / "template.toml")
     shipped = Catalogue().load(f"{language}-algorithm")
     assert (written.source, written.env) == (shipped.source, shipped.env)
 
 
-def test_the_command_line_knows_the_languages_and_sources_there_are():
+def test_the_command_line_has_all_languages_and_sources():
     assert cli.Language == Language
     assert cli.Source == SourceKind
 
 
-def test_init_writes_to_the_search_path_and_says_what_comes_next(path: Path):
+def test_init_writes_to_the_search_path_and_prints_the_next_step(path: Path):
     done = run("init", "my-tools")
     assert done.exit_code == 0
     assert Catalogue([path]).load("my-tools").language == "python"
@@ -89,7 +87,7 @@ def test_init_writes_to_the_search_path_and_says_what_comes_next(path: Path):
     assert "mcp-sandbox template build my-tools" in done.stderr
 
 
-def test_init_elsewhere_says_that_nobody_looks_there(tmp_path: Path):
+def test_init_outside_the_search_path_says_so(tmp_path: Path):
     done = run("init", "my-tools", "--dir", str(tmp_path / "elsewhere"))
     assert (tmp_path / "elsewhere" / "my-tools" / "template.toml").is_file()
     assert "not on the search path" in done.stderr
@@ -103,7 +101,7 @@ def test_init_overwrites_nothing(path: Path):
     assert "already exists" in done.stderr
 
 
-def test_init_refuses_a_name_that_nobody_could_call(path: Path):
+def test_init_refuses_an_invalid_name(path: Path):
     done = run("init", "My_Tools")
     assert done.exit_code == 1
     assert "lower-case letters" in done.stderr
@@ -118,7 +116,7 @@ def add(path: Path, name: str, text: str = GOOD) -> None:
     (path / name / "template.toml").write_text(text)
 
 
-def test_list_tells_what_hides_another_one_and_what_is_wrong(path: Path):
+def test_list_shows_hidden_templates_and_errors(path: Path):
     add(path, "python-data-analysis")
     add(path, "broken", GOOD.replace('"T"', "1"))
     done = run("list")
@@ -148,7 +146,7 @@ def test_the_json_list_has_every_template_with_its_size_and_its_errors(path: Pat
     assert (standard.folder, standard.language, standard.problem) == (None, "python", None)
 
 
-def test_show_says_where_a_template_comes_from(path: Path):
+def test_show_prints_where_a_template_is(path: Path):
     add(path, "mine")
     done = run("show", "mine")
     assert done.exit_code == 0
@@ -157,7 +155,7 @@ def test_show_says_where_a_template_comes_from(path: Path):
 
 
 @pytest.mark.parametrize("command", [("build", "broken"), ("show", "broken"), ("remove", "broken")])
-def test_a_template_with_mistakes_is_refused_with_all_of_them(path: Path, command: tuple[str, ...]):
+def test_a_template_with_errors_is_refused_with_all_of_them(path: Path, command: tuple[str, ...]):
     add(path, "broken", GOOD.replace('"T"', "1").replace("512", "5"))
     done = run(*command)
     assert done.exit_code == 1
@@ -165,14 +163,14 @@ def test_a_template_with_mistakes_is_refused_with_all_of_them(path: Path, comman
     assert f"{path}/broken/template.toml:9: machine.memory_mb:" in done.stderr
 
 
-def test_a_name_that_is_wrong_is_told_before_any_is_built(path: Path):
+def test_a_wrong_name_is_reported_before_anything_is_built(path: Path):
     done = run("build", "python-data-analysis", "pyhton")
     assert done.exit_code == 1
     assert "there is no template called 'pyhton'" in done.stderr
     assert "driver" not in done.stderr
 
 
-def test_show_tells_which_digest_a_tag_stood_for(path: Path, tmp_path: Path):
+def test_show_prints_the_digest_of_a_tag(path: Path, tmp_path: Path):
     digest = f"sha256:{'0123' * 16}"
 
     async def fetch(_staging: Path) -> Mapping[str, Any]:
@@ -191,7 +189,7 @@ def test_show_tells_which_digest_a_tag_stood_for(path: Path, tmp_path: Path):
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An image that no template is made from, on a host without drivers."""
+    """An image that no template uses, on a host without drivers."""
     monkeypatch.setattr(template, "DRIVERS", ())
 
     async def write(staging: Path) -> Mapping[str, Any]:
@@ -201,7 +199,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return anyio.run(Store(tmp_path / "home").obtain, "image", {"made": "long ago"}, write).path
 
 
-def test_prune_removes_what_no_template_is_made_from_and_its_traces(old: Path, tmp_path: Path):
+def test_prune_removes_unused_entries_and_their_locks(old: Path, tmp_path: Path):
     would = run("prune", "--dry-run")
     assert would.exit_code == 0
     assert "would be removed" in would.stdout
@@ -213,7 +211,7 @@ def test_prune_removes_what_no_template_is_made_from_and_its_traces(old: Path, t
     assert list((tmp_path / "home" / "locks").iterdir()) == []
 
 
-def test_prune_leaves_what_somebody_holds_and_says_so(old: Path):
+def test_prune_keeps_entries_in_use_and_says_so(old: Path):
     with hold([old]):
         would = run("prune", "--dry-run")
         done = run("prune", "--all")
@@ -232,7 +230,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-async def test_every_change_of_a_watched_template_is_noticed_and_no_other(path: Path):
+async def test_every_change_of_a_watched_template_is_noticed_and_no_other_ones(path: Path):
     add(path, "mine")
     add(path, "other")
     watch = Watch(Catalogue([path]), ["mine"])
@@ -250,11 +248,11 @@ async def test_every_change_of_a_watched_template_is_noticed_and_no_other(path: 
     os.utime(path / "mine" / "context" / "data", ns=(1, 1))
     assert await changed() == ["mine"]
     add(path, "mine", "title =")
-    assert await changed() == ["mine"], "whoever builds it tells what is wrong"
+    assert await changed() == ["mine"], "the build reports the errors"
 
 
 @pytest.mark.usefixtures("_quick")
-async def test_who_watches_all_sees_new_ones(path: Path):
+async def test_watching_all_templates_includes_new_ones(path: Path):
     add(path, "mine")
     watch = Watch(Catalogue([path]), None)
     add(path, "new")

@@ -1,4 +1,4 @@
-"""Modules in the right order, an archive that the kernel can read, and one that the agent starts from."""
+"""Kernel modules in load order, the initramfs, and the agent's archive."""
 
 import ast
 import io
@@ -26,7 +26,7 @@ def module(directory: Path, name: str, *, depends: str = "", softdep: str = "") 
     path.write_bytes(lzma.compress(content) if name.endswith(".xz") else content)
 
 
-def test_each_module_comes_after_those_it_needs(tmp_path: Path):
+def test_each_module_comes_after_its_dependencies(tmp_path: Path):
     module(tmp_path, "virtio_blk.ko", depends="virtio,virtio_ring")
     module(tmp_path, "virtio.ko")
     module(tmp_path, "virtio_ring.ko", depends="virtio")
@@ -38,7 +38,7 @@ def test_each_module_comes_after_those_it_needs(tmp_path: Path):
     assert names == ["virtio", "virtio_ring", "virtio_blk", "crc32c_intel", "libcrc32c", "erofs"]
 
 
-def test_what_is_built_in_is_not_loaded(tmp_path: Path):
+def test_built_in_modules_are_not_loaded(tmp_path: Path):
     module(tmp_path, "overlay.ko")
     module(tmp_path, "erofs.ko")
     (tmp_path / "modules.builtin").write_text("kernel/fs/erofs/erofs.ko\n")
@@ -50,7 +50,7 @@ def test_compressed_modules_are_unpacked(tmp_path: Path):
     assert load_order(tmp_path)[0][1].startswith(b"\x7fELF")
 
 
-def test_modules_that_need_each_other_do_not_hang(tmp_path: Path):
+def test_modules_that_depend_on_each_other_do_not_hang(tmp_path: Path):
     module(tmp_path, "overlay.ko", depends="erofs")
     module(tmp_path, "erofs.ko", depends="overlay")
     assert {name for name, _ in load_order(tmp_path)} == {"overlay", "erofs"}
@@ -68,7 +68,7 @@ def test_cpio_can_read_our_archives(tmp_path: Path):
     assert (tmp_path / "a/b/file").stat().st_mode & 0o777 == 0o755
 
 
-def test_the_initramfs_is_the_same_each_time(tmp_path: Path):
+def test_the_initramfs_is_reproducible(tmp_path: Path):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/order").write_text("")
     (tmp_path / "busybox").write_bytes(b"busybox")
@@ -78,14 +78,14 @@ def test_the_initramfs_is_the_same_each_time(tmp_path: Path):
     assert first.count(b"TRAILER!!!") == 2, "our own code is an archive of its own"
 
 
-def test_another_kernel_or_other_code_means_another_initramfs(monkeypatch: pytest.MonkeyPatch):
+def test_another_kernel_or_other_code_gives_another_initramfs(monkeypatch: pytest.MonkeyPatch):
     before = initramfs_inputs("one")
     assert initramfs_inputs("two") != before
     monkeypatch.setattr("templates.kernel.guest_files", lambda: {"guest/agent.py": b"other"})
     assert initramfs_inputs("one") != before
 
 
-def test_the_agents_archive_is_the_same_each_time_and_open_to_every_user_of_a_machine(tmp_path: Path):
+def test_the_agents_archive_is_reproducible_and_readable_for_every_user(tmp_path: Path):
     packed = pack_agent()
     assert packed == pack_agent()
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
@@ -100,14 +100,14 @@ def test_the_agents_archive_is_the_same_each_time_and_open_to_every_user_of_a_ma
     assert agent.read_bytes() == guest_files()["guest/agent/__main__.py"]
 
 
-def test_other_code_means_another_archive(monkeypatch: pytest.MonkeyPatch):
+def test_other_code_gives_another_archive(monkeypatch: pytest.MonkeyPatch):
     before = agent_inputs()
     assert agent_inputs() == before
     monkeypatch.setattr("templates.guest_code.guest_files", lambda: {"guest/agent.py": b"other"})
     assert agent_inputs() != before
 
 
-def test_guest_code_in_machines_needs_nothing_that_stays_on_the_host():
+def test_guest_code_in_machines_needs_nothing_from_the_host():
     files = guest_files()
     assert "guest/agent/__main__.py" in files
     assert not any(name.startswith("guest/client/") for name in files)
@@ -123,7 +123,7 @@ def test_guest_code_in_machines_needs_nothing_that_stays_on_the_host():
                 assert "anyio" not in imported, f"{name}: {imported}"
 
 
-def test_a_kernel_of_ones_own_counts_by_its_content(tmp_path: Path):
+def test_a_custom_kernel_counts_by_its_content(tmp_path: Path):
     vmlinuz = tmp_path / "vmlinuz"
     vmlinuz.write_bytes(b"one")
     first = kernel_inputs(OwnKernel(vmlinuz))
@@ -131,6 +131,6 @@ def test_a_kernel_of_ones_own_counts_by_its_content(tmp_path: Path):
     assert kernel_inputs(OwnKernel(vmlinuz)) != first != kernel_inputs(None)
 
 
-def test_a_kernel_that_is_not_there_is_named_with_its_setting(tmp_path: Path):
+def test_a_missing_custom_kernel_is_named_with_its_setting(tmp_path: Path):
     with pytest.raises(UnusableKernel, match="MCP_SANDBOX_GUEST_KERNEL"):
         kernel_inputs(OwnKernel(tmp_path / "nothing"))

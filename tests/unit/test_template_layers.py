@@ -1,4 +1,4 @@
-"""Layers of strangers become one tree, and nothing of them gets out of it."""
+"""Untrusted layers are merged into one tree, and nothing in them leads outside of it."""
 
 import io
 import os
@@ -59,7 +59,7 @@ def _shown(tar: tarfile.TarFile, info: tarfile.TarInfo) -> str | None:
     return file.read().decode()
 
 
-def test_an_upper_layer_adds_replaces_and_takes_away(folder: Path):
+def test_an_upper_layer_adds_replaces_and_removes(folder: Path):
     lower = layer(
         folder, ("etc/", ""), ("etc/a", "old"), ("etc/b", "stays"), ("gone", "x"), ("cache/", ""), ("cache/x", "")
     )
@@ -73,23 +73,23 @@ def test_an_upper_layer_adds_replaces_and_takes_away(folder: Path):
     }
 
 
-def test_what_a_layer_takes_away_is_below_it_and_never_its_own(folder: Path):
+def test_a_whiteout_applies_to_lower_layers_and_not_to_its_own(folder: Path):
     upper = layer(folder, ("file", "own"), (".wh.file", ""))
     assert merged(folder, layer(folder, ("file", "below")), upper) == {"file": "own"}
 
 
-def test_a_directory_that_comes_again_keeps_what_is_in_it_and_a_file_in_its_place_does_not(folder: Path):
+def test_a_repeated_directory_keeps_its_contents_and_a_file_replaces_them(folder: Path):
     lower = layer(folder, ("a/", ""), ("a/x", "1"), ("b/", ""), ("b/y", "2"))
     assert merged(folder, lower, layer(folder, ("a/", ""), ("b", "file"))) == {"a": None, "a/x": "1", "b": "file"}
 
 
-def test_names_below_a_link_are_put_where_it_leads_in_the_image(folder: Path):
+def test_names_below_a_link_go_to_its_target_in_the_image(folder: Path):
     lower = layer(folder, ("usr/bin/", ""), member("bin", tarfile.SYMTYPE, "usr/bin"))
     assert merged(folder, lower, layer(folder, ("bin/tool", "1")))["usr/bin/tool"] == "1"
 
 
 @pytest.mark.parametrize("target", ["/", "/..", "../../../..", "/proc/self/root", "loop"])
-def test_a_link_never_leads_out_of_the_image(folder: Path, target: str):
+def test_a_link_never_leads_outside_the_image(folder: Path, target: str):
     hostile = layer(folder, member("loop", tarfile.SYMTYPE, target), ("loop/etc/shadow", "evil"))
     names = merged(folder, hostile)
     links = {name for name, shown in names.items() if shown and shown.startswith("->")}
@@ -99,12 +99,12 @@ def test_a_link_never_leads_out_of_the_image(folder: Path, target: str):
 
 
 @pytest.mark.parametrize("name", ["../evil", "/../evil", "a/../../evil", ".wh.../x/../y"])
-def test_a_name_that_leads_out_is_refused(folder: Path, name: str):
+def test_a_name_that_leads_outside_is_refused(folder: Path, name: str):
     with pytest.raises(StepFailed, match="leads outside of it"):
         merged(folder, layer(folder, (name, "")))
 
 
-def test_two_names_of_one_file_stay_so_whichever_layer_they_are_of(folder: Path):
+def test_hard_links_are_kept_across_layers(folder: Path):
     lower = layer(folder, ("a", "same"), member("b", tarfile.LNKTYPE, "a"))
     upper = layer(folder, member("c", tarfile.LNKTYPE, "./b"))
     last = layer(folder, (".wh.a", ""), ("b", "other"))
@@ -115,12 +115,12 @@ def test_two_names_of_one_file_stay_so_whichever_layer_they_are_of(folder: Path)
 
 
 @pytest.mark.parametrize("target", ["nothing", "/etc/passwd", "folder"])
-def test_a_hard_link_is_to_a_file_of_the_image_or_it_is_refused(folder: Path, target: str):
+def test_a_hard_link_to_a_missing_file_is_refused(folder: Path, target: str):
     with pytest.raises(StepFailed, match="hard link to a missing file"):
         merged(folder, layer(folder, ("folder/", ""), member("x", tarfile.LNKTYPE, target)))
 
 
-def test_devices_pipes_and_rights_are_left_behind(folder: Path):
+def test_devices_pipes_and_set_user_id_bits_are_dropped(folder: Path):
     odd = layer(
         folder,
         member("disk", tarfile.BLKTYPE),
@@ -135,7 +135,7 @@ def test_devices_pipes_and_rights_are_left_behind(folder: Path):
         assert {info.name: info.mode for info in tar} == {"su": 0o755, "closed": 0o700}
 
 
-def test_an_image_that_is_too_big_is_refused_before_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_image_that_is_too_large_is_refused_before_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(layers, "MAX_BYTES", 10)
     with pytest.raises(StepFailed, match="too large"):
         merged(folder, layer(folder, ("a", "123456"), ("b", "123456")))
@@ -144,7 +144,7 @@ def test_an_image_that_is_too_big_is_refused_before_it_is_written(folder: Path, 
         merged(folder, layer(folder, ("a", ""), ("b", "")))
 
 
-def test_an_image_deeper_than_anybody_could_walk_is_refused_however_it_got_so_deep(folder: Path):
+def test_an_image_that_is_nested_too_deeply_is_refused(folder: Path):
     deep = "/".join("a" * 200)
     assert f"{deep}/file" in merged(folder, layer(folder, (f"{deep}/file", "")))
     for name in (f"{deep}/{deep}/file", f"link/{deep}/file"):
@@ -152,13 +152,13 @@ def test_an_image_deeper_than_anybody_could_walk_is_refused_however_it_got_so_de
             merged(folder, layer(folder, (f"{deep}/file", ""), member("link", tarfile.SYMTYPE, deep), (name, "")))
 
 
-def test_directories_that_nobody_named_count_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_implied_directories_count_towards_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(layers, "MAX_NAMES", 3)
     with pytest.raises(StepFailed, match="too large"):
         merged(folder, layer(folder, ("a/b/c/d", "")), layer(folder, ("e", "")))
 
 
-def test_a_header_that_claims_to_be_larger_than_memory_is_not_read(folder: Path):
+def test_a_header_that_claims_a_huge_size_is_not_read(folder: Path):
     header = member("path", tarfile.XHDTYPE)
     header.size = 4 * 1024**3
     path = folder / "bomb.tar"
@@ -168,7 +168,7 @@ def test_a_header_that_claims_to_be_larger_than_memory_is_not_read(folder: Path)
         merged(folder, path)
 
 
-def test_what_is_no_layer_is_refused(folder: Path):
+def test_a_file_that_is_not_a_layer_is_refused(folder: Path):
     damaged = folder / "damaged"
     damaged.write_bytes(b"not a tar file at all" * 100)
     with pytest.raises(StepFailed, match="damaged"):

@@ -1,4 +1,4 @@
-"""What a template.toml may say, and what people are told when it says something else."""
+"""What a template.toml may contain, and the errors for everything else."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def load(root: Path, text: str, name: str = "some-name") -> Template:
     return Catalogue([root]).load(name)
 
 
-def test_a_template_is_called_what_its_directory_is_called(tmp_path: Path):
+def test_a_template_is_named_after_its_directory(tmp_path: Path):
     template = load(tmp_path, GOOD)
     assert template.name == "some-name"
     assert template.folder == tmp_path / "some-name"
@@ -35,15 +35,15 @@ def test_a_template_is_called_what_its_directory_is_called(tmp_path: Path):
 
 
 @pytest.mark.parametrize("mode", ["pooled", "cold"])
-def test_a_template_says_whether_machines_of_it_are_kept_ready(tmp_path: Path, mode: str):
+def test_a_template_sets_whether_its_machines_are_pooled(tmp_path: Path, mode: str):
     assert load(tmp_path, f'pool = "{mode}"\n{GOOD}').pool == mode
 
 
-def test_machines_are_kept_ready_unless_a_template_says_otherwise(tmp_path: Path):
+def test_machines_are_pooled_by_default(tmp_path: Path):
     assert load(tmp_path, GOOD).pool == "pooled"
 
 
-def test_the_templates_we_ship_are_valid():
+def test_the_built_in_templates_are_valid():
     template = Catalogue().load("python-data-analysis")
     assert template.machine.memory_mb == 512
     compile(template.warmup.code, "warmup", "exec")
@@ -80,7 +80,7 @@ def test_the_templates_we_ship_are_valid():
         ("memory_mb = 512", f"memory_mb = {'[' * 100_000}", "this is not valid TOML"),
     ],
 )
-def test_a_mistake_is_named_with_file_line_and_field(tmp_path: Path, old: str, new: str, complaint: str):
+def test_an_error_has_file_line_and_field(tmp_path: Path, old: str, new: str, complaint: str):
     with pytest.raises(InvalidTemplate) as caught:
         load(tmp_path, GOOD.replace(old, new))
     file = tmp_path / "some-name" / "template.toml"
@@ -88,14 +88,14 @@ def test_a_mistake_is_named_with_file_line_and_field(tmp_path: Path, old: str, n
     assert complaint in str(caught.value)
 
 
-def test_a_file_that_is_no_text_is_told_with_the_line_it_breaks_off_at(tmp_path: Path):
+def test_a_file_that_is_not_utf_8_is_reported_with_its_line(tmp_path: Path):
     (tmp_path / "some-name").mkdir()
     (tmp_path / "some-name" / "template.toml").write_bytes(b"title = 1\n\xff\n")
     with pytest.raises(InvalidTemplate, match=r"template\.toml:2: this is not UTF-8"):
         Catalogue([tmp_path]).load("some-name")
 
 
-def test_all_mistakes_are_named_at_once_in_the_order_of_the_file(tmp_path: Path):
+def test_all_errors_are_reported_at_once_in_file_order(tmp_path: Path):
     with pytest.raises(InvalidTemplate) as caught:
         load(tmp_path, GOOD.replace("memory_mb = 512", "").replace('title = "T"', "") + "ram = 2\n")
     lines = [line.removeprefix(f"{tmp_path}/some-name/template.toml:") for line in str(caught.value).splitlines()]

@@ -1,4 +1,4 @@
-"""When in its life a machine is frozen."""
+"""When a machine's snapshot is taken."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class EndsWhenFrozen(FakeDriver):
         return await super().snapshot(machine, dst)
 
 
-async def test_a_machine_is_frozen_warm_with_its_stream_open_and_may_end_with_it(tmp_path: Path):
+async def test_a_machine_is_frozen_after_its_warm_up_with_its_stream_open(tmp_path: Path):
     driver, template = EndsWhenFrozen(), Catalogue().load("python-data-analysis")
     spec = MachineSpec("build-1", tmp_path, GuestCode(tmp_path), memory_mb=128, vcpus=1, disk_mb=64)
     tools = LoggedTools(tmp_path / "log", lambda line: None)

@@ -132,10 +132,10 @@ async def test_two_concurrent_callers_make_an_entry_once(tmp_path: Path):
     assert found[0] == found[1]
 
 
-def _make_and_hang(home: Path, told: Any) -> None:
+def _make_and_hang(home: Path, started: Any) -> None:
     async def hang(staging: Path) -> Mapping[str, Any]:
         await make_hello(staging)
-        told.send("ready")
+        started.send("ready")
         await anyio.sleep_forever()
         return {}
 
@@ -144,8 +144,8 @@ def _make_and_hang(home: Path, told: Any) -> None:
 
 async def test_leftovers_of_a_killed_process_are_removed_and_never_used(tmp_path: Path):
     store = Store(tmp_path)
-    ready, told = FORK.Pipe(duplex=False)
-    worker = FORK.Process(target=_make_and_hang, args=(tmp_path, told))
+    ready, started = FORK.Pipe(duplex=False)
+    worker = FORK.Process(target=_make_and_hang, args=(tmp_path, started))
     worker.start()
     assert worker.pid
     assert await anyio.to_thread.run_sync(ready.poll, 30)
@@ -248,17 +248,17 @@ async def test_failing_to_hold_one_of_several_entries_holds_none(tmp_path: Path)
     assert not is_held(path)
 
 
-def _hold_and_hang(path: Path, told: Any) -> None:
+def _hold_and_hang(path: Path, started: Any) -> None:
     with hold([path]):
-        told.send("ready")
+        started.send("ready")
         signal.pause()
 
 
 async def test_a_hold_counts_across_processes_and_ends_with_a_killed_one(tmp_path: Path):
     store = Store(tmp_path)
     path = (await store.obtain("base", INPUTS, make_hello)).path
-    ready, told = FORK.Pipe(duplex=False)
-    holder = FORK.Process(target=_hold_and_hang, args=(path, told))
+    ready, started = FORK.Pipe(duplex=False)
+    holder = FORK.Process(target=_hold_and_hang, args=(path, started))
     holder.start()
     assert holder.pid
     assert await anyio.to_thread.run_sync(ready.poll, 30)

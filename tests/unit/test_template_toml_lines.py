@@ -1,4 +1,4 @@
-"""Where a field of a TOML file stands, for all the ways people write one."""
+"""The line of each field in a TOML file, in every notation."""
 
 import tomllib
 from collections.abc import Iterator
@@ -74,22 +74,22 @@ last=1'''
         (("spaced", "out", "last"), 31),
     ],
 )
-def test_a_field_is_found_where_it_is_written(field: Field, line: int):
+def test_a_field_is_found_on_its_line(field: Field, line: int):
     assert line_of(lines_of(WRITTEN), field) == line
 
 
-def test_every_field_there_is_has_a_line():
+def test_every_field_has_a_line():
     assert set(fields_of(tomllib.loads(WRITTEN))) == set(lines_of(WRITTEN))
 
 
 @pytest.mark.parametrize(
     ("field", "line"), [(("nothing",), 1), (("source", "debian", "suite"), 4), (("cases", 1, "name"), 23)]
 )
-def test_a_field_that_is_missing_is_missed_in_its_table(field: Field, line: int):
+def test_a_missing_field_is_reported_at_its_table(field: Field, line: int):
     assert line_of(lines_of(WRITTEN), field) == line
 
 
-def test_lines_of_windows_count_as_any():
+def test_windows_line_endings_are_counted():
     assert line_of(lines_of(WRITTEN.replace("\n", "\r\n")), ("spaced", "out", "last")) == 31
 
 
@@ -147,7 +147,7 @@ def _files(draw: st.DrawFn) -> str:
 
 
 @given(_files())
-def test_whatever_is_written_all_of_it_is_found_and_in_its_order(text: str):
+def test_all_fields_of_any_file_are_found_in_order(text: str):
     lines = lines_of(text)
     assert set(lines) == set(fields_of(tomllib.loads(text)))
     for field, line in lines.items():

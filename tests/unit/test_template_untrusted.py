@@ -1,4 +1,4 @@
-"""A stranger's tree is prepared without following any of its links on this host; its settings are taken with care."""
+"""An untrusted tree is prepared without following its links on the host, and its settings are validated."""
 
 import ast
 import json
@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """A directory of this host that a hostile image knows."""
+    """A directory of this host that a hostile image links to."""
     (tmp_path / "host").mkdir()
     for name in ("passwd", "group", "hosts", "hostname"):
         (tmp_path / "host" / name).write_text(SECRET)
@@ -48,7 +48,7 @@ def untouched(host: Path) -> bool:
     )
 
 
-def test_an_image_with_nothing_in_it_gets_all_that_a_machine_needs(tree: Path):
+def test_an_empty_image_gets_everything_a_machine_needs(tree: Path):
     image.prepare_tree(tree)
     passwd = (tree / "etc/passwd").read_text().splitlines()
     assert [line.partition(":")[0] for line in passwd] == ["root", "sandbox"]
@@ -58,7 +58,7 @@ def test_an_image_with_nothing_in_it_gets_all_that_a_machine_needs(tree: Path):
 
 
 @pytest.mark.parametrize("link", ["etc", "etc/passwd", "etc/hosts", "etc/hostname"])
-def test_links_to_the_host_are_neither_read_nor_written_through(tree: Path, host: Path, link: str):
+def test_links_to_the_host_are_not_followed(tree: Path, host: Path, link: str):
     (tree / link).parent.mkdir(exist_ok=True)
     (tree / link).symlink_to(host if link == "etc" else host / Path(link).name)
     image.prepare_tree(tree)
@@ -69,7 +69,7 @@ def test_links_to_the_host_are_neither_read_nor_written_through(tree: Path, host
 
 
 @pytest.mark.parametrize("place", ["workspace", "tmp", "proc", "var"])
-def test_a_place_that_is_a_link_is_made_a_directory_in_the_image(tree: Path, host: Path, place: str):
+def test_a_mount_point_that_is_a_link_becomes_a_directory(tree: Path, host: Path, place: str):
     (tree / place).symlink_to(host)
     image.prepare_tree(tree)
     assert untouched(host)
@@ -77,7 +77,7 @@ def test_a_place_that_is_a_link_is_made_a_directory_in_the_image(tree: Path, hos
     assert resolve_in(tree, place).is_relative_to(tree)
 
 
-def test_links_within_an_image_lead_where_they_lead_in_a_machine(tree: Path):
+def test_links_are_resolved_as_in_a_machine(tree: Path):
     (tree / "usr/etc").mkdir(parents=True)
     (tree / "etc").symlink_to("/usr/../../usr/etc")
     assert resolve_in(tree, "/etc/passwd") == tree / "usr/etc/passwd"
@@ -86,7 +86,7 @@ def test_links_within_an_image_lead_where_they_lead_in_a_machine(tree: Path):
         resolve_in(tree, "loop/x")
 
 
-def test_a_file_with_two_names_is_not_written_under_both(tree: Path):
+def test_writing_a_hard_linked_file_leaves_its_other_name_alone(tree: Path):
     (tree / "etc").mkdir()
     (tree / "precious").write_text("me:x:5:5:::\n")
     (tree / "etc/passwd").hardlink_to(tree / "precious")
@@ -95,7 +95,7 @@ def test_a_file_with_two_names_is_not_written_under_both(tree: Path):
     assert (tree / "etc/passwd").read_text().startswith("me:x:5:5:::\nsandbox:")
 
 
-def test_user_code_has_a_name_of_its_own_even_where_the_id_is_taken(tree: Path):
+def test_user_code_has_its_own_account_name_even_if_the_id_is_taken(tree: Path):
     (tree / "etc").mkdir()
     (tree / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\nsandbox:x:7:7:::\n")
     image.prepare_tree(tree)
@@ -104,7 +104,7 @@ def test_user_code_has_a_name_of_its_own_even_where_the_id_is_taken(tree: Path):
 
 
 @pytest.mark.anyio
-async def test_a_changed_dockerfile_makes_all_that_was_built_of_the_old_one_outdated(
+async def test_a_changed_dockerfile_makes_the_previous_build_outdated(
     builder: Builder, workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async def make_interpreter(_tools: Tools, staging: Path) -> dict[str, str]:
@@ -138,7 +138,7 @@ def described(**settings: Any) -> dict[str, Any]:
     return {"os": "linux", "config": settings}
 
 
-def test_settings_of_an_image_survive_being_stored():
+def test_an_images_settings_survive_being_stored():
     config = read_config(
         described(Env=["PATH=/opt/bin", "EMPTY=", "A=b=c"], Entrypoint=["/run me"], Cmd=["-v"], WorkingDir="/srv")
     )
@@ -147,7 +147,7 @@ def test_settings_of_an_image_survive_being_stored():
     assert from_details({}) == read_config({"config": None}) == ImageConfig()
 
 
-def test_what_a_template_sets_goes_before_what_its_image_sets():
+def test_the_templates_environment_overrides_the_images():
     config = read_config(described(Env=["A=image", "B=image"]))
     assert warm_up_of(template(env={"A": "template"}), config).env == {"A": "template", "B": "image"}
 
@@ -166,25 +166,25 @@ def test_what_a_template_sets_goes_before_what_its_image_sets():
         {"os": "linux", "architecture": "riscv128"},
     ],
 )
-def test_settings_that_cannot_be_used_are_refused(damaged: object):
+def test_damaged_settings_are_refused(damaged: object):
     with pytest.raises(StepFailed, match="the image"):
         read_config(damaged)
 
 
-def test_what_is_not_taken_over_is_explained():
+def test_ignored_settings_are_explained():
     settings = {"Env": ["HOME=/root", "LD_PRELOAD=x.so"], "User": "app", "WorkingDir": "/srv", "Cmd": ["serve"]}
     config = read_config(described(**settings))
     assert config.env == {}
-    told = " ".join(explain(template(), config))
+    notes = " ".join(explain(template(), config))
     for word in ("ENV HOME", "ENV LD_PRELOAD", "USER app", "WORKDIR /srv", "(serve) are not started: add a [service]"):
-        assert word in told
+        assert word in notes
     served = explain(template(service={"ready_cmd": "true"}), config)
     assert "the service starts in it" in " ".join(served)
     assert "not started" not in " ".join(served)
     assert explain(template(), read_config(described(User="0", WorkingDir="/"))) == []
 
 
-def test_a_service_needs_something_to_start():
+def test_a_service_needs_a_command():
     wanted = template(service={"ready_cmd": "true"})
     with pytest.raises(InvalidTemplate, match=r"service\.start_cmd: add it"):
         check_service(wanted, ImageConfig())
@@ -195,13 +195,13 @@ def test_a_service_needs_something_to_start():
 @pytest.mark.parametrize(
     "source", [{"oci": "--option"}, {"dockerfile": "../Dockerfile"}, {"dockerfile": "/Dockerfile"}]
 )
-def test_a_source_cannot_be_an_option_or_lie_elsewhere(source: dict[str, str]):
+def test_a_source_cannot_be_an_option_or_outside_the_directory(source: dict[str, str]):
     with pytest.raises(ValueError, match="String should match pattern"):
         template(source=source)
     assert isinstance(template(source={"dockerfile": "images/Dockerfile.dev"}), Template)
 
 
-def test_an_image_is_made_anew_when_anything_changes_that_can_be_in_it(tmp_path: Path):
+def test_an_image_is_rebuilt_when_anything_in_its_context_changes(tmp_path: Path):
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
     (tmp_path / "app").mkdir()
     (tmp_path / "app/link").symlink_to("x")
@@ -222,7 +222,7 @@ def test_an_image_is_made_anew_when_anything_changes_that_can_be_in_it(tmp_path:
     assert len({json.dumps(inputs) for inputs in seen}) == len(seen)
 
 
-def test_an_image_that_lacks_what_code_in_python_needs_is_told_what_to_add(monkeypatch: pytest.MonkeyPatch):
+def test_the_error_for_an_image_without_ipython_says_what_to_add(monkeypatch: pytest.MonkeyPatch):
     assert python_check.unfit("python") is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "RUN pip install ipython" in str(python_check.unfit("python"))
@@ -233,7 +233,7 @@ def test_an_image_that_lacks_what_code_in_python_needs_is_told_what_to_add(monke
     assert python_check.unfit("shell") is None
 
 
-def test_code_in_python_runs_in_the_images_own_and_all_else_in_the_agents(
+def test_python_code_runs_in_the_images_python_and_other_kernels_in_the_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "python3").write_text("")
@@ -243,8 +243,8 @@ def test_code_in_python_runs_in_the_images_own_and_all_else_in_the_agents(
     monkeypatch.setattr("sys.executable", AGENT_PYTHON)
     assert python_check.python_for("python") == [str(tmp_path / "python3")]
     assert python_check.python_for("shell") == [AGENT_PYTHON, "-I"]
-    assert AGENT_PYTHON == PYTHON, "two rooms that know nothing of each other mean the same program"
+    assert AGENT_PYTHON == PYTHON, "two rooms that do not import each other name the same program"
 
 
-def test_the_first_words_of_a_zygote_can_be_read_by_old_pythons():
+def test_the_python_check_can_be_parsed_by_old_pythons():
     ast.parse(Path(python_check.__file__).read_text(), feature_version=(3, 6))

@@ -17,9 +17,9 @@ from templates.revisions import Revisions, next_revision
 from templates.update import Update, changed, find_updates
 from tests.unit.test_template_build import (
     MINE,
+    FakeAgent,
     FakeGvisor,
     FakeVm,
-    PretendedAgent,
     Shop,
     Workshop,
     agent,
@@ -206,7 +206,7 @@ def settings(shop: Shop, workshop: Workshop, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def _two_templates(shop: Shop, agent: type[PretendedAgent]) -> None:
+def _two_templates(shop: Shop, agent: type[FakeAgent]) -> None:
     async def build() -> None:
         await shop.build("mine", FakeGvisor())
         await shop.build("other", FakeGvisor(), MINE.replace("import numpy", "import re"))
@@ -247,9 +247,9 @@ def test_templates_that_share_an_updated_base_are_rebuilt_and_unbuilt_ones_are_n
     assert template_update.update(settings, ["mine"], every=False, dry_run=False) == 0
     assert workshop.ran.count("mmdebstrap") == 1
     assert [name for name in ("mine", "other", "unbuilt") if found(shop, name)] == ["mine", "other"]
-    told = capsys.readouterr().err
-    assert "Template mine is updated" in told
-    assert "Template other is updated" in told
+    printed = capsys.readouterr().err
+    assert "Template mine is updated" in printed
+    assert "Template other is updated" in printed
     kinds = sorted(entry.kind for entry in shop.store.entries())
     assert kinds == ["agent", "base", "image", "snapshot", "snapshot"], "the previous ones are removed"
 
