@@ -1,4 +1,4 @@
-"""Starts the agent natively for tests, in namespaces of its own: it can neither change nor outlive this host."""
+"""Starts the agent natively for tests, in new namespaces: it can neither change this host nor outlive the test."""
 
 import os
 import socket
@@ -21,22 +21,22 @@ from tests.waiting import HANG_S
 START_TIMEOUT_S = HANG_S
 TMP_MB = 200
 
-# As root, code runs as uid 1000 as in a real machine; otherwise there is but one uid to map.
+# As root, code runs as uid 1000 as in a real machine; an ordinary user can map only one uid.
 SEPARATE_USER = os.geteuid() == 0
 SANDBOX_USER = "1000:1000" if SEPARATE_USER else "none"
 
-# An agent that shares its user with the code has no capabilities; nor may it be root, whom no limits bind.
+# An agent that shares its user with the code has no capabilities, and is not root, to whom limits do not apply.
 LESS_RIGHTS = "setpriv --bounding-set=-all" + (" --reuid=1000 --regid=1000 --clear-groups" if SEPARATE_USER else "")
 
-# Waits until the ids are mapped, then gets the capabilities that belong to uid 0 by a second exec.
+# Waits until the ids are mapped; the second exec gets the capabilities of uid 0.
 MAP_SCRIPT = """
 echo >/proc/self/fd/"$UP"
 read -r _ </proc/self/fd/"$GO"
 exec unshare --mount --pid --fork --kill-child --uts sh -c "$ROOT_SCRIPT" sh "$@"
 """
 
-# A root of tmpfs with the system and this repository bound read-only. The user namespace keeps the clock and the
-# kernel's entropy out of reach, the PID namespace ends everything in it with its first process.
+# A tmpfs root with the system and this repository mounted read-only. The user namespace protects the clock and the
+# kernel's entropy; the PID namespace ends with its first process.
 ROOT_SCRIPT = """
 set -e
 mount --make-rprivate /
@@ -72,7 +72,7 @@ wait $!
 
 @contextmanager
 def _agent_process(channel: socket.socket, options: tuple[str, ...], stage: str) -> Iterator[None]:
-    """An agent on its stdin and stdout, with `stage` as its root. It and all it started are gone after the block."""
+    """Run an agent on `channel` with `stage` as its root. Everything it started is gone after the block."""
     up_read, up_write = os.pipe()
     go_read, go_write = os.pipe()
     environment = {
@@ -142,7 +142,7 @@ async def agent_stream(*options: str, user: str = SANDBOX_USER) -> AsyncIterator
 
 
 class Result:
-    """The events of one finished run, folded."""
+    """The result of one finished run, from its events."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
@@ -157,7 +157,7 @@ class Result:
 
     @property
     def error(self) -> CodeError:
-        """What ended a run that failed."""
+        """The error of a run that failed."""
         assert self.finished.error is not None, self.finished
         return self.finished.error
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="this host h
 
 HELLO = '#include <cstdio>\nint main() { puts("hello"); }'
 ECHO = "#include <cstdio>\nint main() { for (int c; (c = getchar()) != EOF;) putchar(c); }"
-# What its input says.
+# Does what its input says.
 OBEDIENT = r"""
 #include <csignal>
 #include <cstdio>
@@ -47,7 +47,7 @@ int main() {
 HOG = """
 #include <unistd.h>
 int main() {
-    for (int mb = 0; mb < 600; ++mb) {  // and no more: this host has other work to do
+    for (int mb = 0; mb < 600; ++mb) {  // bounded, in case the limit does not work
         volatile char* p = new char[1 << 20];
         for (int i = 0; i < 1 << 20; i += 4096) p[i] = 1;
     }
@@ -95,7 +95,7 @@ async def run_cases(machine: AgentClient, code: str, *cases: dict[str, Any], **o
 
 
 async def stop_when_it_has_spoken(machine: AgentClient, code: str, **options: Any) -> Result:
-    """Run code, stop it after its first output, and take what comes of it."""
+    """Run code, stop it after its first output, and return the result."""
     async with machine.run(RunCode(code, options=options or None)) as events:
         seen = []
         async for event in events:
@@ -126,7 +126,7 @@ async def test_a_program_reads_what_is_given_as_stdin(machine):
     assert (await run(machine, ECHO)).stdout == ""
 
 
-async def test_the_compilers_errors_come_with_the_line_and_nothing_is_run(machine):
+async def test_compiler_errors_have_line_numbers_and_nothing_is_run(machine):
     result = await run(machine, "int main() {\n  return nothing;\n}")
     report = report_of(result)
     assert (result.finished.status, result.error.name) == ("error", "CompileError")
@@ -150,26 +150,26 @@ async def test_code_without_a_main_function_is_only_checked(machine, code):
     assert (result.finished.status, report.phase, report.diagnostics) == ("ok", "check", "")
 
 
-async def test_a_compiler_that_only_quotes_a_linker_has_found_an_error(machine):
+async def test_a_compiler_error_that_quotes_the_linker_is_an_error(machine):
     result = await run(machine, "#error undefined reference to 'main'")
     assert (result.finished.status, report_of(result).phase) == ("error", "compile")
 
 
 @pytest.mark.parametrize("flag", ["-c", "-fsyntax-only"])
-async def test_flags_that_make_no_program_leave_nothing_to_run(machine, flag):
+async def test_flags_that_produce_no_program_run_nothing(machine, flag):
     result = await run(machine, HELLO, options={"flags": [flag]})
     assert (result.finished.status, report_of(result).phase, result.stdout) == ("ok", "check", "")
 
 
 @pytest.mark.parametrize("damage", ["ln -s /workspace $B", "echo > $B", "mkfifo $B", "mkdir $B; chmod 0 $B"])
-async def test_whatever_code_puts_in_the_place_of_the_build_directory_makes_way(machine, damage):
+async def test_whatever_replaces_the_build_directory_is_removed(machine, damage):
     await command(machine, f"touch kept; rm -rf $B; {damage}", env={"B": BUILD})
     result = await run(machine, HELLO)
     assert (result.finished.status, result.stdout) == ("ok", "hello\n")
     assert (await command(machine, "rm kept")).finished.status == "ok"
 
 
-async def test_a_program_has_the_signals_that_programs_have(machine):
+async def test_a_program_has_default_signal_handlers(machine):
     code = '#include <cstdlib>\nint main() { return system("yes | head -1"); }'
     result = await run(machine, code)
     assert (result.stdout, result.stderr) == ("y\n", "")
@@ -180,7 +180,7 @@ async def test_a_snippet_without_main_that_does_not_compile_is_an_error(machine)
     assert (result.finished.status, report_of(result).phase) == ("error", "compile")
 
 
-async def test_files_of_the_workspace_are_there_to_include_and_to_read_and_stay(machine):
+async def test_workspace_files_can_be_included_and_read_and_stay(machine):
     await machine.write("/workspace/shape.h", b"inline int corners() { return 4; }")
     write = '#include "shape.h"\n#include <fstream>\nint main() { std::ofstream("corners.txt") << corners(); }'
     assert (await run(machine, write)).finished.status == "ok"
@@ -199,19 +199,19 @@ async def test_files_of_the_workspace_are_there_to_include_and_to_read_and_stay(
         ("raise(SIGKILL);", "killed", None, "SIGKILL"),
     ],
 )
-async def test_a_program_that_fails_is_told_by_its_exit_code_or_signal(machine, end, status, exit_code, signal):
+async def test_a_program_that_fails_is_reported_with_its_exit_code_or_signal(machine, end, status, exit_code, signal):
     finished = (await run(machine, f"#include <csignal>\n#include <cstdlib>\nint main() {{ {end} }}")).finished
     assert (finished.status, finished.exit_code, finished.signal) == (status, exit_code, signal)
     assert finished.state == "kept"
 
 
-async def test_flags_take_the_place_of_the_usual_ones(machine):
+async def test_flags_replace_the_default_ones(machine):
     result = await run(machine, "#ifndef WANTED\n#error\n#endif\nint main() {}", options={"flags": ["-DWANTED"]})
     assert result.finished.status == "ok"
     assert "-O2" not in report_of(result).command
 
 
-async def test_a_sanitizer_says_which_line_is_wrong(machine):
+async def test_a_sanitizer_reports_the_line(machine):
     code = "int main(int count, char**) {\n  int* a = new int[2]();\n  return a[count + 1];\n}"
     result = await run(machine, code, options={"sanitize": ["address"]})
     assert "heap-buffer-overflow" in result.stderr
@@ -219,7 +219,7 @@ async def test_a_sanitizer_says_which_line_is_wrong(machine):
     assert result.finished.status == "exited"
 
 
-async def test_a_program_that_leaks_is_no_mistake_for_a_sanitizer(machine):
+async def test_a_sanitizer_ignores_leaks(machine):
     code = "#include <cstdlib>\nvoid* volatile p;\nint main() { p = malloc(100); p = nullptr; }"
     assert (await run(machine, code, options={"sanitize": ["address"]})).finished.status == "ok"
 
@@ -250,7 +250,7 @@ int main() {
 # ---------------------------------------------------------------- limits
 
 
-async def test_a_program_over_its_memory_limit_is_ended_and_says_so(machine):
+async def test_a_program_that_exceeds_its_memory_limit_is_ended(machine):
     result = await run(machine, HOG, options={"memory_limit_mb": 64})
     assert result.error.name == "MemoryLimitExceeded"
     assert "more than 64 MB" in result.error.message
@@ -258,7 +258,7 @@ async def test_a_program_over_its_memory_limit_is_ended_and_says_so(machine):
 
 
 async def test_no_process_of_a_program_escapes_the_memory_limit(machine):
-    """One that has left its process group and its parent is still counted."""
+    """A process that has left its process group and lost its parent is still counted."""
     escaped = HOG.replace("int main() {", "int main() { if (fork()) pause(); setsid(); if (fork()) _exit(0);")
     result = await run(machine, escaped, options={"memory_limit_mb": 64})
     assert result.error.name == "MemoryLimitExceeded"
@@ -270,7 +270,7 @@ async def test_a_stopped_program_ends_and_the_kernel_stays(machine):
     assert end_of(report_of(result)).signal == "SIGINT"
 
 
-async def test_a_program_that_does_not_mind_an_interrupt_is_killed_and_the_kernel_stays(machine):
+async def test_a_program_that_ignores_an_interrupt_is_killed_and_the_kernel_stays(machine):
     result = await stop_when_it_has_spoken(machine, STUBBORN)
     assert (result.finished.status, result.finished.state) == ("interrupted", "kept")
     assert end_of(report_of(result)).signal == "SIGKILL"
@@ -289,8 +289,8 @@ async def test_a_compiler_can_be_stopped(machine):
     assert report_of(result).phase == "compile"
 
 
-async def test_sanitizers_work_where_memory_is_limited_and_the_limit_holds():
-    """As gVisor's and bubblewrap's machines are: a limit on addresses would end any sanitized program at its start."""
+async def test_sanitizers_work_with_a_memory_limit_and_the_limit_holds():
+    """As in gVisor and bubblewrap: a limit on address space would break every sanitized program."""
     async with agent_client(CPP, "--memory-mb", "256") as client:
         assert (await run(client, HELLO, options={"sanitize": ["address"]})).stdout == "hello\n"
         assert "more than 256 MB" in (await run(client, HOG)).error.message
@@ -319,7 +319,7 @@ async def test_every_case_gets_its_verdict(machine):
     assert (end_of(cases[4]).exit_code, cases[4].stderr) == (3, "no such luck\n")
 
 
-async def test_a_case_that_does_not_end_or_prints_for_ever_is_over_its_time(machine):
+async def test_a_case_that_hangs_or_prints_endlessly_exceeds_its_time_limit(machine):
     cases = await run_cases(machine, OBEDIENT, {"stdin": "l"}, {"stdin": "p", "expected": "p"}, case_timeout_s=0.3)
     assert [case.verdict for case in cases] == ["time limit exceeded"] * 2
     assert len(cases[1].stdout) < 16_000
@@ -361,18 +361,18 @@ async def test_stopping_leaves_the_remaining_cases_unrun(machine):
     assert [case.verdict for case in report_of(result).cases] == ["ran", "not run", "not run"]
 
 
-async def test_more_output_than_is_kept_for_comparing_never_passes(machine):
+async def test_output_that_is_too_long_to_compare_never_passes(machine):
     code = '#include <cstdio>\nint main() { printf("1%100000s", "and more"); }'
     (case,) = await run_cases(machine, code, {"expected": "1"})
     assert (case.verdict, case.diff) == ("wrong output", "far more was written than is expected")
 
 
-async def test_half_a_character_in_a_case_is_no_harm(machine):
+async def test_half_a_surrogate_pair_in_a_case_is_replaced(machine):
     (case,) = await run_cases(machine, ECHO, {"stdin": "\ud800", "expected": "\udfff"})
     assert (case.verdict, case.stdout) == ("wrong output", "?")
 
 
-async def test_nothing_is_left_of_a_case_that_forked_without_end(machine):
+async def test_a_fork_bomb_in_a_case_leaves_no_process(machine):
     bomb = "#include <unistd.h>\nint main() { for (;;) fork(); }"
     cases = await run_cases(machine, bomb, {}, {"stdin": "1"}, case_timeout_s=0.2)
     assert [case.verdict for case in cases] == ["time limit exceeded"] * 2
@@ -389,7 +389,7 @@ async def size_of(machine: AgentClient, path: str) -> int:
 # ---------------------------------------------------------------- warm-up
 
 
-async def test_warm_up_code_that_does_not_compile_says_how():
+async def test_warm_up_code_that_does_not_compile_is_reported_with_the_error():
     async with agent_client(None) as client:
         with pytest.raises(RequestRefused, match="expected primary-expression"):
             await client.warm(WarmUp(language="cpp", code="int main() { return }"), LIMIT_S)

@@ -1,4 +1,4 @@
-"""The templates for C++ and Go in real machines, through the service and the tools' own words."""
+"""The templates for C++ and Go in real machines, through the service and the tools' text."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -43,7 +43,7 @@ class Box:
         self._id = sandbox_id
 
     async def run(self, code: str, **options: Any) -> str:
-        """What a model would read."""
+        """Return the text that a model reads."""
         with anyio.fail_after(LIMIT_S):
             request = CodeRun(OWNER, code, self._id, timeout_s=LIMIT_S, **options)
             block = run_blocks(await self._service.run(request))[0]
@@ -51,7 +51,7 @@ class Box:
         return block.text
 
     async def build(self, files: dict[str, str], command: str) -> str:
-        """Write files, and run a command among them."""
+        """Write files and run a command in their directory."""
         for path, text in files.items():
             await self._service.write(OWNER, self._id, path, text.encode())
         with anyio.fail_after(LIMIT_S):
@@ -97,7 +97,7 @@ async def test_a_mistake_is_shown_with_its_line(box: Box, code: str):
     assert "failed to compile after " in text
 
 
-async def test_a_program_that_takes_all_memory_ends_alone(box: Box, code: str):
+async def test_a_program_that_takes_all_memory_ends_without_its_sandbox(box: Box, code: str):
     hungry = {
         CPP: "int main() { for (;;) { volatile char* p = new char[4096]; *p = 1; } }",
         GO: "var kept [][]byte\nfunc main() { for { kept = append(kept, append([]byte{1}, make([]byte, 4096)...)) } }",

@@ -1,4 +1,4 @@
-"""Shell commands through a real agent: beside a Python kernel, and in a machine that has none."""
+"""Shell commands through a real agent, with and without a Python kernel."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", params=["shell", "python"])
 async def machine(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[AgentClient]:
-    """A machine with a Python kernel, and one without any."""
+    """One machine with a Python kernel, one without a kernel."""
     async with agent_client(WarmUp(request.param)) as client:
         yield client
 
@@ -36,7 +36,7 @@ async def limit() -> AsyncIterator[None]:
 
 
 async def stopped(client: AgentClient, line: str, grace_s: float) -> Result:
-    """Stop a command when it has said something."""
+    """Stop a command after its first output."""
     async with client.run(RunCode(line, kind="command", grace_s=grace_s)) as running:
         events: list[Event] = []
         async for event in running:
@@ -46,7 +46,7 @@ async def stopped(client: AgentClient, line: str, grace_s: float) -> Result:
         return Result(events)
 
 
-async def test_a_command_runs_with_its_streams_apart_and_its_exit_code(machine):
+async def test_a_command_has_separate_streams_and_an_exit_code(machine):
     result = await command(machine, "echo out; echo err >&2; exit 3")
     assert (result.stdout, result.stderr) == ("out\n", "err\n")
     assert (result.finished.status, result.finished.exit_code, result.finished.state) == ("exited", 3, "kept")
@@ -62,26 +62,26 @@ async def test_directory_and_exported_variables_last(machine):
     assert (await command(machine, "pwd; cd /workspace")).stdout == "/workspace/deep/down\n"
 
 
-async def test_a_command_that_dies_of_a_signal_leaves_the_session_as_it_was(machine):
+async def test_a_command_killed_by_a_signal_leaves_the_session_unchanged(machine):
     result = await command(machine, "cd /; kill -SEGV $$")
     assert (result.finished.status, result.finished.signal, result.finished.state) == ("killed", "SIGSEGV", "kept")
     assert (await command(machine, "pwd")).stdout == "/workspace\n"
 
 
-async def test_a_session_whose_directory_is_gone_starts_over_and_says_so(machine):
+async def test_a_session_whose_directory_is_gone_returns_to_the_workspace_with_a_note(machine):
     await command(machine, "mkdir gone; cd gone; rmdir ../gone")
     result = await command(machine, "pwd")
     assert result.stdout == "/workspace\n"
     assert "/workspace/gone: No such file or directory" in result.stderr
 
 
-async def test_stdin_is_what_was_given_and_otherwise_empty(machine):
+async def test_a_command_reads_its_stdin_which_is_empty_by_default(machine):
     assert (await command(machine, "cat; echo .", stdin="first\nlast ä\n")).stdout == "first\nlast ä\n.\n"
     assert (await command(machine, "cat; echo .")).stdout == ".\n"
 
 
 async def test_a_command_is_interrupted_when_it_is_stopped(machine):
-    # It waits for nobody: a shell that has just begun to wait for a program may miss an interrupt, as in any terminal.
+    # A busy loop: a shell that has just begun to wait for a program may miss an interrupt, as in any terminal.
     line = "cd /; trap 'echo caught; exit' INT; echo begun; while true; do :; done"
     result = await stopped(machine, line, LIMIT_S)
     assert result.stdout == "begun\ncaught\n"
@@ -89,15 +89,15 @@ async def test_a_command_is_interrupted_when_it_is_stopped(machine):
     assert (await command(machine, "pwd")).stdout == "/workspace\n"
 
 
-async def test_a_command_that_does_not_react_is_killed_with_all_of_its_group(machine):
+async def test_a_command_that_ignores_the_interrupt_is_killed_with_its_process_group(machine):
     result = await stopped(machine, "trap '' INT; sleep 1000 & echo $!; sleep 1000", 0.1)
     assert (result.finished.status, result.finished.signal) == ("interrupted", "SIGKILL")
-    # A process that is not reaped yet is no process any more, but has a directory in /proc.
+    # A process that has not been reaped yet still has a directory in /proc.
     assert (await command(machine, f"grep -s '^State:.[^Z]' /proc/{result.stdout.strip()}/status")).stdout == ""
 
 
 async def running(client: AgentClient, program: str) -> list[str]:
-    """The arguments of all processes that run a program."""
+    """Return the first arguments of all processes that run a program."""
     listing = (await command(client, "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'; true")).stdout.split("\n")
     return sorted(listing[place + 1] for place, word in enumerate(listing) if word == program)
 
@@ -106,15 +106,15 @@ ESCAPES = "setsid sleep 1001 & (setsid sleep 1002 &); (sleep 1003 &);"
 
 
 @pytest.mark.parametrize("end", ["sleep 1004", "trap 'exit' INT; while :; do :; done", "trap '' INT; sleep 1004"])
-async def test_no_process_of_a_stopped_command_is_left_whatever_session_it_is_in(machine, end):
+async def test_a_stopped_command_leaves_no_process_in_any_session(machine, end):
     await command(machine, "sleep 1000 & setsid sleep 999 &")
     result = await stopped(machine, f"{ESCAPES} until [ $(pgrep -cx sleep) = 5 ]; do :; done; echo on; {end}", 0.5)
     assert result.finished.status == "interrupted"
-    assert await running(machine, "sleep") == ["1000", "999"], "those of an earlier command go on"
+    assert await running(machine, "sleep") == ["1000", "999"], "processes of an earlier command go on"
     await command(machine, "pkill -x sleep")
 
 
-async def test_what_a_command_leaves_in_other_sessions_goes_on_when_it_ends_by_itself(machine):
+async def test_processes_in_other_sessions_outlive_a_command_that_ends_by_itself(machine):
     await command(machine, f"{ESCAPES} until [ $(pgrep -cx sleep) = 3 ]; do :; done")
     assert await running(machine, "sleep") == ["1001", "1002", "1003"]
     await command(machine, "pkill -x sleep")
@@ -140,7 +140,7 @@ async def test_a_fork_bomb_in_a_command_ends_with_it(machine, fights):
 
 
 @pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
-async def test_a_fork_bomb_that_a_command_leaves_behind_does_not_keep_the_next_one_from_running(machine):
+async def test_a_fork_bomb_left_behind_does_not_prevent_the_next_command(machine):
     await machine.write("/workspace/bomb.py", BOMB.encode())
     full = "set -- /proc/[0-9]*; [ $# -gt 150 ]"  # without a process, for which there is no room
     await command(machine, f"{sys.executable} bomb.py & until {full}; do :; done")
@@ -150,13 +150,13 @@ async def test_a_fork_bomb_that_a_command_leaves_behind_does_not_keep_the_next_o
     assert await running(machine, "bomb.py") == []
 
 
-async def test_what_a_command_leaves_running_goes_on_and_its_words_come_with_the_next(machine):
+async def test_a_background_process_goes_on_and_its_output_comes_with_the_next_command(machine):
     await command(machine, "mkfifo gate said; (read -r line <gate; echo heard $line; echo >said) & echo left")
     result = await command(machine, "echo it >gate; read -r _ <said; rm gate said")
     assert result.stdout == "heard it\n"
 
 
-async def test_a_run_that_is_on_keeps_others_out(machine):
+async def test_a_second_run_is_refused_as_busy(machine):
     async with machine.run(RunCode("echo begun; sleep 1000", kind="command", grace_s=0.1)) as running:
         async for event in running:
             if isinstance(event, Output):
@@ -182,7 +182,7 @@ async def result_of(client: AgentClient, request: RunCode) -> Result:
         ("pwd # " + "x" * 200_000, {}, "write it to a file"),
     ],
 )
-async def test_what_cannot_be_run_is_refused_and_nothing_has_changed(machine, line, options, words):
+async def test_an_invalid_command_is_refused_and_changes_nothing(machine, line, options, words):
     with pytest.raises(RequestRefused, match=words):
         await command(machine, line, **options)
     assert (await command(machine, "pwd")).stdout == "/workspace\n"
@@ -196,7 +196,7 @@ async def test_files_left_in_the_outputs_directory_are_artifacts_of_their_comman
 
 
 @ONLY_SHELL
-async def test_long_output_is_cut_and_whole_in_a_file(machine):
+async def test_long_output_is_cut_and_complete_in_a_file(machine):
     result = await command(machine, "seq 1 200000")
     output = result.finished.output
     assert output.stdout_spill is not None
@@ -206,7 +206,7 @@ async def test_long_output_is_cut_and_whole_in_a_file(machine):
     )
 
 
-async def test_a_command_has_the_users_rights_and_nothing_of_the_agents(machine):
+async def test_a_command_has_the_users_privileges_and_nothing_of_the_agents(machine):
     words = (await command(machine, "id -u; ulimit -u; env")).stdout.splitlines()
     if SEPARATE_USER:
         assert words[:2] == ["1000", "160"]
@@ -234,7 +234,7 @@ async def test_a_pipeline_ends_when_its_reader_does(machine):
 
 
 @ONLY_PYTHON
-async def test_commands_and_code_have_processes_of_their_own(machine):
+async def test_commands_and_code_run_in_separate_processes(machine):
     await run(machine, "kept = 1\nimport os; os.chdir('/tmp')")
     assert (await command(machine, "pwd; cd /")).stdout == "/workspace\n"
     assert (await run(machine, "kept, os.getcwd()")).shown == ["(1, '/tmp')"]
@@ -242,7 +242,7 @@ async def test_commands_and_code_have_processes_of_their_own(machine):
 
 
 @ONLY_PYTHON
-async def test_a_command_that_kills_the_kernel_says_that_its_variables_are_lost(machine):
+async def test_a_command_that_kills_the_kernel_reports_lost_state(machine):
     pid = (await run(machine, "import os\nlost = 1\nprint(os.getpid())")).stdout.strip()
     result = await command(machine, f"kill -KILL {pid}; while [ -e /proc/{pid} ]; do :; done; echo on")
     assert (result.stdout, result.finished.status, result.finished.state) == ("on\n", "ok", "lost")
@@ -253,7 +253,7 @@ async def test_a_command_that_kills_the_kernel_says_that_its_variables_are_lost(
 
 @ONLY_SHELL
 async def test_in_a_shell_machine_code_is_a_command(machine):
-    assert machine.hello.language == "python"  # said before it was warmed up
+    assert machine.hello.language == "python"  # from before the warm-up
     await run(machine, "export FROM_CODE=1")
     assert (await command(machine, "echo $FROM_CODE")).stdout == "1\n"
     with pytest.raises(RequestRefused, match="shell commands only"):
@@ -265,13 +265,13 @@ async def test_a_shell_machines_warm_up_leaves_files_and_no_session():
         assert (await command(client, 'pwd; echo "${X-none}"; cat file')).stdout == "/workspace\nnone\nwarm\n"
 
 
-async def test_a_warm_up_script_that_fails_says_how():
+async def test_a_failing_warm_up_script_is_reported_with_its_output():
     async with agent_client(None) as client:
         with pytest.raises(RequestRefused, match=r"(?s)no such thing.*'exit_code': 7"):
             await client.warm(WarmUp("shell", "echo no such thing >&2; exit 7"), LIMIT_S)
 
 
-async def test_a_templates_variables_are_there_and_go_before_ours():
+async def test_a_templates_variables_take_precedence_over_ours():
     env = {"GOPROXY": "direct", "PYTHONPATH": "/tmp", "MINE": "it's"}
     async with agent_client(WarmUp("python", env=env)) as client:
         await client.write("/tmp/ours.py", b"NAME = 'ours'\n")

@@ -1,4 +1,4 @@
-"""Handlers in the Python kernel, against an agent that runs natively."""
+"""Handlers in the Python kernel, with an agent that runs natively."""
 
 import json
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ def report_of(result: Result) -> HandlerReport:
 
 
 def given(result: Result) -> object:
-    """What the handler gave back."""
+    """Return the handler's result."""
     assert result.finished.status == "ok", result.finished
     report = report_of(result)
     assert report.result is not None
@@ -53,11 +53,11 @@ def given(result: Result) -> object:
 
 
 @pytest.mark.parametrize("event", [None, True, 0.5, "ä\n", [1, [2]], {"key": {"deep": ["er"]}}])
-async def test_an_event_comes_in_and_a_result_goes_out_as_json(machine, event):
+async def test_a_handler_gets_an_event_and_returns_a_result_as_json(machine, event):
     assert given(await invoke(machine, "def handler(event, context): return [event, None]", event)) == [event, None]
 
 
-async def test_what_a_handler_prints_and_shows_is_there_as_in_any_run(machine):
+async def test_a_handler_can_print_and_display(machine):
     code = "import sys\ndef handler(e, c):\n    print('out'); print('err', file=sys.stderr); display('seen')\n'last'"
     result = await invoke(machine, code)
     assert (result.stdout, result.stderr, result.shown) == ("out\n", "err\n", ["'last'", "'seen'"])
@@ -76,7 +76,7 @@ async def test_a_handler_of_an_earlier_run_is_called_without_code_and_keeps_its_
     assert given(await invoke(machine, "", 2, handler="count")) == [1, 2]
 
 
-async def test_the_context_has_what_the_machine_knows_and_what_the_caller_gave(machine):
+async def test_the_context_has_facts_of_the_machine_and_of_the_caller(machine):
     code = """def who(event, context):
     left = context.get_remaining_time_in_millis()
     return [context.function_name, context.memory_limit_in_mb, 0 < left <= 20_000, context.tenant, context.nested]"""
@@ -84,7 +84,7 @@ async def test_the_context_has_what_the_machine_knows_and_what_the_caller_gave(m
     assert given(await invoke(machine, code, **options)) == ["who", 512, True, "acme", {"a": 1}]
 
 
-async def test_every_call_has_an_id_of_its_own(machine):
+async def test_every_call_has_its_own_id(machine):
     code = "def handler(event, context): return context.aws_request_id"
     assert len({given(await invoke(machine, code)) for _ in range(3)}) == 3
 
@@ -101,7 +101,7 @@ async def test_every_call_has_an_id_of_its_own(machine):
         ("1/0", "ZeroDivisionError", "division by zero"),
     ],
 )
-async def test_what_goes_wrong_is_a_result_with_the_users_traceback(machine, code, name, message):
+async def test_an_error_is_a_result_with_the_users_traceback(machine, code, name, message):
     result = await invoke(machine, code)
     error = result.finished.error
     assert error is not None
@@ -113,14 +113,14 @@ async def test_what_goes_wrong_is_a_result_with_the_users_traceback(machine, cod
         assert report_of(result).result is None
 
 
-async def test_a_handler_that_is_not_there_is_asked_for_and_not_measured(machine):
+async def test_a_missing_handler_is_an_error_and_not_measured(machine):
     result = await invoke(machine, "", handler="nobody")
     assert result.finished.error is not None
     assert "def nobody(event, context)" in result.finished.error.message
     assert not [event for event in result.events if isinstance(event, HandlerReport)]
 
 
-async def test_a_large_result_is_cut_and_all_of_it_is_an_artifact(machine):
+async def test_a_large_result_is_cut_and_complete_in_an_artifact(machine):
     result = await invoke(machine, "def handler(e, c): return 'ä' * 100_000")
     report = report_of(result)
     assert report.result is not None
@@ -144,7 +144,7 @@ def handler(event, context):
     assert idle.cpu_ms < end.cpu_ms
 
 
-async def test_the_peak_of_a_call_is_not_that_of_an_earlier_one(machine):
+async def test_the_peak_of_a_call_is_not_that_of_an_earlier_call(machine):
     code = "def handler(megabytes, context): return len(bytearray(megabytes * 2**20))"
     big, small = [report_of(await invoke(machine, code, size)) for size in (200, 20)]
     assert big.least_peak_bytes > 200 * MB
@@ -166,7 +166,7 @@ async def test_a_handler_that_does_not_end_is_stopped_and_its_call_measured(mach
     assert report_of(result).result is None
 
 
-async def test_options_that_cannot_be_read_are_an_error_of_the_run(machine):
+async def test_unreadable_options_are_an_error_of_the_run(machine):
     with anyio.fail_after(LIMIT_S):
         async with machine.run(RunCode("x = 1", kind="invoke", options={})) as events:
             result = Result([event async for event in events])

@@ -1,4 +1,4 @@
-"""A real agent that one process greets, another one uses, and the first one gets back."""
+"""A real agent that one process greets and hands over to another, which hands it back."""
 
 import json
 import socket

@@ -27,7 +27,7 @@ async def machine(anyio_backend: str) -> AsyncIterator[AgentClient]:
 
 @pytest.fixture(autouse=True)
 async def limit(machine: AgentClient) -> AsyncIterator[None]:
-    """Nothing hangs, and no test sees what another left in the kernel."""
+    """Fail tests that hang, and clear the kernel's namespace before each."""
     with anyio.fail_after(LIMIT_S):
         await run(machine, "%reset -f")
         yield
@@ -73,7 +73,7 @@ async def test_a_data_frame_comes_as_text_and_html(machine):
     assert "<table" in display.data["text/html"]
 
 
-async def test_a_huge_value_is_cut_and_says_so(machine):
+async def test_a_huge_value_is_cut_with_a_note(machine):
     result = await run(machine, "from IPython.display import HTML\ndisplay(HTML('x' * 300_000)); list(range(100_000))")
     assert "text/html" not in result.displays[0].data
     assert len(result.shown[1]) < 100_000
@@ -87,7 +87,7 @@ async def test_displays_beyond_the_limit_are_counted(machine):
     assert 0 < len(result.displays) < 10
 
 
-async def test_pictures_are_shown_after_the_room_for_text_is_used_up(machine):
+async def test_images_are_shown_after_the_display_limit_is_reached(machine):
     code = """for i in range(3000): display('x' * 100)
 for i in range(200): display({'image/svg+xml': '<svg/>'}, raw=True)
 display({'image/svg+xml': '<svg/>', 'text/plain': 'x' * 1000}, raw=True)"""
@@ -108,7 +108,7 @@ display({'image/svg+xml': '<svg/>', 'text/plain': 'x' * 1000}, raw=True)"""
         "plt.plot([1, 2])\nraise ValueError",
     ],
 )
-async def test_every_figure_lands_as_a_png_without_being_saved(machine, code):
+async def test_every_figure_becomes_a_png_without_being_saved(machine, code):
     result = await run(machine, f"import matplotlib.pyplot as plt\n{code}")
     (path,) = [path for display in result.displays for path in display.files]
     assert path.startswith("/tmp/outputs/figure-")
@@ -154,7 +154,7 @@ async def test_a_file_in_a_folder_of_an_earlier_run_is_an_artifact():
             assert paths(await run(client, "open('/tmp/outputs/sub/a.txt', 'w').close()")) == ["/tmp/outputs/sub/a.txt"]
 
 
-async def test_a_file_written_by_the_host_during_a_run_hides_none_of_the_runs_own(machine):
+async def test_a_file_written_by_the_host_during_a_run_is_not_its_artifact(machine):
     code = "open('/tmp/outputs/own.txt', 'w').close()\nprint('on')\nwhile not os.path.exists('/workspace/go'): pass"
     async with machine.run(RunCode(f"import os\n{code}")) as events:
         assert await anext(events) == Output("stdout", "on\n")
@@ -164,7 +164,7 @@ async def test_a_file_written_by_the_host_during_a_run_hides_none_of_the_runs_ow
     await run(machine, "!rm -r /workspace/go /tmp/outputs/own.txt /tmp/outputs/hosts")
 
 
-async def test_more_artifacts_than_the_agent_looks_at_are_said_to_be_more():
+async def test_too_many_artifacts_are_reported_as_incomplete():
     with anyio.fail_after(LIMIT_S):
         async with agent_client() as client:
             assert (await run(client, "1")).finished.artifacts_complete
@@ -183,7 +183,7 @@ async def test_output_streams_while_the_code_runs(machine):
     assert rest.stdout == "second\n"
 
 
-async def test_output_comes_before_what_is_shown_after_it(machine):
+async def test_output_and_displays_keep_their_order(machine):
     result = await run(machine, "for i in range(50):\n    print(i)\n    display(i)\n'end'")
     kinds = [event.text if isinstance(event, Output) else event.data["text/plain"] for event in result.events[:-1]]  # type: ignore[union-attr]
     assert [text.strip() for text in kinds] == [str(i) for i in range(50) for _ in "ab"] + ["'end'"]
@@ -246,7 +246,7 @@ async def test_a_traceback_shows_the_line_in_the_cell(machine):
     assert "line 2, in f\n    return 1 / n\n           ~~^~~" in error.traceback
 
 
-async def test_endless_recursion_is_told_briefly(machine):
+async def test_the_traceback_of_an_endless_recursion_is_short(machine):
     result = await run(machine, "def f(): f()\nf()")
     error = result.finished.error
     assert error is not None
@@ -282,7 +282,7 @@ async def test_exit_ends_the_run_and_keeps_the_state(machine, code, exit_code):
         ("os.closerange(3, 1000)", None, None, None),
     ],
 )
-async def test_a_kernel_that_dies_is_replaced_and_the_loss_is_told(machine, code, status, exit_code, signal):
+async def test_a_kernel_that_dies_is_replaced_and_its_state_is_lost(machine, code, status, exit_code, signal):
     await run(machine, "x = 1")
     result = await run(machine, f"import os\nprint('last words')\n{code}")
     assert result.stdout == "last words\n"
@@ -320,7 +320,7 @@ print('ready')
         "for _ in range(20_000): forge(event='x', wait=True)",
     ],
 )
-async def test_nothing_the_code_says_in_the_kernels_name_harms_the_machine(machine, lie):
+async def test_forged_kernel_messages_do_not_harm_the_machine(machine, lie):
     result = await run(machine, FORGE + lie)
     assert result.stdout == "ready\n"
     await run(machine, "import os; os._exit(0)")
@@ -386,7 +386,7 @@ async def test_only_one_run_at_a_time(machine):
     assert (await run(machine, "2")).shown == ["2"]
 
 
-async def test_a_fork_that_returns_from_the_code_does_not_speak_as_the_kernel(machine):
+async def test_a_fork_that_returns_from_the_code_does_not_act_as_the_kernel(machine):
     code = "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('child' if pid == 0 else 'parent')\npid > 0"
     result = await run(machine, code)
     assert sorted(result.stdout.split()) == ["False", "child", "parent"]
@@ -420,7 +420,7 @@ t = threading.Thread(target=chatter); t.start()"""
     assert result.finished.status == "ok"
 
 
-async def test_a_flood_gives_head_tail_whole_file_and_true_totals(machine):
+async def test_a_flood_of_output_is_sent_as_head_and_tail_and_complete_in_a_file(machine):
     line = "x" * 99 + "\n"
     code = "import sys\nfor i in range(500): sys.stdout.write(('x' * 99 + '\\n') * 1000)\nprint('the end')"
     result = await run(machine, code, head_bytes=10_000, tail_bytes=5_000)
@@ -439,7 +439,7 @@ async def test_a_flood_gives_head_tail_whole_file_and_true_totals(machine):
     await command(machine, f"rm {output.stdout_spill}")
 
 
-async def test_a_spill_that_does_not_fit_the_disk_is_said_to_be_incomplete(machine):
+async def test_a_spill_file_that_does_not_fit_on_the_disk_is_reported_as_incomplete(machine):
     fill = "f = open('/tmp/fill', 'wb')\ntry:\n    while True: f.write(b'x' * 1_000_000)\nexcept OSError: pass"
     await run(machine, fill)
     result = await run(machine, "for i in range(10_000): print('y' * 99)", head_bytes=1000, tail_bytes=1000)
@@ -467,7 +467,7 @@ async def test_stdin_lasts_for_one_run(machine):
     assert (await run(machine, "import sys; sys.stdin.read()")).shown == ["''"]
 
 
-async def test_input_says_when_there_is_no_more_of_it(machine):
+async def test_input_raises_eof_error_at_the_end_of_stdin(machine):
     assert (await run(machine, "input(); input()", options={"stdin": "one"})).error.name == "EOFError"
 
 
@@ -503,7 +503,7 @@ async def test_stdin_is_empty(machine):
         ("import inspect\ndef f(): return 42\ninspect.getsource(f)", "return 42"),
     ],
 )
-async def test_ipython_is_all_there(machine, code, expected):
+async def test_ipython_features_work(machine, code, expected):
     result = await run(machine, code)
     assert result.finished.error is None
     assert expected in result.stdout + "".join(result.shown)
@@ -530,7 +530,7 @@ async def test_a_refresh_changes_what_random_generators_give(machine, expression
         assert (await run(machine, f"{expression} == expected")).shown == ["False"]
 
 
-async def test_a_refresh_leaves_generators_alone_where_the_state_goes_on_only_once(machine):
+async def test_a_refresh_without_reseed_leaves_generators_alone(machine):
     await run(machine, "import random\nrandom.seed(1); expected = random.random(); random.seed(1)")
     await machine.refresh(Identity("clone", "f" * 32, bytes(32), reseed=False))
     assert (await run(machine, "random.random() == expected")).shown == ["True"]
@@ -571,7 +571,7 @@ denied"""
 
 
 @pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
-async def test_nothing_of_a_killed_kernel_survives_it(machine):
+async def test_no_process_of_a_killed_kernel_survives(machine):
     daemon = """import os, subprocess
 subprocess.Popen(['setsid', 'sleep', '4242'], start_new_session=True)
 os._exit(1)"""
@@ -584,7 +584,7 @@ COUNT = """import os
 count = 0
 for pid in os.listdir('/proc'):
     try: count += pid.isdigit() and os.stat(f'/proc/{pid}').st_uid == 1000
-    except FileNotFoundError: pass  # the one that forked this kernel for the zygote has just left
+    except FileNotFoundError: pass  # the parent that forked this kernel has just exited
 count"""
 
 
@@ -621,7 +621,7 @@ while True:
     assert (await run(machine, COUNT)).shown == ["1"]
 
 
-async def test_the_first_run_starts_a_kernel_when_none_was_warmed():
+async def test_the_first_run_starts_a_kernel_if_there_is_none():
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             assert (await run(client, "1 + 1")).shown == ["2"]
@@ -635,7 +635,7 @@ reseed.Generators.seed = die
 """
 
 
-async def test_kernels_that_die_at_birth_are_not_started_for_ever():
+async def test_kernels_that_fail_to_start_are_not_restarted_endlessly():
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             with pytest.raises(RequestRefused, match="ended at its start") as caught:
@@ -658,7 +658,7 @@ threading.Thread(target=wait, daemon=True).start()
 """
 
 
-async def test_a_zygote_that_ends_leaves_its_kernel_alone_and_is_replaced_as_warm_as_it_was():
+async def test_a_zygote_that_ends_does_not_affect_its_kernel_and_is_replaced_warm():
     code = "import os\nzygote = open('/tmp/zygote').read()\nprint('on')\nwhile os.path.exists(f'/proc/{zygote}'): pass"
     with anyio.fail_after(LIMIT_S):
         async with agent_client(MORTAL) as client:
@@ -670,14 +670,14 @@ async def test_a_zygote_that_ends_leaves_its_kernel_alone_and_is_replaced_as_war
             assert (await run(client, "import sys; 'xml.dom' in sys.modules")).shown == ["True"]
 
 
-async def test_warm_up_code_that_fails_says_how():
+async def test_failing_warm_up_code_is_reported_with_its_traceback():
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             with pytest.raises(RequestRefused, match="no_such_module"):
                 await client.warm(WarmUp(code="import no_such_module"), LIMIT_S)
 
 
-async def test_warm_up_imports_are_there_and_its_names_are_not():
+async def test_warm_up_code_leaves_its_imports_and_not_its_names():
     with anyio.fail_after(LIMIT_S):
         async with agent_client("import xml.dom; leak = 1") as client:
             assert (await run(client, "import sys; 'xml.dom' in sys.modules")).shown == ["True"]

@@ -1,4 +1,4 @@
-"""The agent's options for machines that are not virtual ones: one kernel, limits, processes of its own."""
+"""The agent's options for machines that are not virtual: --one-kernel, --memory-mb, --own-pids."""
 
 import anyio
 import pytest
@@ -12,13 +12,13 @@ pytestmark = pytest.mark.anyio
 
 LIMIT_S = HANG_S
 
-# What the machine runs, by the module or program each process was started with.
+# Lists the machine's processes by the module or program that each runs.
 PROCESSES = """import os
 def programs():
     found = []
     for pid in sorted(int(name) for name in os.listdir('/proc') if name.isdigit()):
         try: words = open(f'/proc/{pid}/cmdline').read().split('\\0')
-        except FileNotFoundError: continue  # the one that forked this kernel for the zygote has just left
+        except FileNotFoundError: continue  # the parent that forked this kernel has just exited
         zygote = any('guest.agent.python_check' in word for word in words)
         found.append('zygote' if zygote else 'agent' if 'guest.agent' in words else words[0])
     return found
@@ -38,7 +38,7 @@ async def names(client: AgentClient) -> list[str]:
 # ---------------------------------------------------------------- one kernel
 
 
-async def test_with_one_kernel_no_second_warm_process_stays():
+async def test_with_one_kernel_there_is_no_second_warm_process():
     with anyio.fail_after(LIMIT_S):
         async with agent_client("import xml.dom", "--one-kernel") as client:
             assert (await names(client)).count("zygote") == 1  # it became the kernel
@@ -53,7 +53,7 @@ async def test_with_one_kernel_no_second_warm_process_stays():
         ("import ctypes; ctypes.string_at(0)", "killed", None, "SIGSEGV"),
     ],
 )
-async def test_the_one_kernel_is_replaced_by_another_as_warm(code, status, exit_code, signal):
+async def test_the_only_kernel_is_replaced_by_a_warm_one(code, status, exit_code, signal):
     with anyio.fail_after(LIMIT_S):
         async with agent_client("import xml.dom", "--one-kernel") as client:
             await run(client, "x = 1")
@@ -66,7 +66,7 @@ async def test_the_one_kernel_is_replaced_by_another_as_warm(code, status, exit_
 
 
 @pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
-async def test_the_one_kernel_can_be_killed_with_all_it_has_started():
+async def test_the_only_kernel_is_killed_with_everything_it_started():
     code = """import os, signal, subprocess
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess.Popen(['sleep', '4242'], start_new_session=True)
@@ -120,7 +120,7 @@ while 'Z' in [state(pid) for pid in os.listdir('/proc') if pid.isdigit()]: pass"
             assert (await run(client, zombies)).finished.status == "ok"
 
 
-# ---------------------------------------------------------------- limits and rights
+# ---------------------------------------------------------------- limits and privileges
 
 
 async def test_a_memory_bomb_gets_a_memory_error_and_libraries_still_work():
@@ -145,7 +145,7 @@ product.shape"""
 
 @pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
 @pytest.mark.parametrize("options", [(), ("--one-kernel",)])
-async def test_code_can_gain_no_rights_in_any_of_its_threads(options):
+async def test_no_thread_of_code_can_gain_privileges(options):
     look = r"""import glob
 status = [dict(line.split(':\t', 1) for line in open(path).read().splitlines() if ':\t' in line)
     for path in glob.glob('/proc/self/task/*/status')]
@@ -156,7 +156,7 @@ print({(s['NoNewPrivs'], s['CapEff'], s['CapPrm'], s['Uid'].split()[0]) for s in
             assert (await run(client, look)).stdout == f"{{('1', '{none}', '{none}', '1000')}} {none}\n"
 
 
-# ---------------------------------------------------------------- agent and code are one user, who has no rights
+# ---------------------------------------------------------------- agent and code are one unprivileged user
 
 
 async def test_a_sweep_ends_all_but_the_agent_its_zygote_and_process_1():
@@ -193,7 +193,7 @@ while True:
             assert (await run(client, f"import os\n{many}")).finished.status == "ok"
 
 
-async def test_code_cannot_look_into_an_agent_of_its_own_user():
+async def test_code_cannot_read_the_memory_of_an_agent_of_the_same_user():
     look = """import os
 def opens(path):
     try: open(path, 'rb').close()
@@ -208,7 +208,7 @@ len(guardians), {opens(f'/proc/{pid}/mem') for pid in guardians}, opens('/proc/s
             assert (await run(client, look)).shown == ["(2, {False}, True)"]
 
 
-async def test_a_machine_that_may_not_set_its_name_still_writes_it_down():
+async def test_a_machine_that_cannot_set_its_hostname_still_writes_the_files():
     with anyio.fail_after(LIMIT_S):
         async with agent_client("", "--own-pids", user="none") as client:
             refreshed = await client.refresh(Identity("clone-7", "ab" * 16, b"e" * 64))

@@ -1,4 +1,4 @@
-"""A service of a machine, against an agent that runs natively. It shares this host's network: files tell instead."""
+"""Services of an agent that runs natively. It shares this host's network, so these services use files."""
 
 import anyio
 import pytest
@@ -21,7 +21,7 @@ def told_of_all(name):
     for pid in filter(str.isdigit, os.listdir('/proc')):
         try:
             yield open(f'/proc/{pid}/{name}').read()
-        except OSError:  # it ended meanwhile
+        except OSError:  # it has ended
             pass
 def alive():
     names = [line.split(chr(0)) for line in told_of_all('cmdline')]
@@ -41,7 +41,7 @@ def served(start: str, ready: str, *, code: str = "", ready_timeout_s: float = L
 
 
 async def lost_service(client: AgentClient) -> str:
-    """How the service ended, as soon as the agent has heard of it."""
+    """Return how the service ended, as soon as the agent knows."""
     while True:
         if (loss := (await run(client, "")).finished.service_loss) is not None:
             return loss
@@ -69,7 +69,7 @@ async def test_the_ready_command_is_tried_until_it_succeeds():
 @pytest.mark.parametrize(
     ("options", "user"), [((), SANDBOX_USER), (("--one-kernel",), SANDBOX_USER), (("--own-pids",), "none")]
 )
-async def test_a_service_and_all_below_it_outlive_a_kernel_and_what_that_left_behind(options, user):
+async def test_a_service_and_its_descendants_outlive_a_kernel_and_its_leftovers(options, user):
     start = f"setsid sleep 1001 & (setsid sleep 1002 &); sleep 1003 & {STAY}"
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None, *options, user=user) as client:
@@ -122,10 +122,10 @@ async def test_a_service_outlives_a_bomb_that_fights_being_stopped():
         (STAY, "echo waiting; sleep infinity", r"within 1 s(?s:.*)waiting(?s:.*)start_cmd wrote nothing"),
     ],
 )
-async def test_a_service_that_does_not_get_ready_says_why(start, ready, why):
+async def test_a_service_that_does_not_become_ready_is_reported_with_the_reason(start, ready, why):
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
-            # One that ends is found out at once: it is given more time than the whole test has.
+            # One that ends is noticed at once, so its timeout may be longer than that of the test.
             limit = 1 if "within" in why else 2 * LIMIT_S
             with pytest.raises(RequestRefused, match=why):
                 await client.warm(served(start, ready, ready_timeout_s=limit), LIMIT_S)
@@ -138,14 +138,14 @@ async def test_a_service_that_does_not_get_ready_says_why(start, ready, why):
         ("/bin/sh", "/nowhere", "'/nowhere'"),
     ],
 )
-async def test_a_program_or_directory_that_is_not_there_is_named(command, cwd, why):
+async def test_a_missing_program_or_directory_of_a_service_is_named(command, cwd, why):
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:
             with pytest.raises(RequestRefused, match=why):
                 await client.warm(WarmUp(service=Service((command,), (*SHELL, "false"), {}, cwd, LIMIT_S)), LIMIT_S)
 
 
-async def test_a_service_that_ends_in_use_is_told_with_every_result_however_much_it_had_said():
+async def test_every_result_reports_a_service_that_has_ended_with_the_end_of_its_output():
     start = f"head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last words; touch flooded; {STAY}"
     with anyio.fail_after(LIMIT_S):
         async with agent_client(None) as client:

@@ -1,4 +1,4 @@
-"""What code in a sandbox can do to its own machine: little, and nothing to what watches over it."""
+"""What hostile code can do to its own machine: little, and nothing to the agent."""
 
 import json
 
@@ -10,7 +10,7 @@ from vmm.types import Isolation
 
 pytestmark = pytest.mark.vm
 
-# The agent, and whatever else in the machine has rights that code has not.
+# Finds the agent and all other processes with more privileges than code.
 FIND_GUARDIANS = """
 import os
 def command(pid):
@@ -41,7 +41,7 @@ OUT_OF_REACH = ("PermissionError", "FileNotFoundError")  # a machine's kernel ma
 @pytest.fixture
 def agent_is_root(machines: Machines) -> None:
     if machines.host.driver.capabilities.isolation is Isolation.NAMESPACE:
-        pytest.skip("the agent is the same user as the code, as doctor says: see test_hostile_twin.py")
+        pytest.skip("the agent is the same user as the code: see test_hostile_twin.py")
 
 
 async def test_code_runs_as_an_ordinary_user_without_capabilities(shared: Clone):
@@ -65,8 +65,8 @@ async def test_code_cannot_become_root(shared: Clone):
     assert set(json.loads(ran.out)) <= {"PermissionError", "OSError"}  # the latter where there is no such user
 
 
-async def test_no_program_gives_code_more_rights(shared: Clone):
-    """There is none whose mode says so, and the mode would do nothing."""
+async def test_no_program_gives_code_more_privileges(shared: Clone):
+    """No program is setuid or setgid, and it would have no effect."""
     ran = await shared.run(
         "import ctypes, os, stat\n"
         "files = [os.path.join(place, name) for place in ('/usr/bin', '/usr/sbin') for name in os.listdir(place)]\n"
@@ -104,7 +104,7 @@ async def test_code_cannot_signal_the_agent(shared: Clone, agent_is_root: None):
     assert (await shared.run("print('agent alive')")).out == "agent alive"
 
 
-async def test_killing_all_it_may_kill_ends_only_the_code_itself(clone: Clone):
+async def test_killing_every_process_it_can_ends_only_the_code_itself(clone: Clone):
     ran = await clone.run(
         "import contextlib, os, signal\n"
         "with contextlib.suppress(ProcessLookupError):  # there may be nothing but the agent\n"
@@ -116,7 +116,7 @@ async def test_killing_all_it_may_kill_ends_only_the_code_itself(clone: Clone):
 
 
 @pytest.mark.parametrize("file", ["mem", "root", "cwd", "exe", "syscall", "stack", "task/{pid}/mem"])
-async def test_code_cannot_look_into_the_agent(shared: Clone, file: str):
+async def test_code_cannot_inspect_the_agent(shared: Clone, file: str):
     action = "os.readlink" if file in ("root", "cwd", "exe") else "read"
     ran = await shared.run(
         FIND_GUARDIANS
@@ -126,10 +126,10 @@ async def test_code_cannot_look_into_the_agent(shared: Clone, file: str):
 
 
 @pytest.mark.parametrize("file", ["environ", "maps", "fd"])
-async def test_code_learns_nothing_about_the_agent_but_what_gvisor_tells_everybody(
+async def test_code_learns_nothing_about_the_agent_but_what_gvisor_shows_to_all_users(
     machines: Machines, shared: Clone, file: str
 ):
-    """gVisor shows them to all users. They hold what every machine has, and no way to the agent's channel."""
+    """gVisor shows these files to all users. They are the same in every machine and give no access to the channel."""
     action = "os.listdir" if file == "fd" else "read"
     ran = await shared.run(
         FIND_GUARDIANS + f"print(*{{attempt(lambda: {action}(f'/proc/{{pid}}/{file}')) for pid in guardians}})"
@@ -142,7 +142,7 @@ async def test_code_learns_nothing_about_the_agent_but_what_gvisor_tells_everybo
 
 
 async def test_code_cannot_open_the_agents_channel(shared: Clone):
-    """gVisor lets it open the pipes of its own output, which are its own files, and nothing else that has no path."""
+    """In gVisor code can open the pipes of its own output, which belong to it, and nothing else without a path."""
     ran = await shared.run(
         FIND_GUARDIANS
         + "opened = []\n"
@@ -204,11 +204,11 @@ async def test_code_cannot_write_what_belongs_to_the_agent(shared: Clone, agent_
     assert await tried_to_write(shared, f"/run/mcp-sandbox/{name}") == "PermissionError"
 
 
-# Those that every machine has; gVisor's fuse and tun are of its own making and lead nowhere.
+# In every machine; gVisor's fuse and tun are its own and have no effect outside.
 HARMLESS = "full fuse net/tun null ptmx pts/ptmx random stderr stdin stdout tty urandom zero"
 
 
-async def test_code_can_open_no_device_that_leads_anywhere(shared: Clone):
+async def test_code_can_open_only_harmless_devices(shared: Clone):
     ran = await shared.run(
         "import os\n"
         "opened, tried = [], ['/proc/kcore', '/proc/kmsg']\n"
@@ -238,8 +238,8 @@ async def test_code_can_neither_mount_nor_load_modules_nor_set_the_clock(shared:
     assert ran.out == "{-1} 9"
 
 
-async def test_links_lead_the_agent_nowhere_that_code_could_not_go(clone: Clone, agent_is_root: None):
-    """The agent has root's rights; what it reads and writes for the host it does with those of the code."""
+async def test_links_give_file_requests_no_more_access_than_code_has(clone: Clone, agent_is_root: None):
+    """The agent is root, but reads and writes files with the privileges of code."""
     await clone.run(
         "import os\n"
         "os.symlink('/proc/kcore', '/tmp/outputs/memory.txt')\n"
@@ -256,14 +256,14 @@ async def test_links_lead_the_agent_nowhere_that_code_could_not_go(clone: Clone,
         assert refusal.value.code == "denied"
 
 
-async def test_a_link_in_the_place_of_a_spilled_output_is_not_followed(clone: Clone):
+async def test_a_link_in_place_of_a_spill_file_is_not_followed(clone: Clone):
     await clone.run("import os\nfor n in range(2, 4): os.symlink('/etc/hostname', f'/tmp/outputs/run-{n}-stdout.txt')")
     for _ in range(2):
         await clone.run("for n in range(9000): print('spill', n)")
     assert (await clone.run("print(open('/etc/hostname').read())")).out == clone.machine.id
 
 
-async def test_replacing_the_outputs_directory_by_a_link_does_not_help(clone: Clone):
+async def test_replacing_the_outputs_directory_by_a_link_gives_no_access(clone: Clone):
     await clone.run("import os, shutil\nshutil.rmtree('/tmp/outputs')\nos.symlink('/etc', '/tmp/outputs')")
     ran = await clone.run("for n in range(9000): print('spill', n)")
     assert ran.end.status == "ok"
@@ -272,7 +272,7 @@ async def test_replacing_the_outputs_directory_by_a_link_does_not_help(clone: Cl
     assert "run-2-stdout.txt" not in (await clone.run("print(os.listdir('/etc'))")).out
 
 
-# Forks without end, into sessions of its own; ignores interrupts.
+# Forks endlessly into new sessions and ignores interrupts.
 FORK_BOMB = """
 import os, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -291,7 +291,7 @@ async def test_a_fork_bomb_ends_with_its_command_when_that_is_stopped(clone: Clo
     assert (await clone.command(COUNT_BOMBS)).out == "0"
 
 
-async def test_a_fork_bomb_that_a_command_left_behind_ends_when_the_next_one_needs_room(clone: Clone):
+async def test_a_fork_bomb_left_behind_ends_when_the_next_command_needs_room(clone: Clone):
     await clone.agent.write("/workspace/bomb.py", FORK_BOMB.encode())
     full = "set -- /proc/[0-9]*; [ $# -gt 150 ]"  # without a process, for which there is no room
     await clone.command(f"python3 bomb.py & until {full}; do :; done")

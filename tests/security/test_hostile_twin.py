@@ -1,6 +1,6 @@
-"""Where code and agent are one user, as in bubblewrap machines: what still stands between them, and what does not.
+"""What protects the agent from code of the same user, as in bubblewrap machines, and what does not.
 
-Nothing of it is between the machine and the host: whatever comes from a machine is hostile in any case.
+The host does not rely on it: everything from a machine is treated as hostile.
 """
 
 import signal
@@ -25,14 +25,14 @@ print(sent)
 
 
 async def test_no_signal_from_inside_ends_or_stops_the_agent(shared: Clone):
-    """The kernel takes them and drops them: the agent is the first process of its namespace."""
+    """The kernel drops them, because the agent is process 1 of its namespace."""
     assert int((await shared.run(SEND_ALL)).out) > 31
     await shared.agent.ping()
     assert (await shared.run("print('goes on')")).out == "goes on"
 
 
 async def test_code_may_change_the_agents_files_but_not_the_agent(clone: Clone):
-    """They are read when the agent starts, and by processes that have no more rights than code."""
+    """Only the start of an agent, and processes with the privileges of code, read them."""
     await clone.run(
         "import os\n"
         "for folder, _, names in os.walk('/run/mcp-sandbox/guest'):\n"

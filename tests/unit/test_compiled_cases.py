@@ -1,4 +1,4 @@
-"""Comparing what a program wrote with what was expected, and keeping reports short."""
+"""Comparing output with what is expected, verdicts, and short reports."""
 
 import signal
 
@@ -26,7 +26,7 @@ def test_white_space_at_ends_makes_no_difference(expected: str, written: str):
 
 
 @pytest.mark.parametrize(
-    ("expected", "written", "told"),
+    ("expected", "written", "shown"),
     [
         ("1\n2", "1\n3", 'line 2: expected "2", got "3"'),
         ("1\n2", "1", 'line 2: expected "2", but the output ends before it'),
@@ -34,19 +34,19 @@ def test_white_space_at_ends_makes_no_difference(expected: str, written: str):
         ("1", "", 'line 1: expected "1", got ""'),
     ],
 )
-def test_a_difference_names_the_line(expected: str, written: str, told: str):
-    assert difference(expected, written) == told
+def test_a_difference_names_the_line(expected: str, written: str, shown: str):
+    assert difference(expected, written) == shown
 
 
-def test_of_many_differences_the_first_are_told_and_long_lines_are_cut():
-    told = difference("\n".join(["a" * 10_000] * 50), "\n".join(["b" * 10_000] * 50))
-    assert told.count("line ") == 3
-    assert told.endswith("…")
-    assert len(told) < 1500
+def test_only_the_first_differences_are_shown_and_long_lines_are_cut():
+    shown = difference("\n".join(["a" * 10_000] * 50), "\n".join(["b" * 10_000] * 50))
+    assert shown.count("line ") == 3
+    assert shown.endswith("…")
+    assert len(shown) < 1500
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("end", "expected"),
     [
         (ended(), "passed"),
         (ended(3 << 8), "runtime error"),
@@ -54,7 +54,7 @@ def test_of_many_differences_the_first_are_told_and_long_lines_are_cut():
         (ended(signal.SIGKILL, "time"), "time limit exceeded"),
         (ended(signal.SIGKILL, "memory"), "memory limit exceeded"),
         (ended(signal.SIGKILL, oom_killed=True), "memory limit exceeded"),
-        (ended(signal.SIGKILL), "runtime error"),  # by its own hand
+        (ended(signal.SIGKILL), "runtime error"),  # by itself
         (ended(peak_bytes=65 * MIB), "memory limit exceeded"),
         (ended(signal.SIGABRT, stderr=b"terminate called after throwing 'std::bad_alloc'"), "memory limit exceeded"),
         (ended(2 << 8, stderr=b"fatal error: runtime: out of memory"), "memory limit exceeded"),
@@ -62,22 +62,22 @@ def test_of_many_differences_the_first_are_told_and_long_lines_are_cut():
         (ended(signal.SIGINT, "interrupted"), "not run"),
     ],
 )
-def test_the_verdict_follows_from_how_the_program_ended(how: Ended, told: str):
-    assert verdict(how, 64 * MIB, "", "") == told
+def test_the_verdict_follows_from_how_the_program_ended(end: Ended, expected: str):
+    assert verdict(end, 64 * MIB, "", "") == expected
 
 
-def test_output_is_judged_only_where_some_is_expected():
+def test_output_is_compared_only_if_some_is_expected():
     assert verdict(ended(), None, None, "") == "ran"
     assert verdict(ended(), None, "1", "line 1: …") == "wrong output"
 
 
 @pytest.mark.parametrize("text", ["a" * 10_000, "\0" * 10_000, "\U0001f600" * 10_000, 'a"' * 5000, ""])
-def test_a_text_is_cut_by_what_it_takes_on_the_wire(text: str):
+def test_a_text_is_cut_by_its_size_as_json(text: str):
     short = cut(text, 1000)
     assert text.startswith(short)
     assert len(encode_json(short)) <= 1000
     assert bool(short) is bool(text)
 
 
-def test_a_text_that_fits_is_left_alone():
+def test_a_text_that_fits_is_unchanged():
     assert cut("short", CASES_ROOM) == "short"

@@ -1,4 +1,4 @@
-"""The agent's parts, without a machine."""
+"""Parts of the agent, without a machine."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ def test_a_kernel_does_not_import_the_agent_that_starts_it():
     assert not [file.name for file in (GUEST / "kernels").glob("*.py") if "guest.agent" in file.read_text()]
 
 
-def test_an_agent_among_the_processes_of_a_host_refuses_to_think_them_its_own(monkeypatch, capsys):
+def test_own_pids_is_refused_outside_of_a_pid_namespace(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["agent", "--stdio", "--user", "none", "--own-pids"])
     monkeypatch.setattr(os, "readlink", lambda _path: FIRST_PID_NAMESPACE)
     with pytest.raises(SystemExit):
@@ -28,16 +28,14 @@ def test_an_agent_among_the_processes_of_a_host_refuses_to_think_them_its_own(mo
     assert parse_options().own_pids
 
 
-def test_an_agent_has_one_way_to_its_host(monkeypatch, capsys):
+def test_an_agent_has_one_channel_to_its_host(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["agent", "--stdio", "--vsock", "5000"])
     with pytest.raises(SystemExit):
         parse_options()
     assert "not allowed with" in capsys.readouterr().err
 
 
-def test_the_version_of_python_is_that_of_the_image_and_not_of_the_agents_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_python_version_is_that_of_the_image_not_of_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert version_of("python") == platform.python_version()
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\necho 3.99.1\n")

@@ -1,4 +1,4 @@
-"""The host's client against agents that are hostile, slow, broken or gone."""
+"""The client against agents that are hostile, slow, broken or gone."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,7 +53,7 @@ class Pipe:
 
 
 class FakeAgent:
-    """The machine's end: answers hello, then does whatever a test makes it do."""
+    """The machine's end: answers hello, then follows the test."""
 
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
@@ -113,7 +113,7 @@ async def connected(script: Script, *, greet: bool = True, timeout_s: float = TI
             try:
                 async with AgentClient.open(ours, timeout_s=timeout_s) as client:  # type: ignore[arg-type]
                     yield client
-            except BaseException as error:  # told outside of the task group, which would wrap it
+            except BaseException as error:  # raised outside of the task group, which would wrap it
                 failure = error
             tasks.cancel_scope.cancel()
     if failure is not None:
@@ -124,7 +124,7 @@ async def forever(_agent: FakeAgent) -> None:
     await anyio.sleep_forever()
 
 
-async def test_a_wrong_protocol_version_says_what_to_do():
+async def test_a_wrong_protocol_version_asks_for_a_rebuild():
     async def script(agent: FakeAgent) -> None:
         await agent.greet(version=7)
         await anyio.sleep_forever()
@@ -144,7 +144,7 @@ async def test_a_greeting_with_another_nonce_is_refused():
             pass
 
 
-async def test_what_an_earlier_conversation_left_on_the_wire_is_passed_over():
+async def test_leftovers_of_an_earlier_conversation_are_skipped():
     async def script(agent: FakeAgent) -> None:
         await agent.pipe.send(b"half a frame" + encode({"id": 3, "ok": True}))
         await agent.greet()
@@ -160,11 +160,11 @@ async def test_an_agent_that_never_greets_is_a_timeout():
             pass
 
 
-async def test_an_agent_that_never_answers_is_a_timeout_and_the_client_goes_on():
+async def test_an_unanswered_request_is_a_timeout_and_the_client_stays_usable():
     async def script(agent: FakeAgent) -> None:
         first = await agent.expect("write")
         second = await agent.expect("ping")
-        await agent.reply(first, {"ok": True, "file": {}})  # late: nobody waits for it any more
+        await agent.reply(first, {"ok": True, "file": {}})  # late: the request has timed out
         await agent.reply(second, {"ok": True})
         await anyio.sleep_forever()
 
@@ -190,7 +190,7 @@ async def test_a_cancelled_request_leaves_the_client_usable():
         await client.ping()
 
 
-async def test_whoever_watches_learns_that_the_agent_is_gone():
+async def test_wait_failed_returns_when_the_agent_is_gone():
     leave = anyio.Event()
 
     async def script(agent: FakeAgent) -> None:
@@ -205,7 +205,7 @@ async def test_whoever_watches_learns_that_the_agent_is_gone():
         assert isinstance(client.failure, AgentGone)
 
 
-async def test_a_machine_that_goes_fails_all_requests_with_agent_gone():
+async def test_a_lost_machine_fails_all_requests_with_agent_gone():
     async def script(agent: FakeAgent) -> None:
         await agent.expect("run")
         await agent.expect("write")
@@ -220,7 +220,7 @@ async def test_a_machine_that_goes_fails_all_requests_with_agent_gone():
             await client.write("y", b"")
 
 
-async def test_a_refusal_is_an_error_of_that_request_alone():
+async def test_a_refusal_fails_only_its_own_request():
     async def script(agent: FakeAgent) -> None:
         number = await agent.expect("write")
         await agent.reply(number, {"ok": False, "error": {"code": "not_found", "message": "no such file"}})
@@ -275,7 +275,7 @@ ATTACKS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-async def test_half_a_character_in_a_name_is_replaced():
+async def test_half_a_surrogate_pair_in_a_name_is_replaced():
     async def script(agent: FakeAgent) -> None:
         entry = {"path": "/workspace/\udcff", "kind": "file", "size": 1, "mtime": 0}
         await agent.reply(await agent.expect("write"), {"ok": True, "file": entry})
@@ -309,7 +309,7 @@ async def test_an_error_quotes_little_of_what_the_agent_sent():
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_an_attack_is_a_protocol_error_and_nothing_is_believed_afterwards(attack):
+async def test_an_attack_is_a_protocol_error_and_fails_all_later_requests(attack):
     async def script(agent: FakeAgent) -> None:
         await agent.pipe.send(ATTACKS[attack](await agent.expect("write")))
         await anyio.sleep_forever()
@@ -350,7 +350,7 @@ async def collect(client: AgentClient, request: RunCode) -> list[object]:
         return [event async for event in run]
 
 
-async def test_a_run_gives_its_events_in_order_and_ends_with_finished():
+async def test_a_run_yields_its_events_in_order_and_ends_with_finished():
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         await agent.reply(run, {"event": "output", "stream": "stdout"}, "grün".encode()[:3])
@@ -410,7 +410,7 @@ RUN_ATTACKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("attack", RUN_ATTACKS)
-async def test_a_run_is_not_fooled_either(attack):
+async def test_an_attack_on_a_run_is_a_protocol_error(attack):
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         await agent.reply(run, RUN_ATTACKS[attack], b"{}")
@@ -444,7 +444,7 @@ async def test_endless_events_end_in_a_protocol_error(header, body):
 
 
 async def give_up(request: Awaitable[object], asked: anyio.Event) -> None:
-    """Cancel a request once the agent has got it."""
+    """Cancel a request after the agent has received it."""
     async with anyio.create_task_group() as tasks:
 
         async def ask() -> None:
@@ -455,7 +455,7 @@ async def give_up(request: Awaitable[object], asked: anyio.Event) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_answers_that_come_too_late_never_add_up_to_an_attack():
+async def test_late_answers_never_add_up_to_an_attack():
     asked = [anyio.Event() for _ in range(20)]  # a megabyte each
 
     async def script(agent: FakeAgent) -> None:
@@ -473,7 +473,7 @@ async def test_answers_that_come_too_late_never_add_up_to_an_attack():
             await client.ping()
 
 
-async def test_a_request_that_was_given_up_is_answered_once_and_no_more():
+async def test_a_cancelled_request_may_be_answered_only_once():
     asked = anyio.Event()
 
     async def script(agent: FakeAgent) -> None:
@@ -492,7 +492,7 @@ async def test_a_request_that_was_given_up_is_answered_once_and_no_more():
             await client.write("x", b"")
 
 
-async def test_a_run_goes_on_answering_after_its_end_only_as_an_attack():
+async def test_events_after_the_end_of_a_run_are_an_attack():
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         await agent.reply(run, DONE)
@@ -514,7 +514,7 @@ async def test_a_run_cancelled_before_it_was_sent_leaves_the_client_usable(monke
         await anyio.sleep_forever()
 
     async with connected(script) as client:
-        async with anyio.create_task_group() as tasks, client._channel._sending:  # another frame is on its way out
+        async with anyio.create_task_group() as tasks, client._channel._sending:  # another frame is being sent
             tasks.start_soon(collect, client, RunCode("1", grace_s=0.0))
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
@@ -522,7 +522,7 @@ async def test_a_run_cancelled_before_it_was_sent_leaves_the_client_usable(monke
 
 
 @pytest.mark.parametrize("answer", [{}, {"file": {"path": "a", "kind": "file", "size": 1, "mtime": 0.0}}])
-async def test_a_write_ends_with_its_last_part_and_not_before_or_after(answer):
+async def test_a_write_is_confirmed_with_its_last_part_and_only_then(answer):
     async def script(agent: FakeAgent) -> None:
         while True:
             await agent.reply(await agent.expect("write"), {"ok": True, **answer})
@@ -532,7 +532,7 @@ async def test_a_write_ends_with_its_last_part_and_not_before_or_after(answer):
             await client.write("x", b"x" * (1 if not answer else MAX_BODY + 1))
 
 
-async def test_a_file_handed_out_byte_by_byte_is_an_attack():
+async def test_a_file_sent_byte_by_byte_is_an_attack():
     async def script(agent: FakeAgent) -> None:
         while True:
             await agent.reply(await agent.expect("read"), {"ok": True, "size": 10**9, "eof": False}, b"x")
@@ -542,7 +542,7 @@ async def test_a_file_handed_out_byte_by_byte_is_an_attack():
             await client.read("x", limit=100)
 
 
-async def test_a_fault_of_our_own_reader_breaks_the_client_and_hides_no_exception(monkeypatch):
+async def test_a_bug_in_the_reader_fails_the_client_and_is_reported(monkeypatch):
     def fault(*_: object) -> None:
         raise RecursionError("ours")
 
@@ -556,7 +556,7 @@ async def test_a_fault_of_our_own_reader_breaks_the_client_and_hides_no_exceptio
             await client.ping()
 
 
-def test_the_first_error_of_a_group_tells_the_others_in_its_notes():
+def test_the_first_error_of_a_group_has_the_others_as_notes():
     first, second = ValueError("first"), KeyError("second")
     group = BaseExceptionGroup("all", [BaseExceptionGroup("inner", [first]), second, first])
     assert first_error(group) is first
@@ -565,7 +565,7 @@ def test_the_first_error_of_a_group_tells_the_others_in_its_notes():
     assert not hasattr(second, "__notes__")
 
 
-async def test_displays_that_carry_no_text_cost_nothing_of_what_a_run_may_show():
+async def test_displays_without_text_do_not_count_against_the_display_limit():
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         for number in range(200):
@@ -579,7 +579,7 @@ async def test_displays_that_carry_no_text_cost_nothing_of_what_a_run_may_show()
 
 
 @pytest.mark.parametrize("body", [b"{}", b" " * 40_000 + b"{}"])
-async def test_displays_that_carry_no_text_are_counted_nevertheless(body):
+async def test_the_number_of_displays_without_text_is_limited(body):
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         while True:
@@ -597,7 +597,7 @@ async def test_displays_that_carry_no_text_are_counted_nevertheless(body):
         {"event": "artifact", "path": "/tmp/outputs/" + "x" * 60_000, "size": 1},
     ],
 )
-async def test_what_an_unread_event_names_counts_as_kept(header):
+async def test_paths_in_unread_events_count_against_the_queue_limit(header):
     sent = 0
 
     async def script(agent: FakeAgent) -> None:
@@ -614,7 +614,7 @@ async def test_what_an_unread_event_names_counts_as_kept(header):
 
 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"[1]", b'{"text/plain": 1}', b"[" * 50_000, b"\xff"])
-async def test_nonsense_that_the_code_shows_is_not_the_agents_fault(body):
+async def test_invalid_display_data_of_the_code_is_dropped(body):
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         await agent.reply(run, {"event": "display", "files": ["/tmp/outputs/a.png"]}, body)
@@ -626,7 +626,7 @@ async def test_nonsense_that_the_code_shows_is_not_the_agents_fault(body):
     assert events[0] == Display({}, ("/tmp/outputs/a.png",))
 
 
-async def test_unread_events_of_a_run_hold_up_nobody():
+async def test_unread_events_of_a_run_do_not_block_other_requests():
     async def script(agent: FakeAgent) -> None:
         run = await agent.expect("run")
         for _ in range(200):
@@ -672,7 +672,7 @@ async def test_a_run_that_cannot_be_stopped_breaks_the_client(monkeypatch):
             await client.write("x", b"")
 
 
-async def test_code_that_does_not_fit_a_frame_is_refused_here():
+async def test_code_that_does_not_fit_into_a_frame_is_refused_by_the_client():
     async with connected(forever) as client:
         with pytest.raises(RequestRefused) as caught:
             async with client.run(RunCode("x" * (MAX_BODY + 1))):
@@ -686,7 +686,7 @@ async def test_a_refresh_needs_entropy():
             await client.refresh(Identity("host", "0" * 32, b"short"))
 
 
-async def test_an_exception_in_the_block_comes_out_as_it_is():
+async def test_an_exception_in_the_block_is_not_wrapped():
     with pytest.raises(KeyError, match="mine"):
         async with connected(forever):
             raise KeyError("mine")
@@ -704,7 +704,7 @@ FIELDS = st.sampled_from(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.dictionaries(FIELDS, JSON, max_size=6), st.binary(max_size=50)), max_size=5))
-def test_whatever_a_hostile_agent_sends_only_guest_errors_come_out(frames):
+def test_a_hostile_agent_causes_only_guest_errors(frames):
     async def script(agent: FakeAgent) -> None:
         number = await agent.expect("run")
         for header, body in frames:

@@ -1,4 +1,4 @@
-"""Handing a greeted agent from one client to another."""
+"""Handing over a greeted agent from one client to another."""
 
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +21,7 @@ IDENTITY = Identity("host", "0" * 32, bytes(32))
 
 
 class Guest(FakeGuest):
-    """Counts greetings, and answers `list` only when it is told to."""
+    """Counts greetings and delays the answers to `list`."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -63,7 +63,7 @@ async def counted(client: AgentClient) -> str:
 
 
 def copied(state: AgentState) -> AgentState:
-    """The state after it has travelled to another process."""
+    """Return the state as another process would receive it."""
     return AgentState.model_validate_json(state.model_dump_json())
 
 
@@ -88,7 +88,7 @@ async def test_an_agent_can_be_handed_over_many_times_and_at_once():
     assert guest.greetings == 1
 
 
-async def test_a_client_that_was_detached_asks_nothing_and_fails():
+async def test_every_request_of_a_detached_client_fails():
     async with started() as (_, stream), AgentClient.open(stream, timeout_s=TIMEOUT_S) as client:
         await client.detach()
         await client.wait_failed()
@@ -123,7 +123,7 @@ async def test_a_client_with_a_run_is_not_detached():
         await client.detach()
 
 
-async def test_a_request_that_was_given_up_holds_a_client_until_it_is_answered():
+async def test_a_cancelled_request_prevents_detaching_until_it_is_answered():
     async with started() as (guest, stream), AgentClient.open(stream, timeout_s=TIMEOUT_S) as client:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(list_nothing, client)
@@ -136,7 +136,7 @@ async def test_a_request_that_was_given_up_holds_a_client_until_it_is_answered()
         await client.detach()
 
 
-async def test_a_request_that_was_never_sent_does_not_hold_a_client():
+async def test_a_request_that_was_never_sent_does_not_prevent_detaching():
     async with started() as (_, stream), AgentClient.open(stream, timeout_s=TIMEOUT_S) as client:
         async with anyio.create_task_group() as tasks, client._channel._sending:  # another frame is being sent
             tasks.start_soon(client.ping)
@@ -162,7 +162,7 @@ async def test_half_a_frame_that_was_received_is_handed_over():
                 await client.ping()
 
 
-async def test_what_comes_while_there_is_no_client_is_read_by_the_next():
+async def test_bytes_that_arrive_between_two_clients_are_read_by_the_second():
     ours, theirs = [await SocketStream.from_socket(end) for end in socket.socketpair()]
     async with started() as (_, stream), theirs:
         _, state = await detached(stream)
@@ -180,7 +180,7 @@ async def test_what_comes_while_there_is_no_client_is_read_by_the_next():
         lambda state: {"hello": {**state.model_dump()["hello"], "version": 7}},
     ],
 )
-async def test_a_state_that_cannot_be_right_is_refused_and_the_stream_is_closed(
+async def test_an_invalid_state_is_refused_and_the_stream_is_closed(
     change: Callable[[AgentState], dict[str, Any]],
 ):
     async with started() as (_, stream):

@@ -17,7 +17,7 @@ LIMIT_S = 10.0
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """Where something listens that sends every frame back, and stops at one that says so."""
+    """The address of a listener that sends every frame back and ends when one asks for it."""
     loop, path = Loop(), tmp_path / "socket"
 
     def echo(frame: Frame) -> None:
@@ -83,7 +83,7 @@ def test_a_second_host_waits_for_the_first_to_go(place):
         assert Decoder().feed(second.recv(65536))[0].header == {"n": 2}
 
 
-def test_what_one_host_left_half_said_is_not_heard_from_the_next(place):
+def test_half_a_frame_of_one_host_does_not_affect_the_next(place):
     for rest in (encode({"n": 1})[:-3], encode({"n": 2}, b"x" * 1000)[:-1], b"noise"):
         with connected(place) as host:
             host.sendall(rest)
@@ -91,7 +91,7 @@ def test_what_one_host_left_half_said_is_not_heard_from_the_next(place):
         assert ask(host, {"n": 4}) == {"n": 4}
 
 
-def test_a_host_that_speaks_and_goes_at_once_does_not_keep_the_next_one_out(place):
+def test_a_host_that_sends_and_leaves_at_once_does_not_block_the_next(place):
     for _ in range(50):
         with connected(place) as host:
             host.sendall(encode({"n": 1}))
@@ -99,7 +99,7 @@ def test_a_host_that_speaks_and_goes_at_once_does_not_keep_the_next_one_out(plac
         assert ask(host, {"n": 2}) == {"n": 2}
 
 
-def test_what_a_host_did_not_read_is_not_sent_to_the_next(place):
+def test_unread_frames_of_one_host_are_not_sent_to_the_next(place):
     with connected(place) as host:
         for _ in range(3):
             host.sendall(encode({"n": 1}, b"x" * 1_000_000))

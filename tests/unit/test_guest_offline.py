@@ -71,7 +71,7 @@ def python(*arguments: str, path: str = LIBRARY) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_pip_of_an_interpreter_has_its_say_before_the_advice():
+def test_python_m_pip_runs_the_real_pip_before_the_advice():
     done = python("-m", "pip", "install", "no-such-package-anywhere")
     assert done.returncode == 1
     assert "No matching distribution" in done.stderr
@@ -79,7 +79,7 @@ def test_pip_of_an_interpreter_has_its_say_before_the_advice():
     assert python("-m", "pip", "--version").stdout.startswith("pip ")
 
 
-def test_an_interpreter_without_pip_gives_the_advice():
+def test_python_m_pip_without_a_pip_prints_the_advice():
     done = python("-S", "-m", "pip", "install", "anything")  # without its site packages
     assert done.returncode == 1
     assert done.stderr.startswith(ADVICE)

@@ -1,4 +1,4 @@
-"""What is kept of a run's output: head live, tail at the end, all of it in a file, totals always true."""
+"""Captured output: the head live, the tail at the end, all of it in a file, and right totals."""
 
 import errno
 import os
@@ -66,7 +66,7 @@ def test_head_gap_and_tail_always_add_up(tmp_path_factory, pieces, head, tail):
         assert capture.spilled is None
 
 
-def test_a_full_disk_is_said_and_the_totals_stay_true():
+def test_a_full_disk_is_reported_and_the_totals_stay_right():
     sent: list[tuple[bytes, int]] = []
     capture = Capture(2, 2, lambda data, gap: sent.append((data, gap)), no_spill)
     for _ in range(10):
@@ -88,7 +88,7 @@ def test_a_spill_file_has_a_limit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("head", [0, 5])
-def test_without_a_tail_only_the_gap_is_told(head, tmp_path):
+def test_without_a_tail_only_the_gap_is_sent(head, tmp_path):
     path = tmp_path / "out.txt"
     sent: list[tuple[bytes, int]] = []
     capture = Capture(

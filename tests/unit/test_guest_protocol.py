@@ -32,7 +32,7 @@ def test_frames_survive_any_fragmentation(frames, cuts):
 
 
 @given(st.binary(max_size=300), FRAMES, st.lists(st.integers(0, 10_000), max_size=20))
-def test_a_seeking_decoder_passes_over_garbage(garbage, frames, cuts):
+def test_a_seeking_decoder_skips_garbage(garbage, frames, cuts):
     garbage = garbage.replace(b"M", b"m")
     data = garbage + b"".join(encode(header, body) for header, body in frames)
     assert feed_in_pieces(Decoder(seeking=True), data, cuts) == [Frame(*frame) for frame in frames]
@@ -46,7 +46,7 @@ def test_arbitrary_bytes_raise_nothing_but_protocol_errors(data, seeking):
         decoder.feed(MAGIC + data)
 
 
-def test_a_seeking_decoder_passes_over_a_false_magic():
+def test_a_seeking_decoder_skips_a_false_magic():
     good = encode({"id": 1})
     assert Decoder(seeking=True).feed(MAGIC + b"\xff" * 8 + good) == [Frame({"id": 1}, b"")]
     assert Decoder(seeking=True).feed(raw_frame(b"not json") + good) == [Frame({"id": 1}, b"")]
@@ -59,14 +59,14 @@ def test_after_the_first_frame_garbage_is_an_error():
         decoder.feed(b"noise")
 
 
-def test_seeking_does_not_go_on_for_ever():
+def test_seeking_is_limited():
     decoder = Decoder(seeking=True)
     decoder.feed(b"x" * (MAX_SKIP - 10))
     with pytest.raises(ProtocolError, match="no frame in"):
         decoder.feed(b"x" * 100)
 
 
-def test_a_decoder_can_be_told_to_start_over():
+def test_a_decoder_can_resynchronise():
     decoder = Decoder()
     decoder.feed(encode({"id": 1}, b"x" * 100)[:-50])
     decoder.resync()
@@ -107,6 +107,6 @@ def test_an_oversized_frame_is_not_even_encoded():
         encode({"id": "x" * MAX_HEADER})
 
 
-def test_json_keeps_what_it_says():
+def test_json_survives_a_round_trip():
     value = {"text": "ünïcode \ud800", "number": 1.5, "deep": [{"a": None}]}
     assert decode_json(json.dumps(value).encode()) == value

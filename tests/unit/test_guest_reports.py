@@ -1,4 +1,4 @@
-"""What a machine says it has measured: read strictly, for it may lie."""
+"""Reports of a machine are parsed strictly: it may be hostile."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def parsed(report: Any) -> object:
     return parse_report(json.dumps(report).encode())
 
 
-def test_a_report_is_read_as_it_was_meant():
+def test_a_valid_report_is_parsed():
     report = parsed(COMPILED)
     assert isinstance(report, CompiledReport)
     assert report.end is not None
@@ -79,18 +79,18 @@ def test_a_process_that_a_signal_ended_has_no_exit_code():
         HANDLER | {"least_peak_bytes": None},
     ],
 )
-def test_what_does_not_fit_breaks_the_protocol(report: Any):
+def test_an_invalid_report_breaks_the_protocol(report: Any):
     with pytest.raises(ProtocolError):
         parsed(report)
 
 
-def test_a_report_that_is_too_long_or_no_json_breaks_the_protocol():
+def test_a_report_that_is_too_long_or_not_json_breaks_the_protocol():
     for body in (b"", b"{", b"\xff", json.dumps(COMPILED | {"note": "x" * MAX_REPORT_BYTES}).encode()):
         with pytest.raises(ProtocolError):
             parse_report(body)
 
 
-def test_half_a_character_does_not_reach_the_host():
+def test_half_a_surrogate_pair_in_a_report_is_replaced():
     report = parse_report(json.dumps(COMPILED | {"diagnostics": "\ud800"}).encode())
     assert isinstance(report, CompiledReport)
     assert report.diagnostics == "?"

@@ -1,4 +1,4 @@
-"""What one shell hands on to the next, with every shell that this host has."""
+"""What one shell passes on to the next, with every shell of this host."""
 
 import os
 import shlex
@@ -50,7 +50,7 @@ def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Sessions:
     return Sessions(request.param, tmp_path)
 
 
-def test_directory_and_exported_variables_are_handed_on(sessions: Sessions, tmp_path: Path):
+def test_directory_and_exported_variables_are_passed_on(sessions: Sessions, tmp_path: Path):
     sessions.run(f"mkdir 'a b' && cd 'a b'; export X={shlex.quote(AWKWARD)}; plain=1; unset GIVEN")
     assert sessions.run("pwd") == f"{tmp_path}/a b\n"
     assert sessions.run('printf %s "$X"') == AWKWARD
@@ -59,7 +59,7 @@ def test_directory_and_exported_variables_are_handed_on(sessions: Sessions, tmp_
     assert sessions.errors == ""
 
 
-def test_a_command_that_fails_or_exits_hands_on_what_it_has_done(sessions: Sessions):
+def test_a_command_that_fails_or_exits_passes_its_session_on(sessions: Sessions):
     sessions.run("export X=1; cd /; false")
     assert sessions.code == 1
     sessions.run("export X=$X$X; exit 3")
@@ -69,7 +69,7 @@ def test_a_command_that_fails_or_exits_hands_on_what_it_has_done(sessions: Sessi
 
 
 def without_source(message: str) -> str:
-    """Shells say where a text comes from."""
+    """Remove what shells add to name the source of a text."""
     return message.replace("eval: ", "").replace("-c: ", "")
 
 
@@ -81,12 +81,12 @@ def test_errors_read_as_if_there_were_no_session(sessions: Sessions, tmp_path: P
         assert without_source(sessions.errors) == without_source(bare.stderr.decode())
 
 
-def test_a_command_finds_no_arguments_and_no_traces_of_the_session(sessions: Sessions):
+def test_a_command_sees_no_arguments_and_no_traces_of_the_session(sessions: Sessions):
     assert sessions.run('echo "$# $*"') == "0 \n"
     assert sessions.run("cat <<EOF\nhere\nEOF\n# the end") == "here\n"
 
 
-def test_what_goes_with_a_call_holds_for_that_call(sessions: Sessions, tmp_path: Path):
+def test_options_of_a_call_apply_to_that_call_only(sessions: Sessions, tmp_path: Path):
     sessions.run("export X=old; mkdir sub; cd /")
     assert sessions.run('echo "$X $PWD"', Call(f"{tmp_path}/sub", {"X": "it's new"}, b"")) == (
         f"it's new {tmp_path}/sub\n"
@@ -103,27 +103,27 @@ def test_a_relative_cwd_starts_at_the_sessions_directory(sessions: Sessions, tmp
     assert sessions.run("pwd -P", Call("b", {}, b"")) == f"{tmp_path}/a/b\n"
 
 
-def test_a_shell_that_became_another_program_leaves_the_session_as_it_was(sessions: Sessions):
+def test_a_shell_that_execs_another_program_leaves_the_session_unchanged(sessions: Sessions):
     sessions.run("export X=1")
     sessions.run("export X=2; exec true")
     sessions.run("export X=3; trap 'echo bye' EXIT")
     assert sessions.run("echo $X") == "1\n"
 
 
-def test_a_command_that_writes_where_its_session_is_written_down_spoils_nothing(sessions: Sessions, tmp_path: Path):
+def test_a_command_that_writes_to_the_session_record_leaves_the_session_unchanged(sessions: Sessions, tmp_path: Path):
     sessions.run("export X=1")
     sessions.run(f"export X=2; printf '/\\0' >&{RECORD_FD}")
     assert sessions.run('echo "$X $PWD"') == f"1 {tmp_path}\n"
 
 
-def test_more_variables_than_fit_are_not_handed_on_and_that_is_said(sessions: Sessions):
+def test_too_many_variables_are_not_passed_on_and_a_note_says_so(sessions: Sessions):
     sessions.run("export X=1")
     sessions.run(f"cd /; export X={'x' * 60_000}; export Y=$X")
     assert sessions.note == TOO_LARGE
     assert sessions.run('echo "$X $PWD"') == "1 /\n"
 
 
-def test_what_no_shell_could_be_given_is_refused():
+def test_a_command_or_env_that_is_too_large_is_refused():
     with pytest.raises(RequestRefused, match="write it to a file"):
         Session().arguments("x" * (MAX_ARGUMENT + 1), NOTHING, "/")
     with pytest.raises(RequestRefused, match="env is too large"):
@@ -142,6 +142,6 @@ def test_what_no_shell_could_be_given_is_refused():
         {"env": {"A": "\0"}},
     ],
 )
-def test_options_that_are_none_are_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(RequestRefused):
         parse_call(options)
