@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from templates.locks import exclusive, same_file
@@ -268,6 +269,7 @@ def _checksum(path: Path) -> Checksum:
     size = crc = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
+            anyio.from_thread.check_cancelled()  # an image takes seconds: a server that stops must not wait for it
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, crc
 

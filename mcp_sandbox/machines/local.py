@@ -172,15 +172,15 @@ class LocalProvider(AsyncContextManagerMixin):
     ) -> AsyncIterator[Lease]:
         facts = await self.facts()
         async with AsyncExitStack() as stack:
-            async with self._restores:
-                began_at = anyio.current_time()
-                with map_errors():
-                    try:
+            with map_errors():
+                try:
+                    async with self._restores:
+                        began_at = anyio.current_time()
                         machine, agent = await stack.enter_async_context(source)
-                    except (VmmError, GuestError, OSError):
-                        await diagnose()  # raises another error if the files it starts from are damaged
-                        raise
-                restored_at = anyio.current_time()
+                        restored_at = anyio.current_time()
+                except (VmmError, GuestError, OSError):
+                    await diagnose()  # raises another error if the files it starts from are damaged
+                    raise
             timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
             yield LocalLease(
                 machine=machine,

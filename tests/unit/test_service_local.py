@@ -117,6 +117,8 @@ class StubBuilder:
         self.lookups = 0
         self.builds = 0
         self.broken: list[Entry] = []
+        self.checking = anyio.Event()
+        self.checked: anyio.Event | None = None  # checks wait for it
 
     def stamp(self) -> tuple[int, ...]:
         return (self.builds,)
@@ -126,6 +128,9 @@ class StubBuilder:
         return self.found
 
     async def damaged(self, _built: BuiltTemplate) -> list[Entry]:
+        self.checking.set()
+        if self.checked is not None:
+            await self.checked.wait()
         return self.broken
 
 
@@ -350,7 +355,7 @@ async def test_one_snapshot_serves_all_network_modes(bench: Bench):
     )
     for mode in (NetworkMode.NONE, NetworkMode.PROXY):
         async with bench.provider.acquire(MachineRequest(TEMPLATE, network=mode)) as lease:
-            assert lease.version == "v1"
+            assert (lease.version, lease.network) == ("v1", mode)
     assert bench.driver.started == ["restored", "restored"]
     assert [spec.network for spec in bench.driver.specs] == [NetworkMode.NONE, NetworkMode.PROXY]
     assert bench.builder.lookups == 1
@@ -387,6 +392,25 @@ async def test_a_start_that_fails_because_the_build_is_damaged_says_so(bench: Be
         await bench.provider.acquire(REQUEST).__aenter__()
     assert damaged.value.template == TEMPLATE
     assert bench.driver.alive == 0
+
+
+async def test_checking_builds_after_failed_starts_delays_no_other_start(bench: Bench):
+    bench.builder.checked = anyio.Event()
+
+    async def fail() -> None:
+        with pytest.raises(StartFailed):
+            await bench.provider.acquire(REQUEST).__aenter__()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            bench.driver.error = LaunchFailed("runsc ended")
+            for _ in range(2):  # as many as the provider starts at a time
+                tasks.start_soon(fail)
+            await anyio.wait_all_tasks_blocked()
+            assert bench.builder.checking.is_set()
+            bench.driver.error = None
+            async with bench.provider.acquire(REQUEST):
+                bench.builder.checked.set()
 
 
 # -- frozen machines ---------------------------------------------------------------------------------------

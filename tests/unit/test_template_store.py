@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 
 from templates.locks import exclusive, hold, is_held
@@ -210,6 +211,23 @@ async def test_a_changed_or_missing_file_is_damage(tmp_path: Path, content: str 
     else:
         (entry.path / "hello").write_text(content)
     assert await store.damaged_files(store.entry(entry.path)) == ["hello"]
+
+
+async def test_a_cancelled_search_for_damage_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store(tmp_path)
+    entry = await store.obtain("base", INPUTS, make_hello)
+    read: list[bytes] = []
+
+    def cancelled_by_the_first(chunk: bytes, _crc: int) -> int:
+        read.append(chunk)
+        anyio.from_thread.run_sync(scope.cancel)
+        return 0
+
+    monkeypatch.setattr("templates.store.CHUNK", 1)
+    monkeypatch.setattr("templates.store.zlib.crc32", cancelled_by_the_first)
+    with anyio.CancelScope() as scope:
+        await store.damaged_files(entry)
+    assert (read, scope.cancelled_caught) == ([b"h"], True)
 
 
 # -- entries in use ----------------------------------------------------------------------------------------
