@@ -103,7 +103,11 @@ class LeasedMachine(Protocol):
     def id(self) -> str: ...
 
     async def usage(self) -> Usage:
-        """Measure what the machine takes from its host."""
+        """Measure what the machine takes from its host.
+
+        Raises:
+            VmmError, HostLost: it has ended.
+        """
         ...
 
     async def wait(self) -> Exit:

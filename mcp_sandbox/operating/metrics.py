@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from mcp_sandbox.errors import HostLost
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.sandboxes.lifecycle import State
@@ -107,7 +108,7 @@ class Metrics:
         """Ask every running machine how much memory it uses."""
         memory: Counter[str] = Counter()
         for lease in list(self._running.values()):
-            with suppress(VmmError, OSError):  # it has just ended
+            with suppress(VmmError, HostLost, OSError):  # it has just ended
                 memory[lease.template.name] += (await lease.machine.usage()).memory_bytes
         self._memory.clear()
         self._memory.update(memory)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mcp_sandbox.errors import SandboxError, UnknownTemplate
+from mcp_sandbox.errors import HostLost, SandboxError, UnknownTemplate
 from mcp_sandbox.machines.provider import MachineRequest
 from mcp_sandbox.operating import metrics as metrics_module
 from mcp_sandbox.operating.database import Machine, MachineState
@@ -100,9 +100,10 @@ async def test_every_running_machine_is_asked_for_its_memory(monkeypatch: pytest
     assert value(metrics.text(), "mcp_sandbox_memory_bytes") is None
 
 
-async def test_a_machine_that_just_ended_counts_no_memory(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("error", [MachineLost("its process has ended"), HostLost("a", "unreachable")])
+async def test_a_machine_that_just_ended_counts_no_memory(monkeypatch: pytest.MonkeyPatch, error: Exception):
     async def ended(_machine: object) -> Usage:
-        raise MachineLost("the machine's process has ended")
+        raise error
 
     monkeypatch.setattr(FakeMachine, "usage", ended)
     metrics = Metrics(list)
