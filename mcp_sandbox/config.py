@@ -37,7 +37,7 @@ class ConfigError(Exception):
 class Group(BaseModel):
     """Settings that belong together."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class LimitSettings(Group):

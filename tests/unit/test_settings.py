@@ -90,6 +90,13 @@ def test_a_bad_value_is_named(monkeypatch: pytest.MonkeyPatch):
         load_settings()
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_a_duration_is_finite(monkeypatch: pytest.MonkeyPatch, value: str):
+    monkeypatch.setenv("MCP_SANDBOX_RUNS_MAX_TIMEOUT_S", value)  # it is in the schemas of tools, and JSON has neither
+    with pytest.raises(ConfigError, match=r"runs\.max_timeout_s: .*finite"):
+        load_settings()
+
+
 def test_a_misspelled_variable_is_refused_with_the_right_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MCP_SANDBOX_MIN_ISOLATON", "vm")
     with pytest.raises(ConfigError, match="MCP_SANDBOX_MIN_ISOLATON; did you mean MCP_SANDBOX_MIN_ISOLATION"):
