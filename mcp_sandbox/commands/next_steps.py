@@ -51,7 +51,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "file_timeout": (AGAIN,),
     "file_refused": (),
     "control_failed": (),
-    "server_gone": (AGAIN,),
+    "server_gone": ("Try again, or end that process: its sandboxes end with it.",),
     "measurement_failed": (AGAIN,),
     "demo_failed": (AGAIN,),
 }

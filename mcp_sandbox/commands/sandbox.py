@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
+from mcp_sandbox.errors import SandboxClosed, SandboxNotFound
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.control import ControlError, Request, ServerGone, ask, live_servers
 from mcp_sandbox.operating.metrics import merge
@@ -109,11 +110,10 @@ def _close(settings: Settings, sandbox_id: str) -> int:
         return 0
     recorded = next((view for view in found.recorded if view.sandbox_id == sandbox_id), None)
     if recorded is None:
-        raise ControlError(f"No running server has a sandbox {sandbox_id!r}; `mcp-sandbox sandbox list` shows all.")
-    pid = recorded.server_pid
+        raise SandboxNotFound(sandbox_id)
     if recorded.state == LEFT_OVER:
-        raise ServerGone(f"Server {pid} is gone, and its sandboxes ended with it. The next server cleans up.")
-    raise ServerGone(f"Server {pid}, which has {sandbox_id!r}, does not answer. Ending it ends all its sandboxes.")
+        raise SandboxClosed(sandbox_id, f"it ended with server {recorded.server_pid}")
+    raise ServerGone(f"Server {recorded.server_pid}, which has {sandbox_id!r}, does not answer.")
 
 
 def print_metrics(settings: Settings) -> int:

@@ -88,14 +88,16 @@ async def test_closing_ends_the_sandbox_and_says_so(server: Server):
 async def test_an_unknown_sandbox_cannot_be_closed(server: Server):
     result = await server.command("sandbox", "close", "sb-[red]1")
     assert result.exit_code == 1
-    assert "No running server has a sandbox 'sb-[red]1'" in result.stderr
+    assert "Sandbox 'sb-[red]1' does not exist. `mcp-sandbox sandbox list` shows" in result.stderr
 
 
 async def test_closing_a_sandbox_of_a_killed_server_says_that_it_has_ended(server: Server):
     server.record_another(sandbox="sb-1")
     result = await server.command("sandbox", "close", "sb-1")
     assert result.exit_code == 1
-    assert "is gone, and its sandboxes ended with it" in result.stderr
+    pid = server.operation.registry.server.process.pid
+    ended = f"Sandbox 'sb-1' was closed (it ended with server {pid}); its variables and files are gone."
+    assert result.stderr == f"mcp-sandbox: {ended}\n"
 
 
 async def test_a_home_without_servers_is_no_error(tmp_path: Path):
