@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from guest.client.reports import Report
-from guest.client.wire import ExitCode, Flag, Number, Text, Whole
+from guest.client.wire import ExitCode, Flag, Number, SignalName, Text, Whole
 
 Language = Literal["python", "cpp", "go", "shell"]
 RunKind = Literal["code", "command", "invoke"]
@@ -124,7 +124,6 @@ class Artifact:
 
     path: Text
     size: Whole
-    mime_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,7 @@ class Finished:
     status: Status
     state: State
     exit_code: ExitCode | None
-    signal: Text | None
+    signal: SignalName | None
     error: CodeError | None
     duration_s: Seconds
     output: OutputTotals

@@ -1,6 +1,5 @@
 """Converts between values and what the wire carries. Everything parsed here may come from a hostile machine."""
 
-import mimetypes
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
@@ -25,7 +24,6 @@ from guest.protocol import PROTOCOL_VERSION, Frame, decode_json
 MAX_CODE = 40  # characters of a refusal
 MAX_MESSAGE = 4000  # characters of a refusal
 MAX_FILES = 64  # of one display
-UNKNOWN_TYPE = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,8 @@ def parse_display(header: dict[str, Any], body: bytes) -> Display:
 
 
 def parse_artifact(header: dict[str, Any]) -> Artifact:
-    """Parse the notice of a file that a run left. Its type follows from its name."""
-    artifact = check(_ARTIFACT, {**header, "mime_type": UNKNOWN_TYPE}, "artifact")
-    return replace(artifact, mime_type=mimetypes.guess_type(artifact.path)[0] or UNKNOWN_TYPE)
+    """Parse the notice of a file that a run left."""
+    return check(_ARTIFACT, header, "artifact")
 
 
 def parse_finished(header: dict[str, Any], body: bytes) -> Finished:

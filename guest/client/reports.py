@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from guest.client.wire import Text, Whole, check
+from guest.client.wire import SignalName, Text, Whole, check
 from guest.errors import ProtocolError
 from guest.protocol import decode_json
 
@@ -22,7 +22,6 @@ Verdict = Literal[
 MAX_CASES = 100
 MAX_REPORT_BYTES = 512 * 1024
 MAX_PATH = 4096  # characters
-MAX_SIGNAL = 20  # characters
 MAX_NOTE = 500  # characters
 
 
@@ -31,7 +30,7 @@ class ProcessEnd:
     """How a process ended and what it used."""
 
     exit_code: Whole | None
-    signal: Annotated[Text, Field(max_length=MAX_SIGNAL)] | None  # its name
+    signal: SignalName | None
     wall_ms: Whole
     cpu_ms: Whole
     peak_bytes: Whole | None  # None: this machine cannot tell

@@ -25,6 +25,7 @@ ExitCode = Annotated[int, Field(strict=True, ge=-(2**31), le=2**31)]
 Number = Annotated[float, Field(strict=True, gt=-1e18, lt=1e18)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True), BeforeValidator(_replace_surrogates)]
+SignalName = Annotated[Text, Field(pattern=r"^(SIG[A-Z0-9]{1,17})?$")]  # status lines show it as it is
 
 
 def check(adapter: TypeAdapter[T], value: object, what: str) -> T:

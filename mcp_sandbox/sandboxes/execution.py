@@ -15,7 +15,7 @@ from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.requests import INTERRUPT_GRACE_S, CheckedRun
 from mcp_sandbox.runs.results import Fold, HeadTail
 from mcp_sandbox.runs.running import RunHandle
-from mcp_sandbox.sandboxes.file_access import FILE_TIMEOUT_S, file_operation, image_mime, read_all
+from mcp_sandbox.sandboxes.file_access import FILE_TIMEOUT_S, file_operation, image_mime, mime_of, read_all
 from mcp_sandbox.sandboxes.sandbox import Sandbox
 from mcp_sandbox.views import ArtifactView, ImageView, RunTimings, RunView, StreamView, file_uri
 
@@ -130,7 +130,7 @@ def _artifact(artifact: Artifact, sandbox_id: str | None) -> ArtifactView:
     return ArtifactView(
         path=artifact.path,
         size=artifact.size,
-        mime_type=artifact.mime_type,
+        mime_type=mime_of(artifact.path),
         uri=None if sandbox_id is None else file_uri(sandbox_id, artifact.path),
     )
 
@@ -143,7 +143,7 @@ async def _images(lease: Lease, artifacts: Iterable[Artifact], output: OutputSet
         for artifact in artifacts:
             if len(images) >= output.images:
                 break
-            if not artifact.mime_type.startswith("image/") or artifact.size > room:
+            if not mime_of(artifact.path).startswith("image/") or artifact.size > room:
                 continue
             try:
                 data = await read_all(lease.agent, artifact.path, room)

@@ -60,7 +60,8 @@ def resolve(path: str, base: str = WORKSPACE) -> str:
 
 def mime_of(path: str) -> str:
     """Return the MIME type of a file by its name."""
-    return mimetypes.guess_type(path, strict=False)[0] or "application/octet-stream"
+    name = path.rpartition("/")[2]  # `mimetypes` would return what a path such as "data:…/…," says
+    return mimetypes.guess_type(name, strict=False)[0] or "application/octet-stream"
 
 
 def image_mime(data: bytes) -> str | None:

@@ -39,7 +39,7 @@ def plan_artifacts(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch, file
 
     plain_read = FakeAgent.read
     monkeypatch.setattr(FakeAgent, "read", read_back)
-    artifacts: list[Event] = [Artifact(path, len(data), "text/plain") for path, data in files.items()]
+    artifacts: list[Event] = [Artifact(path, len(data)) for path, data in files.items()]
     provider.plans[CODE] = [*artifacts, finished()]
 
 

@@ -169,7 +169,7 @@ class FakeAgent:
         """Let `code` leave images with these names."""
         paths = [f"/tmp/outputs/{name}" for name in names]
         self.files.update(dict.fromkeys(paths, data))
-        artifacts = [Artifact(path, len(data), "image/png") for path in paths]
+        artifacts = [Artifact(path, len(data)) for path in paths]
         self.plans[code] = [Display({"text/plain": "<Figure>"}, tuple(paths)), *artifacts, finished()]
 
 

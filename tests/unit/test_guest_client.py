@@ -366,7 +366,7 @@ async def test_a_run_yields_its_events_in_order_and_ends_with_finished():
         Output("stdout", "gr"),
         Display({"text/plain": "5"}, ("/tmp/outputs/a.png",)),
         Output("stdout", "ün"),
-        Artifact("/tmp/outputs/a.png", 3, "image/png"),
+        Artifact("/tmp/outputs/a.png", 3),
     ]
     assert isinstance(events[-1], Finished)
 
@@ -406,6 +406,8 @@ RUN_ATTACKS: dict[str, dict[str, Any]] = {
     "text as exit code": {**DONE, "exit_code": "0"},
     "error that is no object": {**DONE, "error": "boom"},
     "infinite duration": {**DONE, "duration_ns": 1e300},
+    "a signal of two lines": {**DONE, "signal": "SIGKILL\n[ok]"},
+    "a signal that is a sentence": {**DONE, "signal": "SIGKILL or so"},
 }
 
 
