@@ -143,6 +143,13 @@ class Store:
             self._remove_logs(key)
         return "removed"
 
+    @asynccontextmanager
+    async def scratch(self, name: str) -> AsyncIterator[Path]:
+        """Create an empty directory for one process at a time. If the process is killed, `sweep` removes it."""
+        async with self._locked("scratch", name):
+            with self._staging("scratch", name) as path:
+                yield path
+
     def stamp(self, kinds: Iterable[str]) -> tuple[int, ...]:
         """Return a value that changes whenever any process adds or removes an entry of these kinds."""
         return tuple(_changed_ns(self.home / kind) for kind in kinds)

@@ -1,9 +1,7 @@
 """`mcp-sandbox template update`: rebuild templates when the archive has newer packages."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -51,10 +49,9 @@ async def _find(settings: Settings, templates: Sequence[Template], view: BuildVi
     store, builder = make_builder(settings)
     log = store.logs / LOG
     tools = LoggedTools(log, lambda line: view.status.update(f"looking for newer packages · {escape(line[-80:])}"))
-    store.home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="update-", dir=store.home) as work:
+    async with store.scratch("update") as work:
         try:
-            return await find_updates(store, builder.inventory, templates, tools, Path(work))
+            return await find_updates(store, builder.inventory, templates, tools, work)
         except StepFailed as error:
             raise BuildFailed("update", str(error), log_tail=tail(log), log_path=log) from error
 

@@ -183,6 +183,19 @@ async def test_leftovers_are_removed_however_deeply_nested_and_links_are_not_fol
     assert kept.read_text() == "on the host"
 
 
+async def test_a_scratch_directory_is_kept_while_it_is_used_and_then_removed(tmp_path: Path):
+    store = Store(tmp_path)
+    async with store.scratch("update") as work:
+        (work / "file").write_text("x")
+        store.sweep()
+        assert (work / "file").exists()
+    assert left_in_staging(store) == []
+    abandoned = tmp_path / "staging" / "scratch-update.1"
+    abandoned.mkdir()
+    store.sweep()
+    assert not abandoned.exists(), "its process was killed"
+
+
 async def test_a_removed_entry_is_gone_and_can_be_made_again(tmp_path: Path):
     store = Store(tmp_path)
     first = await store.obtain("base", INPUTS, make_hello)
