@@ -101,6 +101,8 @@ def init(settings: Settings, name: str, language: Language | None, source: Sourc
     chosen: Language = language or ("python" if source == "debian" else "shell")
 
     def main() -> int:
+        if directory is None and not settings.template_path:
+            raise BadRequest("template_path names no directory. Add one to it, or name one with --dir.")
         root = directory.absolute() if directory else settings.template_path[0]
         folder = write_template(root, name, chosen, source)
         err.print(f"Wrote {escape(str(folder / FILE_NAME))}.", soft_wrap=True)

@@ -93,6 +93,13 @@ def test_init_outside_the_search_path_says_so(tmp_path: Path):
     assert "not on the search path" in done.stderr
 
 
+def test_init_without_a_search_path_asks_for_a_directory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MCP_SANDBOX_TEMPLATE_PATH", ":")
+    done = run("init", "my-tools")
+    assert done.exit_code == 1
+    assert "name one with --dir" in done.stderr
+
+
 def test_init_overwrites_nothing(path: Path):
     assert run("init", "my-tools").exit_code == 0
     (path / "my-tools" / "template.toml").write_text("mine")
