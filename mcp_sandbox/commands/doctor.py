@@ -22,6 +22,7 @@ from mcp_sandbox.commands.doctor_report import (
     ServerReport,
     TemplateReport,
 )
+from mcp_sandbox.commands.next_steps import NEXT_STEPS
 from mcp_sandbox.commands.sandbox import ask_all
 from mcp_sandbox.commands.setup import INSTALL, driver_needs, make_plan
 from mcp_sandbox.config import AUTO, Settings
@@ -70,7 +71,7 @@ async def examine(settings: Settings) -> Report:
     if default is None and settings.template in broken:
         verdict, next_step = f"Not ready: template {settings.template} has errors", "fix the errors shown below"
     if refusal is not None:
-        ready, verdict, next_step = False, f"Not ready: {refusal}", None
+        ready, verdict, next_step = False, f"Not ready: {refusal}", " ".join(NEXT_STEPS[refusal.code])
     host, home = _host(), _home(settings, drivers.store)
     return Report(
         version=version("mcp-sandbox"),
@@ -103,7 +104,7 @@ async def _probe(drivers: Drivers, name: str) -> Probe:
         return Probe(usable=False, reason=str(error))
 
 
-async def _choice(settings: Settings, probes: Mapping[str, Probe]) -> tuple[Choice, str | None]:
+async def _choice(settings: Settings, probes: Mapping[str, Probe]) -> tuple[Choice, TooWeak | None]:
     """Return the chosen driver and None, or the driver of the settings and why it is refused."""
 
     async def known(name: str) -> Probe:
@@ -112,7 +113,7 @@ async def _choice(settings: Settings, probes: Mapping[str, Probe]) -> tuple[Choi
     try:
         return await choose(settings, known), None
     except TooWeak as refusal:
-        return Choice(settings.driver, (f"driver = {settings.driver}",), probes[settings.driver]), str(refusal)
+        return Choice(settings.driver, (f"driver = {settings.driver}",), probes[settings.driver]), refusal
 
 
 def _choice_report(settings: Settings, choice: Choice) -> ChoiceReport:

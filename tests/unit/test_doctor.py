@@ -143,6 +143,7 @@ async def test_a_host_whose_driver_is_too_weak_is_not_ready(tmp_path: Path):
     report = await examine(Settings(home=tmp_path, driver="gvisor", min_isolation=Isolation.VM))
     assert not report.ready
     assert report.verdict.startswith("Not ready: Driver gvisor has isolation level kernel")
+    assert "lower min_isolation" in (report.next_step or "")
     assert {driver.name: driver.in_force for driver in report.drivers}["gvisor"]
 
 
