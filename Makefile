@@ -1,14 +1,15 @@
-# `make demo` and `make test` set up all they need; see CONTRIBUTING.md.
+# Each target sets up what it needs; see CONTRIBUTING.md.
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 DRIVERS := gvisor qemu bubblewrap
+WORKERS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench format
 
-help: ## what there is to do
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml scripts/bootstrap
@@ -19,27 +20,28 @@ $(DEV): pyproject.toml scripts/bootstrap
 	@scripts/bootstrap $(VENV) '.[dev]'
 	@touch $(READY) $@
 
-demo: $(READY) ## install what is missing, build the template, show the product at work
+demo: $(READY) ## install what is missing, build the template, run the demo
 	@$(BIN)/mcp-sandbox setup
 	@$(BIN)/mcp-sandbox demo
 
-test: $(DEV) ## all tests, with real machines of every driver
-	@for driver in $(DRIVERS); do \
-		$(BIN)/mcp-sandbox setup --images --driver $$driver && \
-		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis || exit 1; \
+test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs them one after the other
+	@set -e; for driver in $(DRIVERS); do \
+		$(BIN)/mcp-sandbox setup --images --driver $$driver; \
+		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis; \
 	done
-	@$(BIN)/python -m pytest
+	@$(BIN)/mcp-sandbox --driver gvisor template build cpp-algorithm go-algorithm
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
-check: $(DEV) ## formatting, lint, types, and who may import whom
+check: $(DEV) ## formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/unit/test_import_arrows.py
 
-format: $(DEV) ## put the code into shape
+format: $(DEV) ## format the code and fix lint
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(READY) ## the numbers we promise, measured here and now
+bench: $(READY) ## measure the numbers we promise
 	@$(BIN)/mcp-sandbox setup
 	@$(BIN)/mcp-sandbox bench

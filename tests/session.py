@@ -105,9 +105,9 @@ class TestSession:
         _link_builds(load_settings().home, home, kinds)
         return home
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self, within_s: float | None = None) -> list[str]:
         """What tests have left behind, after the time that the product promises to need for cleaning up."""
-        until = time.monotonic() + promised()
+        until = time.monotonic() + (promised() if within_s is None else within_s)
         while (left := list(self._look())) and time.monotonic() < until:
             time.sleep(LOOK_AGAIN_S)
         return left

@@ -1,4 +1,4 @@
-"""Machines of the bubblewrap driver for tests: a tree made of this host's own Python, and an agent of a few lines."""
+"""Machines of the bubblewrap driver for tests: a tree made from this host's Python, and an agent of a few lines."""
 
 import io
 import itertools
@@ -28,7 +28,7 @@ from vmm.types import GuestCode, MachineSpec
 MAX_ANSWER = 1024 * 1024
 SIZE = {"memory_mb": 64, "vcpus": 1, "disk_mb": 8}
 
-# Runs each line it is sent, a JSON string of code, and answers with a line: what was printed.
+# Runs each line it receives, a JSON string of code, and answers with a line: what the code printed.
 AGENT = """
 import contextlib, io, json, sys, traceback
 names = {}
@@ -44,7 +44,7 @@ for line in sys.stdin:
 
 
 def make_tree(tree: Path) -> Path:
-    """A root file system with a shell, Python and numpy in it, and the directories every machine has."""
+    """Make a root file system with a shell, Python, numpy and the directories that every machine has."""
     for place in ("usr/bin", "proc", "dev", "sys", "run", "tmp", "var/tmp", "workspace", "etc"):
         (tree / place).mkdir(parents=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -73,7 +73,7 @@ def _libraries(*programs: Path) -> set[Path]:
 
 
 def make_archive(file: Path, agent: str = AGENT) -> Path:
-    """The agent as the driver gets it."""
+    """Pack the agent as the driver expects it."""
     with tarfile.open(file, "w") as archive:
         for name, text in (("guest/__init__.py", ""), ("guest/agent.py", agent)):
             data = text.encode()
@@ -85,25 +85,25 @@ def make_archive(file: Path, agent: str = AGENT) -> Path:
 
 @dataclass(frozen=True)
 class Inhabitant:
-    """A machine, and a way to run code in it."""
+    """A machine and a way to run code in it."""
 
     machine: BubblewrapMachine
     stream: ByteStream
     answers: BufferedByteReceiveStream
 
     async def run(self, code: str) -> str:
-        """What code prints, or its traceback."""
+        """Return what code prints, or its traceback."""
         await self.send(code)
         with anyio.fail_after(HANG_S):
             return str(json.loads(await self.answers.receive_until(b"\n", MAX_ANSWER)))
 
     async def send(self, code: str) -> None:
-        """Start code without waiting for its end."""
+        """Start code, and do not wait for its end."""
         await self.stream.send(json.dumps(code).encode() + b"\n")
 
 
 class Bubblewrap:
-    """The driver, and what its machines are made of."""
+    """The driver and the parts of its machines."""
 
     def __init__(self, folder: Path) -> None:
         self.driver = BubblewrapDriver(DriverConfig(run_dir=folder, cache_dir=folder))
@@ -117,7 +117,7 @@ class Bubblewrap:
 
     @asynccontextmanager
     async def machine(self, spec: MachineSpec | None = None) -> AsyncIterator[Inhabitant]:
-        """A machine that runs code."""
+        """Start a machine that runs code."""
         async with self.driver.launch(spec or self.spec()) as machine:
             assert isinstance(machine, BubblewrapMachine)
             stream = await machine.connect()
@@ -125,12 +125,12 @@ class Bubblewrap:
                 yield Inhabitant(machine, stream, BufferedByteReceiveStream(stream))
 
 
-# -- fixtures, for the files of those who use them ----------------------------------------------------------
+# -- fixtures, for the conftest.py files --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
 async def bubblewrap(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> Bubblewrap:
-    """The driver on this host, if it can be used here."""
+    """The driver; tests are skipped on hosts where it cannot be used."""
     found = Bubblewrap(tmp_path_factory.mktemp("bubblewrap"))
     verdict = await found.driver.probe()
     if not verdict.usable:

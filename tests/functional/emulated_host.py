@@ -1,7 +1,7 @@
-"""A host with working KVM on a machine that has none: QEMU emulates a CPU with virtualization, and a kernel on it.
+"""A host with working KVM on a machine without it: QEMU emulates a CPU with virtualization and boots a kernel on it.
 
-Slow, but true KVM: what runs inside uses /dev/kvm as on any other host, and its control groups are of version 2 only.
-It sees the repo's rooms, QEMU, and the template's image, all read-only, and prints what it finds out.
+It is slow, but it is real KVM: programs in it use /dev/kvm as on any other host. It has cgroups of version 2 only. It
+sees our packages, QEMU and the template's image, all read-only; its console is what it reports.
 """
 
 import re
@@ -18,11 +18,11 @@ from templates.build import BuiltTemplate
 from templates.cpio import CpioArchive
 from templates.store import Store
 from templates.tools import LoggedTools
+from tests.functional.checkout import REPO
 from vmm.process import Confinement, find_tool, run_tool, spawn
 from vmm.tsc import tsc_khz
 from vmm.types import GuestKernel
 
-ROOT = Path(__file__).parents[2]
 SYSTEMD = "/usr/lib/systemd/systemd"
 USER_UNITS = "usr/lib/systemd/user"
 PROGRAMS = ("qemu-system-x86_64", "unshare", "setpriv", "mkfs.ext4", SYSTEMD, "systemd-run")
@@ -44,7 +44,7 @@ mount -t overlay -o lowerdir=/host/programs:/image,upperdir=/tmp/upper,workdir=/
 mkdir -p /root/host && mount -o move /host /root/host
 for place in proc sys dev; do mount -o move "/$place" "/root/$place"; done
 mkdir -p /root/dev/shm && mount -t tmpfs tmpfs /root/tmp
-# no chroot: in there the kernel lets nobody make user namespaces
+# not chroot: the kernel refuses user namespaces in there
 exec switch_root /root /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
     PYTHONPATH=/host/python PYTHONDONTWRITEBYTECODE=1 /bin/sh /host/run
 """
@@ -57,7 +57,7 @@ echo b >/proc/sysrq-trigger  # restart, which ends the host
 
 
 async def run_in_emulated_host(scripts: Sequence[Path], store: Store, built: BuiltTemplate, scratch: Path) -> str:
-    """Boot the host, run scripts in it with guest kernel and image at hand in /host, return what they printed."""
+    """Boot the host, run scripts that find guest kernel and image in /host, and return what they printed."""
     found = await _kernel_with_kvm(store)
     tree = scratch / "tree"
     await anyio.to_thread.run_sync(_fill, tree, scripts, built)
@@ -88,7 +88,7 @@ def _drive(file: Path) -> list[str]:
 
 
 async def _kernel_with_kvm(store: Store) -> Path:
-    """The guest kernel's package once more, this time with the modules of a host. Kept in the store."""
+    """The guest kernel with the modules of a host. Kept in the store."""
 
     async def make(staging: Path) -> dict[str, str]:
         needed, kernel_modules.NEEDED = kernel_modules.NEEDED, HOST_MODULES
@@ -105,7 +105,7 @@ async def _kernel_with_kvm(store: Store) -> Path:
 def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:
     python = tree / "python"
     for room in ("vmm", "guest"):
-        shutil.copytree(ROOT / room, python / room)
+        shutil.copytree(REPO / room, python / room)
     for name in LIBRARIES:
         source = _site_packages() / name
         if source.is_dir():
@@ -127,7 +127,7 @@ def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:
 
 
 async def _copy_programs(tree: Path) -> None:
-    """The host's programs with the libraries they load, at the same paths."""
+    """Copy the host's programs and the libraries they load, to the same paths."""
     files = [Path(found) for program in PROGRAMS if (found := find_tool(program))]
     lines: list[str] = []
     await run_tool(["ldd", *map(str, files)], on_line=lines.append)

@@ -1,4 +1,4 @@
-"""The real server on stdio over machines that are files: `python -m tests.functional.stdio_fake DIRECTORY`."""
+"""The real server on stdio with files as machines: `python -m tests.functional.stdio_fake DIRECTORY`."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from tests.unit.fakes import FACTS, FakeProvider
 
 
 class FileProvider(FakeProvider):
-    """Every machine is a file for as long as it lives."""
+    """Each machine is a file while it lives."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()

@@ -14,11 +14,12 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from mcp import Client, MCPError, StdioServerParameters
-from mcp_types import CallToolResult, TextContent
+from mcp import Client, MCPError
 
 from mcp_sandbox.operating import database
 from tests.footprint import mounts
+from tests.functional.checkout import REPO
+from tests.functional.mcp_client import SERVER, call, data_of, server_parameters, text_of
 from tests.session import current
 from tests.waiting import BUILD_S, HANG_S, assert_soon_empty, promised
 from vmm.hierarchy import detect
@@ -26,8 +27,6 @@ from vmm.process_table import ProcessId, is_alive, own_child, tree_of
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(3600)]
 
-ROOT = Path(__file__).parents[2]
-SERVER = ("-m", "mcp_sandbox")
 ROUNDS = 30
 SEED = "CRASH_SEED"  # environment variable with the number that a failed test printed
 CALLERS = 3
@@ -38,7 +37,7 @@ CLEAN_S = 15.0  # three times what is promised: the server may still be loading 
 @pytest.fixture(scope="module")
 def home() -> Path:
     """A home that no other test uses, with everything that is built on this host."""
-    subprocess.run([sys.executable, *SERVER, "template", "build"], cwd=ROOT, check=True, timeout=BUILD_S)
+    subprocess.run([sys.executable, *SERVER, "template", "build"], cwd=REPO, check=True, timeout=BUILD_S)
     return current().new_home("crashes")
 
 
@@ -79,31 +78,17 @@ def group_folders() -> list[Path]:
 @asynccontextmanager
 async def connected(home: Path, temporary: Path, *options: str) -> AsyncIterator[tuple[Client, ProcessId]]:
     """A server of `home` and its client. Servers that live at the same time are told apart by their options."""
-    environment = {
-        **os.environ,
-        "MCP_SANDBOX_HOME": str(home),
-        "MCP_SANDBOX_TOOLSET": "advanced",
-        "TMPDIR": str(temporary),
-    }
-    parameters = StdioServerParameters(command=sys.executable, args=[*SERVER, *options], env=environment, cwd=ROOT)
+    parameters = server_parameters(*options, temporary=str(temporary), home=home, toolset="advanced")
     with anyio.fail_after(HANG_S):
         async with Client(parameters) as client:
-            server = await anyio.to_thread.run_sync(own_child, *SERVER, *options)
-            assert server is not None
-            yield client, server
-
-
-async def call(client: Client, tool: str, **arguments: object) -> CallToolResult:
-    result = await client.call_tool(tool, arguments)
-    assert not result.is_error, result.content
-    return result
+            process = await anyio.to_thread.run_sync(own_child, *SERVER, *options)
+            assert process is not None
+            yield client, process
 
 
 async def create_sandbox(client: Client, code: str) -> str:
     """Create a sandbox and run code in it."""
-    created = await call(client, "create_sandbox")
-    assert created.structured_content is not None
-    sandbox_id: str = created.structured_content["sandbox_id"]
+    sandbox_id: str = (await data_of(client, "create_sandbox"))["sandbox_id"]
     await call(client, "run_code", sandbox_id=sandbox_id, code=code)
     return sandbox_id
 
@@ -195,5 +180,4 @@ async def test_a_server_that_dies_takes_nothing_from_another_one_of_the_same_hom
         await call(client, "resume_sandbox", sandbox_id=paused)
         for sandbox, answer in ((box, "42"), (paused, "2")):
             ran = await call(client, "run_code", sandbox_id=sandbox, code="print(kept + 1)")
-            assert isinstance(ran.content[0], TextContent)
-            assert f"stdout:\n{answer}\n" in ran.content[0].text
+            assert f"stdout:\n{answer}\n" in text_of(ran)

@@ -1,4 +1,4 @@
-"""`mcp-sandbox doctor` and `setup` as processes, the way people and scripts call them."""
+"""`mcp-sandbox doctor` and `setup` as processes, as people and scripts call them."""
 
 import json
 import os

@@ -1,22 +1,17 @@
-"""invoke_handler as a client asks for it, with the whole server and a real machine behind it."""
+"""invoke_handler as a client calls it, from a real server with a real machine."""
 
-import os
 import re
-import sys
-from pathlib import Path
 
 import anyio
 import pytest
 from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters
-from mcp_types import CallToolResult, TextContent
 
 from mcp_sandbox.machines.provider import HostFacts
+from tests.functional.mcp_client import data_of, server_parameters, text_of
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.vm
 
-ROOT = Path(__file__).parents[2]
 CODE = """
 calls = 0
 def handler(event, context):
@@ -27,17 +22,10 @@ def handler(event, context):
 """
 
 
-def text_of(result: CallToolResult) -> str:
-    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
-
-
 async def test_a_client_calls_a_handler_again_with_another_event(in_force: HostFacts):
-    environment = {**os.environ, "MCP_SANDBOX_TOOLSET": "advanced", "MCP_SANDBOX_POOL_MAX": "0"}
-    server = StdioServerParameters(command=sys.executable, args=["-m", "mcp_sandbox"], cwd=ROOT, env=environment)
     with anyio.fail_after(HANG_S):
-        async with Client(server) as client:
-            created = (await client.call_tool("create_sandbox", {})).structured_content
-            assert created is not None
+        async with Client(server_parameters(toolset="advanced", pool_max=0)) as client:
+            created = await data_of(client, "create_sandbox")
 
             async def invoke(code: str, **more: object) -> str:
                 same = {"sandbox_id": created["sandbox_id"], "context": {"tenant": "acme"}}

@@ -1,4 +1,4 @@
-"""Long runs with a real agent and real code, started natively."""
+"""Long runs of real code in a real agent that runs on this host."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ STUBBORN = (
 
 
 class NativeProvider(FakeProvider):
-    """Hands out agents that run on this host."""
+    """Provides agents that run on this host."""
 
     @asynccontextmanager
     async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:

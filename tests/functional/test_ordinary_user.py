@@ -1,4 +1,4 @@
-"""People start MCP servers from their editors, as themselves: every driver keeps its contract without root, too."""
+"""MCP servers run as the user whose editor starts them: every driver keeps its contract without root, too."""
 
 import os
 import shutil
@@ -18,23 +18,23 @@ from vmm.driver import DRIVERS
 pytestmark = [
     pytest.mark.vm,
     pytest.mark.timeout(3600),
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
 ]
 
-# What takes long to make and does not depend on who makes it. Snapshots do: the user takes their own.
+# What takes long to build and is the same for every user. Snapshots are not: the user takes their own.
 COPIED = {
     "qemu": ("image", "kernel", "initramfs"),
     "gvisor": ("image", "agent", "runsc"),
     "bubblewrap": ("image", "tree", "agent"),
 }
-# What happens inside a machine is the same whoever started it.
+# The inside of a machine is the same for every user.
 WHERE_RIGHTS_MATTER = [
     f"tests/contract/test_{part}.py" for part in ("failed_starts", "forks", "limits", "machine", "offline")
 ]
 
 
 def copy_store(settings: Settings, driver: str, user: OrdinaryUser) -> Path:
-    """A store that is the user's own, with what the default template needs."""
+    """Copy what the default template needs into a store of the user."""
     store = user.home / "store"
     for entry in Store(settings.home).entries():
         if entry.kind in COPIED[driver] and entry.details.get("template", settings.template) == settings.template:

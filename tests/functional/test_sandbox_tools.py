@@ -2,19 +2,15 @@
 
 import base64
 import json
-import os
 import re
 import signal
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 import psutil
 import pytest
 from mcp import MCPError
 from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters
 from mcp_types import (
     BlobResourceContents,
     CallToolResult,
@@ -25,20 +21,19 @@ from mcp_types import (
 )
 
 from mcp_sandbox.machines.provider import HostFacts
-from tests.waiting import HANG_S, LOOK_AGAIN_S, promised
+from tests.functional.mcp_client import SERVER, data_of, error_of, server_parameters, text_of
+from tests.waiting import HANG_S, assert_soon_empty, promised
 from vmm.process_table import own_child
 
 pytestmark = pytest.mark.vm
 
-ROOT = Path(__file__).parents[2]
-SERVER = ("-m", "mcp_sandbox")
 PNG = b"\x89PNG\r\n\x1a\n"
 CHART = """
 import matplotlib.pyplot as plt
 plt.plot([1, 4, 9, 16])
 plt.title("squares")
 """
-# Says that it has begun only when it can no longer be interrupted.
+# Makes its file only once it can no longer be interrupted.
 STUBBORN = """
 import time
 while True:
@@ -51,15 +46,13 @@ while True:
 
 @pytest.fixture(scope="module")
 async def client(in_force: HostFacts, anyio_backend: str) -> AsyncIterator[Client]:
-    """A client with a server of its own, which keeps no machine ready: so every machine is a sandbox's."""
-    environment = {**os.environ, "MCP_SANDBOX_POOL_MAX": "0"}
-    parameters = StdioServerParameters(command=sys.executable, args=list(SERVER), cwd=ROOT, env=environment)
-    async with Client(parameters, read_timeout_seconds=HANG_S) as client:
+    """A client whose server keeps no machine ready, so that every machine belongs to a sandbox."""
+    async with Client(server_parameters(pool_max=0), read_timeout_seconds=HANG_S) as client:
         yield client
 
 
 class Box:
-    """One sandbox, as a client sees it."""
+    """One sandbox as a client sees it."""
 
     def __init__(self, client: Client, sandbox_id: str) -> None:
         self.client = client
@@ -72,39 +65,22 @@ class Box:
         return text_of(await self.call("run_code", code=code, **arguments))
 
     async def has_begun(self) -> None:
-        """Return when the code that runs has made a file of that name."""
+        """Wait until the running code has made its file."""
         while "/workspace/begun" not in json.dumps((await self.call("list_files")).structured_content):
             pass
 
 
 @pytest.fixture
 async def box(client: Client) -> AsyncIterator[Box]:
-    """A fresh sandbox, and no other."""
-    created = await client.call_tool("create_sandbox", {})
-    assert created.structured_content is not None
-    box = Box(client, created.structured_content["sandbox_id"])
+    """A fresh sandbox, the only one of its server."""
+    box = Box(client, (await data_of(client, "create_sandbox"))["sandbox_id"])
     yield box
     await box.call("close_sandbox")
-    alive = await client.call_tool("list_sandboxes", {})
-    assert alive.structured_content is not None
-    assert alive.structured_content["sandboxes"] == []
-
-
-def text_of(result: CallToolResult) -> str:
-    """All text of an answer that is not an error."""
-    assert not result.is_error, result.content
-    return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
-
-
-def error_of(result: CallToolResult) -> str:
-    assert result.is_error, result.content
-    [block] = result.content
-    assert isinstance(block, TextContent)
-    return block.text
+    assert (await data_of(client, "list_sandboxes"))["sandboxes"] == []
 
 
 def machines_of_the_server() -> list[psutil.Process]:
-    """The machines of the one server this process has started: each is a child of its."""
+    """The machines of the server that this process has started: its children."""
     server = own_child(*SERVER)
     assert server is not None
     return psutil.Process(server.pid).children()
@@ -167,9 +143,7 @@ async def test_a_run_without_a_sandbox_keeps_nothing(client: Client):
     assert "one-off sandbox, now destroyed" in first
     second = text_of(await client.call_tool("run_code", {"code": "left"}))
     assert "NameError" in second
-    with anyio.fail_after(promised()):
-        while machines_of_the_server():
-            await anyio.sleep(LOOK_AGAIN_S)
+    await assert_soon_empty(machines_of_the_server, promised())
 
 
 async def test_results_carry_timings(box: Box, client: Client):
@@ -232,7 +206,7 @@ async def test_a_cancelled_call_interrupts_the_code_and_the_sandbox_stays_usable
     await box.run("import time")
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: box.call("run_code", code=begun, timeout_s=60))
+            tasks.start_soon(lambda: box.call("run_code", code=begun, timeout_s=600))
             await box.has_begun()
             tasks.cancel_scope.cancel()
         assert "result:\nTrue" in await box.run("seen = ticks\nseen > 0")
@@ -243,7 +217,7 @@ async def test_after_a_cancelled_call_that_had_to_be_killed_the_next_result_says
     await box.run("gone = 1")
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: box.call("run_code", code=STUBBORN, timeout_s=60))
+            tasks.start_soon(lambda: box.call("run_code", code=STUBBORN, timeout_s=600))
             await box.has_begun()
             tasks.cancel_scope.cancel()
         assert "lost" in await box.run("1")
@@ -361,19 +335,24 @@ async def test_a_closed_sandbox_is_gone_and_says_so(client: Client, box: Box):
     assert "create_sandbox" in message
 
 
-async def test_closing_in_the_middle_of_a_run_ends_the_run(client: Client, box: Box):
+async def error_of_a_run(box: Box, end: Callable[[], Awaitable[object]]) -> str:
+    """What a client is told whose sandbox ends in the middle of a run."""
     errors: list[str] = []
 
     async def run() -> None:
         code = "open('begun', 'w').close()\nwhile True: pass"
-        errors.append(error_of(await box.call("run_code", code=code, timeout_s=60)))
+        errors.append(error_of(await box.call("run_code", code=code, timeout_s=600)))
 
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             await box.has_begun()
-            await box.call("close_sandbox")
-    assert "was closed" in errors[0]
+            await end()
+    return errors[0]
+
+
+async def test_closing_in_the_middle_of_a_run_ends_the_run(box: Box):
+    assert "was closed" in await error_of_a_run(box, lambda: box.call("close_sandbox"))
 
 
 async def test_an_unknown_sandbox_is_an_error_that_says_what_to_do(client: Client):
@@ -394,27 +373,18 @@ async def test_a_machine_killed_from_outside_is_a_lost_sandbox(client: Client, b
     assert "stdout:\nfine" in text_of(await client.call_tool("run_code", {"code": "print('fine')"}))
 
 
-async def test_a_machine_killed_in_the_middle_of_a_run_ends_the_run(client: Client, box: Box):
-    errors: list[str] = []
+async def test_a_machine_killed_in_the_middle_of_a_run_ends_the_run(box: Box):
+    async def kill() -> None:
+        [machine] = machines_of_the_server()
+        machine.send_signal(signal.SIGKILL)
 
-    async def run() -> None:
-        code = "open('begun', 'w').close()\nwhile True: pass"
-        errors.append(error_of(await box.call("run_code", code=code, timeout_s=60)))
-
-    with anyio.fail_after(HANG_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run)
-            await box.has_begun()
-            [machine] = machines_of_the_server()
-            machine.send_signal(signal.SIGKILL)
-    assert "lost its machine" in errors[0]
-    assert "signal 9" in errors[0]
+    error = await error_of_a_run(box, kill)
+    assert "lost its machine" in error
+    assert "signal 9" in error
 
 
-async def test_what_the_sandbox_says_of_itself_is_true(client: Client, box: Box, in_force: HostFacts):
-    listed = await client.call_tool("list_sandboxes", {})
-    assert listed.structured_content is not None
-    [view] = listed.structured_content["sandboxes"]
+async def test_what_a_sandbox_reports_about_itself_is_true(client: Client, box: Box, in_force: HostFacts):
+    [view] = (await data_of(client, "list_sandboxes"))["sandboxes"]
     assert view["sandbox_id"] == box.id
     assert view["network"] == "none"
     assert view["isolation"] == in_force.isolation
