@@ -1,7 +1,6 @@
 """DESIGN's arrows: which room may import which."""
 
 import ast
-import re
 import sys
 from pathlib import Path
 
@@ -15,15 +14,23 @@ MAY_IMPORT = {
     "websearch": {"templates", "vmm", "guest"},
     "mcp_sandbox": {"websearch", "templates", "vmm", "guest"},
 }
-# The folders of mcp_sandbox, lowest first.
-FOLDERS = {
-    "views": set[str](),
-    "machines": set[str](),
-    "runs": {"views"},
-    "sandboxes": {"views", "machines", "runs"},
-    "operating": {"views", "machines", "sandboxes"},
-    "tools": {"views", "machines", "runs", "sandboxes"},
-    "serving": {"operating", "sandboxes", "tools"},
+# The folders and modules of mcp_sandbox, lowest first.
+EVERYWHERE = {"errors", "config", "logs"}
+PARTS = {
+    "errors": set[str](),
+    "config": set[str](),
+    "logs": set[str](),
+    "views": {"errors"},
+    "machines": EVERYWHERE,
+    "runs": {"views"} | EVERYWHERE,
+    "sandboxes": {"views", "machines", "runs"} | EVERYWHERE,
+    "operating": {"views", "machines", "sandboxes"} | EVERYWHERE,
+    "app": {"machines", "sandboxes", "operating"} | EVERYWHERE,
+    "tools": {"views", "machines", "runs", "sandboxes"} | EVERYWHERE,
+    "serving": {"operating", "sandboxes", "tools", "app"} | EVERYWHERE,
+    "commands": {"views", "machines", "runs", "sandboxes", "operating", "app", "serving"} | EVERYWHERE,
+    "cli": {"commands", "serving"} | EVERYWHERE,
+    "__main__": {"cli"},
 }
 ROOMS = [room for room in MAY_IMPORT if (ROOT / room).is_dir()]
 # What runs inside a machine has nothing but Python's standard library there, and IPython in the Python kernel.
@@ -53,20 +60,39 @@ def test_a_room_imports_only_the_rooms_below_it(room):
     assert wrong == set()
 
 
-def folders(file: Path) -> set[str]:
-    """The folders of mcp_sandbox that a file imports from."""
-    text = file.read_text()
-    return set(re.findall(r"^\s*(?:from|import) mcp_sandbox\.(\w+)", text, re.MULTILINE)) & set(FOLDERS)
+def parts(file: Path) -> set[str]:
+    """The parts of mcp_sandbox that a file imports from, however late."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        match node:
+            case ast.Import():
+                found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("mcp_sandbox.")}
+            case ast.ImportFrom(module="mcp_sandbox"):
+                found |= {name.name for name in node.names}
+            case ast.ImportFrom(module=str(module)) if module.startswith("mcp_sandbox."):
+                found.add(module.split(".")[1])
+    return found
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_of_the_product_imports_only_what_is_below_it(folder):
+def files_of(part: str) -> list[Path]:
+    """The files of a folder or module of mcp_sandbox."""
+    return [*(ROOT / "mcp_sandbox" / part).rglob("*.py"), *(ROOT / "mcp_sandbox").glob(f"{part}.py")]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_the_product_imports_only_what_is_below_it(part):
+    assert files_of(part)
     wrong = {
         f"{file.relative_to(ROOT)} imports {name}"
-        for file in (ROOT / "mcp_sandbox" / folder).rglob("*.py")
-        for name in folders(file) - FOLDERS[folder] - {folder}
+        for file in files_of(part)
+        for name in parts(file) - PARTS[part] - {part}
     }
     assert wrong == set()
+
+
+def test_every_part_of_the_product_has_its_arrows():
+    found = {path.stem for path in (ROOT / "mcp_sandbox").iterdir() if path.suffix == ".py" or list(path.glob("*.py"))}
+    assert found == {*PARTS, "__init__"}
 
 
 def test_code_that_runs_in_a_machine_needs_only_the_standard_library():
