@@ -20,6 +20,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from mcp_sandbox.commands.common import run_of
 from mcp_sandbox.machines.provider import HostFacts
 from tests.functional.mcp_client import SERVER, data_of, error_of, server_parameters, text_of
 from tests.waiting import HANG_S, assert_soon_empty, promised
@@ -147,15 +148,11 @@ async def test_a_run_without_a_sandbox_keeps_nothing(client: Client):
 
 
 async def test_results_carry_timings(box: Box, client: Client):
-    pattern = r"queue (\d+) ms, restore (\d+) ms, run (\d+) ms, total (\d+) ms"
-    inside = re.search(pattern, await box.run("1"))
-    assert inside is not None
-    assert inside[2] == "0"
-    fresh = re.search(pattern, text_of(await client.call_tool("run_code", {"code": "1"})))
-    assert fresh is not None
-    queue, restore, run, total = map(int, fresh.groups())
-    assert 0 < restore <= total
-    assert queue + restore + run <= total + 3  # each is rounded
+    inside = run_of(await box.call("run_code", code="1")).timings
+    assert inside.restore_ms == 0
+    fresh = run_of(await client.call_tool("run_code", {"code": "1"})).timings
+    assert 0 < fresh.restore_ms <= fresh.total_ms
+    assert fresh.queue_ms + fresh.restore_ms + fresh.run_ms <= fresh.total_ms + 1e-6  # they are parts of it
 
 
 async def test_code_that_fails_is_a_result_with_its_traceback(box: Box):
