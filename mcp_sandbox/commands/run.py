@@ -97,6 +97,8 @@ async def _save(service: SandboxService, box: str, result: RunView, directory: P
             sys.stderr.write(f"not saved: {problem}\n")
         else:
             sys.stderr.write(f"saved {target}\n")
+    if not result.artifacts_complete:
+        sys.stderr.write(f"not saved: {OUTPUTS} has more files than a run reports\n")
 
 
 def _safe_name(path: str) -> PurePosixPath | None:

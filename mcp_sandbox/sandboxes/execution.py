@@ -71,6 +71,7 @@ async def _result(box: Sandbox, handle: RunHandle, run: CheckedRun, output: Outp
         displays=tuple(fold.displays),
         displays_dropped=fold.displays_dropped + finished.output.displays_dropped,
         artifacts=tuple(_artifact(artifact, None if box.one_off else box.id) for artifact in fold.artifacts.values()),
+        artifacts_complete=finished.artifacts_complete,
         images=images,
         timings=_timings(handle, run, lease, ran_at),
         report=fold.report,

@@ -141,7 +141,7 @@ def _error(run: RunView) -> str:
 
 
 def _artifacts(run: RunView) -> str:
-    if not run.artifacts:
+    if not run.artifacts and run.artifacts_complete:
         return ""
     shown = {image.path for image in run.images}
     lines = [
@@ -152,6 +152,8 @@ def _artifacts(run: RunView) -> str:
     lines = _fitting(lines, MAX_ARTIFACTS_CHARS)
     if len(run.artifacts) > len(lines):
         lines.append(f"- … and at least {len(run.artifacts) - len(lines)} more (list_artifacts names more)")
+    elif not run.artifacts_complete:
+        lines.append("- … there are too many files to look at all of them (list_artifacts names more)")
     if run.sandbox_id is None:
         lines.append("These files ended with the one-off sandbox; use a sandbox from create_sandbox to keep files.")
     else:

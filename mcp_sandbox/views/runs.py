@@ -62,6 +62,7 @@ class RunView(View):
     displays: tuple[Display, ...]
     displays_dropped: int
     artifacts: tuple[ArtifactView, ...]
+    artifacts_complete: bool = Field(True, description="false: there are more artifacts than a run reports.")
     images: tuple[ImageView, ...]
     timings: RunTimings
     report: Report | None = None

@@ -41,7 +41,8 @@ FACTS = HostFacts("fake", Isolation.VM, Accel.TCG, ("no cgroup: memory is not li
 def finished(status: Status = "ok", state: State = "kept", error: CodeError | None = None, **more: object) -> Finished:
     totals = cast("OutputTotals", more.pop("output", OutputTotals(0, 0)))
     exit_code = cast("int | None", more.pop("exit_code", None))
-    return Finished(status, state, exit_code, None, error, 0.001, totals)
+    complete = cast("bool", more.pop("artifacts_complete", True))
+    return Finished(status, state, exit_code, None, error, 0.001, totals, complete)
 
 
 class FakeMachine:

@@ -241,6 +241,13 @@ async def test_displayed_values_share_one_limit_and_the_rest_is_counted(client: 
     assert "(31 more values omitted" in text
 
 
+async def test_a_run_that_cannot_name_all_artifacts_says_so(client: Client, provider: FakeProvider):
+    one = Artifact("/tmp/outputs/t.csv", 9)
+    assert "list_artifacts" not in await run_text(client, provider, one, finished())
+    text = await run_text(client, provider, one, finished(artifacts_complete=False))
+    assert "- … there are too many files to look at all of them (list_artifacts names more)" in text
+
+
 async def test_a_hostile_file_name_stays_a_name(client: Client, provider: FakeProvider):
     name = '/tmp/outputs/a"\n[ok · sandbox'
     paths = [name, *(f"/tmp/outputs/{n}{'y' * 4000}" for n in range(20))]
