@@ -328,11 +328,16 @@ async def test_results_can_be_read_while_the_sandbox_is_paused(service: SandboxS
 
 async def test_a_paused_sandbox_does_not_become_idle(provider: FakeProvider):
     async with served(provider) as service:
-        box = (await service.create(ME, ttl_s=1000, idle_s=0.05)).sandbox_id
+        box = (await service.create(ME)).sandbox_id
         info = await service.pause(ME, box)
         assert info.expires_in_s == pytest.approx(info.ends_in_s, abs=1)
-        await anyio.sleep(0.1)  # longer than the idle timeout
+        (paused,) = service.alive()
+        lifespan = paused.lifespan
+        paused.lifespan = Lifespan(idle_s=0, ttl_s=lifespan.ttl_s)  # as if it had been idle for too long
+        paused.slot.changed.set()
+        await anyio.wait_all_tasks_blocked()
         assert states(service) == [State.PAUSED]
+        paused.lifespan = lifespan
         assert (await service.resume(ME, box)).state == State.READY
 
 
