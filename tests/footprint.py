@@ -30,14 +30,14 @@ def empty_groups() -> set[Path]:
 
 
 def mounts(*paths: Path) -> list[str]:
-    """The mounts of this process's namespace that have to do with one of the paths, by default this process's home."""
+    """Return the mounts of this process's namespace that name one of the paths, by default this process's home."""
     words = [str(path).replace(" ", r"\040") for path in paths or (load_settings().home,)]
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     return [line for line in lines if any(word in line for word in words)]
 
 
 def descriptors() -> list[str]:
-    """What this process has open that a machine is made of."""
+    """Return the open descriptors of this process that belong to machines."""
     found, home = [], str(load_settings().home)
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the one that lists the directory
@@ -60,7 +60,7 @@ def processes_with(*paths: Path) -> Iterator[str]:
 
 
 async def assert_gone(processes: Iterable[psutil.Process], groups: Iterable[Path], run_dir: Path) -> None:
-    """Wait until all of it is gone; that takes no longer than promised."""
+    """Wait until all of it is gone, at most as long as promised."""
     processes, groups = list(processes), list(groups)
 
     def left() -> list[object]:
@@ -79,7 +79,7 @@ async def assert_no_more_empty_groups(before: set[Path]) -> None:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """What is left in a directory, but for sockets: that of a killed server stays until the next one starts."""
+    """Return the files in a directory except sockets: a killed server's stays until the next one starts."""
     return [path for path in (directory.iterdir() if directory.exists() else ()) if not path.is_socket()]
 
 

@@ -1,7 +1,7 @@
 """How long tests wait.
 
-Something that has to happen gets `HANG_S`, which only a hang exceeds. A promise of the product about time is kept on a
-host that has a core for each process; on a busy one it is stretched by as much as the host is slower.
+Something that has to happen gets `HANG_S`, which only a hang exceeds. Times that the product promises
+hold on a host with a core for each process; on a busy one they are stretched by its slowdown.
 """
 
 import os
@@ -12,8 +12,8 @@ import anyio
 
 HANG_S = 300.0  # below pytest's own limit, which cannot tell what a test was waiting for
 BUILD_S = 600.0  # a template from nothing fetches Debian; most often its parts are there
-PROMISED_S = 5.0  # by then nothing is left of a machine, whatever ended it
-LOOK_AGAIN_S = 0.02  # between two looks at what nothing announces, such as the process table
+PROMISED_S = 5.0  # after this time nothing is left of a machine, however it ended
+LOOK_AGAIN_S = 0.02  # how often to check what has no event, such as the process table
 
 Found = TypeVar("Found")
 
@@ -24,7 +24,7 @@ def slowdown() -> float:
 
 
 def promised(seconds: float = PROMISED_S) -> float:
-    """What a promise of so many seconds comes to on this host at the moment."""
+    """Return a promised time, stretched by how much slower this host is now."""
     return seconds * slowdown()
 
 

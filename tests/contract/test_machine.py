@@ -55,7 +55,7 @@ async def test_state_is_kept_between_runs(clone: Clone):
     assert (await clone.run("print(half + half / 2)")).out == "3/4"
 
 
-async def test_files_go_in_and_come_out_as_they_were(clone: Clone):
+async def test_files_are_read_back_as_written(clone: Clone):
     data = bytes(range(256)) * 12_289  # over several frames, and not a multiple of a page
     written = await clone.agent.write("/workspace/deep/down/data.bin", data)
     assert (written.kind, written.size) == ("file", len(data))
@@ -76,7 +76,7 @@ async def test_files_left_in_the_outputs_directory_are_artifacts_of_their_run(cl
     assert (await clone.agent.read("/tmp/outputs/table.csv", limit=100)).data == b"a,b\n1,2\n"
 
 
-async def test_a_paused_machine_is_silent_and_goes_on_where_it_was(clone: Clone):
+async def test_a_paused_machine_is_silent_and_continues_where_it_was(clone: Clone):
     await clone.run("kept = 'still here'")
     await clone.machine.pause()
     with anyio.move_on_after(SILENCE_S):

@@ -1,4 +1,4 @@
-"""A driver that the product does not know: bubblewrap's code under another name, with facts of its own.
+"""A driver that the product does not know: bubblewrap's code under another name, with its own facts.
 
 Tests register it in `DRIVERS` to show that a new driver needs nothing but its files and its name.
 """

@@ -84,7 +84,7 @@ def make_archive(file: Path, agent: str = AGENT) -> Path:
 
 
 @dataclass(frozen=True)
-class Inhabitant:
+class RunnableMachine:
     """A machine and a way to run code in it."""
 
     machine: BubblewrapMachine
@@ -116,13 +116,13 @@ class Bubblewrap:
         return MachineSpec(**wanted)  # type: ignore[arg-type]
 
     @asynccontextmanager
-    async def machine(self, spec: MachineSpec | None = None) -> AsyncIterator[Inhabitant]:
+    async def machine(self, spec: MachineSpec | None = None) -> AsyncIterator[RunnableMachine]:
         """Start a machine that runs code."""
         async with self.driver.launch(spec or self.spec()) as machine:
             assert isinstance(machine, BubblewrapMachine)
             stream = await machine.connect()
             async with stream:
-                yield Inhabitant(machine, stream, BufferedByteReceiveStream(stream))
+                yield RunnableMachine(machine, stream, BufferedByteReceiveStream(stream))
 
 
 # -- fixtures, for the conftest.py files --------------------------------------------------------------------
@@ -139,7 +139,7 @@ async def bubblewrap(tmp_path_factory: pytest.TempPathFactory, anyio_backend: st
 
 
 @pytest.fixture(scope="module")
-async def inside(bubblewrap: Bubblewrap, anyio_backend: str) -> AsyncIterator[Inhabitant]:
+async def inside(bubblewrap: Bubblewrap, anyio_backend: str) -> AsyncIterator[RunnableMachine]:
     """One machine for all tests of a file that leave it as it was."""
     async with bubblewrap.machine() as inhabitant:
         yield inhabitant

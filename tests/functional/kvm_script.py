@@ -21,9 +21,9 @@ async def main() -> None:
     driver = load_driver("qemu", DriverConfig(run_dir=Path("/tmp/run"), cache_dir=Path("/tmp/cache"), kernel=kernel))
     assert isinstance(driver, SnapshotDriver)
     tiny = await kvm(Path("/tmp/cache"))
-    tell("tiny guest", usable=tiny.usable, reason=tiny.reason)
+    report("tiny guest", usable=tiny.usable, reason=tiny.reason)
     verdict = await driver.probe()
-    tell("probe", accel=verdict.accel, reason=verdict.reason, limits=verdict.missing_protections)
+    report("probe", accel=verdict.accel, reason=verdict.reason, limits=verdict.missing_protections)
     frozen = Path("/tmp/snapshot")
     frozen.mkdir()
     async with (
@@ -42,14 +42,14 @@ async def main() -> None:
                 shown = [event.data["text/plain"] async for event in run if isinstance(event, Display)]
     await driver.aclose()
     uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid"))
-    tell("restored", shown=shown, uid=uid, group=group, skew_s=agent.refreshed.clock_skew_s)
+    report("restored", shown=shown, uid=uid, group=group, skew_s=agent.refreshed.clock_skew_s)
 
 
 def spec(name: str, kernel: GuestKernel) -> MachineSpec:
     return MachineSpec(name, HOST / "root.erofs", kernel, memory_mb=512, vcpus=1, disk_mb=64)
 
 
-def tell(what: str, **facts: object) -> None:
+def report(what: str, **facts: object) -> None:
     print("KVM", json.dumps({"what": what, **facts}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Runs inside the emulated host, which has control groups of version 2 only: ceilings that are really kept."""
+"""Runs inside the emulated host, which has only cgroup v2: whether limits are enforced."""
 
 import json
 import os
@@ -34,33 +34,33 @@ ORDINARY = 1000
 async def main() -> None:
     hierarchy = detect()
     [folder] = hierarchy.folders
-    tell("detected", version=hierarchy.version, text=hierarchy.describe())
+    report("detected", version=hierarchy.version, text=hierarchy.describe())
     await memory(hierarchy)
     end, _ = await run(hierarchy, Limits(pids=10), FORKS)
-    tell("pids", forked=end.detail)
+    report("pids", forked=end.detail)
     await freezing(hierarchy)
     (folder / f"999999999-1-{pid_namespace()}-dead").mkdir()
-    tell("swept", removed=len(sweep([folder])), left=groups(folder))
+    report("swept", removed=len(sweep([folder])), left=groups(folder))
     await user_in_a_session(folder.parent)
 
 
 async def memory(hierarchy: Hierarchy) -> None:
-    ceilings = Limits(memory_bytes=64 * MIB, cpus=0.5)
-    end, told = await run(hierarchy, ceilings, HOARD, "memory.max", "memory.swap.max", "cpu.max")
-    tell("memory", signal=end.signal, told=told)
-    end, told = await run(hierarchy, Limits(memory_bytes=512 * MIB), HOARD)
-    tell("enough memory", printed=end.detail, told=told)
+    limits = Limits(memory_bytes=64 * MIB, cpus=0.5)
+    end, files = await run(hierarchy, limits, HOARD, "memory.max", "memory.swap.max", "cpu.max")
+    report("memory", signal=end.signal, files=files)
+    end, files = await run(hierarchy, Limits(memory_bytes=512 * MIB), HOARD)
+    report("enough memory", printed=end.detail, files=files)
 
 
 async def run(hierarchy: Hierarchy, limits: Limits, code: str, *files: str) -> tuple[Exit, dict[str, object]]:
-    """How Python code ended under limits, and what its group said."""
+    """Return how Python code ended under limits, and the contents of its cgroup's files."""
     async with control_group(hierarchy, "box", limits) as group:
         argv = group.wrap([sys.executable, "-c", code])
         async with spawn(argv, confinement=PLAIN, before_start=group.add) as process:
             end = await process.wait()
         [place] = group.directories()
-        told = {file: (place / file).read_text().strip() for file in files}
-        return end, {**told, "out of memory": group.out_of_memory()}
+        contents = {file: (place / file).read_text().strip() for file in files}
+        return end, {**contents, "out of memory": group.out_of_memory()}
 
 
 async def freezing(hierarchy: Hierarchy) -> None:
@@ -75,13 +75,13 @@ async def freezing(hierarchy: Hierarchy) -> None:
                 await process.stream.receive()
                 silent = False
             await group.thaw()
-            tell("frozen", can=frozen, silent=silent, then=(first + await process.stream.receive()).decode())
+            report("frozen", can=frozen, silent=silent, then=(first + await process.stream.receive()).decode())
             await group.freeze()
-        tell("killed", left=Path(f"/proc/{process.pid}").exists())
+        report("killed", left=Path(f"/proc/{process.pid}").exists())
 
 
 async def user_in_a_session(mount: Path) -> None:
-    """A user may make groups in the slice, but moving a process out of the session takes a right on what is above."""
+    """Try cgroups as a user who may create them in the slice, but may not move a process out of the session."""
     slice_, session = mount / "slice", mount / "slice/session"
     session.mkdir(parents=True)
     (slice_ / "cgroup.subtree_control").write_text("+memory +cpu +pids")
@@ -95,14 +95,14 @@ async def user_in_a_session(mount: Path) -> None:
     user = Confinement(uid=ORDINARY, offline=False)
     async with spawn(argv, confinement=user, before_start=enter) as process:
         await process.wait()
-    tell("user in a session", seen=process.tail, left=groups(slice_))
+    report("user in a session", seen=process.tail, left=groups(slice_))
 
 
 def groups(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-def tell(what: str, **facts: object) -> None:
+def report(what: str, **facts: object) -> None:
     print("LIMITS", json.dumps({"what": what, **facts}), flush=True)
 
 

@@ -209,9 +209,9 @@ async def host(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncItera
 
 @pytest.fixture(scope="session")
 async def in_force(anyio_backend: str) -> HostFacts:
-    """What a server of this host uses when nobody names a driver, with the template built.
+    """The driver that a server of this host uses by default, with the template built.
 
-    For tests of what is in front of machines: they are the same whatever runs behind.
+    For tests of what does not depend on the driver.
     """
     async with open_host(load_settings(), fetch=True) as host:
         if host.facts is None:
@@ -247,7 +247,7 @@ async def shared(loaded: Machines, anyio_backend: str) -> AsyncIterator[Clone]:
 
 @pytest.fixture
 async def machines(loaded: Machines) -> AsyncIterator[Machines]:
-    """A factory of its own for a test. After it nothing of its machines is left."""
+    """A separate factory for one test, which checks that nothing of its machines is left."""
     before, children, groups, mounted = descriptors(), psutil.Process().children(), empty_groups(), mounts()
     factory = Machines(loaded.host, loaded.built)
     yield factory

@@ -1,6 +1,6 @@
-"""Runs inside the emulated host: an ordinary user with a systemd of their own, whose scopes hold machines.
+"""Runs inside the emulated host: an ordinary user with a systemd user session, whose scopes limit machines.
 
-There is no systemd above it, so what a login would do is done by hand: a group handed over to the user.
+There is no system-wide systemd, so this script does what a login would do: it delegates a cgroup to the user.
 """
 
 import json
@@ -34,8 +34,8 @@ print(json.dumps({"slice": place.parent.name, "session": "XDG_RUNTIME_DIR" in os
 
 
 async def as_root() -> None:
-    """What a login does, and then this script again as the user."""
-    hand_over()
+    """Do what a login does, then run this script again as the user."""
+    delegate()
     environment = ["env", f"XDG_RUNTIME_DIR={RUNTIME}", f"PYTHONPATH={os.environ['PYTHONPATH']}", "HOME=/tmp"]
     async with as_user([*environment, "/usr/lib/systemd/systemd", "--user"], SERVICE):
         with anyio.fail_after(SLOW_S):
@@ -58,8 +58,8 @@ async def as_user(argv: list[str], group: Path) -> AsyncIterator[RunningProcess]
         yield process
 
 
-def hand_over() -> None:
-    Path("/run/systemd/system").mkdir(parents=True)  # what shows that a host runs systemd
+def delegate() -> None:
+    Path("/run/systemd/system").mkdir(parents=True)  # programs take it as a sign that systemd runs
     RUNTIME.mkdir(parents=True)
     os.chown(RUNTIME, USER, USER)
     SERVICE.mkdir(parents=True)
@@ -73,21 +73,21 @@ async def as_an_ordinary_user() -> None:
     scopes.TRIAL_S = SLOW_S
     manager = scopes.find_manager(os.environ)
     assert manager is not None
-    hierarchy = with_scopes(Hierarchy(None, reason="it may make none"), manager, scopes.controllers(manager))
-    tell("detected", text=hierarchy.describe(), gap=hierarchy.gap())
-    ceilings = Limits(memory_bytes=64 * MIB, cpus=0.5, pids=16)
-    tell("inside", **json.loads((await run(hierarchy, ceilings, LOOK)).detail))
-    end = await run(hierarchy, ceilings, HOARD)
-    tell("memory", signal=end.signal, printed=end.detail)
+    hierarchy = with_scopes(Hierarchy(None, reason="it may create none"), manager, scopes.controllers(manager))
+    report("detected", text=hierarchy.describe(), gap=hierarchy.gap())
+    limits = Limits(memory_bytes=64 * MIB, cpus=0.5, pids=16)
+    report("inside", **json.loads((await run(hierarchy, limits, LOOK)).detail))
+    end = await run(hierarchy, limits, HOARD)
+    report("memory", signal=end.signal, printed=end.detail)
     await freezing(hierarchy)
-    with anyio.fail_after(SLOW_S):  # systemd takes a scope away when it hears that it is empty
+    with anyio.fail_after(SLOW_S):  # systemd removes a scope a moment after its last process
         while left := [path.name for path in SERVICE.glob("app.slice/mcp-sandbox*")]:
             await anyio.sleep(0.05)
-    tell("ended", left=left)
+    report("ended", left=left)
 
 
 async def run(hierarchy: Hierarchy, limits: Limits, code: str) -> Exit:
-    """How Python code ended, confined as a machine is."""
+    """Return how Python code ended, confined like a machine."""
     async with control_group(hierarchy, "box", limits) as group:
         argv = group.wrap([sys.executable, "-c", code])
         async with spawn(argv, confinement=Confinement(), before_start=group.add) as process:
@@ -107,12 +107,12 @@ async def freezing(hierarchy: Hierarchy) -> None:
                 await process.stream.receive()
                 silent = False
             await group.thaw()
-            tell("frozen", can=frozen, silent=silent, then=(first + await process.stream.receive()).decode())
+            report("frozen", can=frozen, silent=silent, then=(first + await process.stream.receive()).decode())
             await group.freeze()
-        tell("killed", left=Path(f"/proc/{process.pid}").exists())
+        report("killed", left=Path(f"/proc/{process.pid}").exists())
 
 
-def tell(what: str, **facts: object) -> None:
+def report(what: str, **facts: object) -> None:
     print("SCOPES", json.dumps({"what": what, **facts}), flush=True)
 
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tests.footprint import groups_of
-from tests.functional.bubblewrap_harness import Bubblewrap, Inhabitant, make_archive
+from tests.functional.bubblewrap_harness import Bubblewrap, RunnableMachine, make_archive
 from tests.waiting import HANG_S
 from vmm.errors import LaunchFailed, MachineLost
 from vmm.process_table import with_descendants
@@ -16,7 +16,7 @@ from vmm.types import GuestCode
 
 pytestmark = pytest.mark.vm
 
-LOOK_S = 0.3  # long enough for a process that runs to be seen doing so
+LOOK_S = 0.3  # long enough for a running process to be seen using CPU
 SPIN = """
 import os, threading
 def spin():
@@ -33,19 +33,19 @@ async def test_a_machine_has_the_name_and_the_cpus_it_was_given(bubblewrap: Bubb
         assert await inside.run("print(os.getuid(), os.getcwd())") == "1000 /"
 
 
-async def test_the_agent_channel_can_be_taken_once(inside: Inhabitant):
+async def test_the_agent_channel_can_be_taken_once(inside: RunnableMachine):
     with pytest.raises(MachineLost, match="already taken"):
         await inside.machine.connect()
 
 
-async def test_machines_are_strangers_to_each_other(bubblewrap: Bubblewrap, inside: Inhabitant):
+async def test_machines_share_no_files(bubblewrap: Bubblewrap, inside: RunnableMachine):
     async with bubblewrap.machine(bubblewrap.spec("other")) as other:
         await other.run("open('/workspace/note', 'w').write('mine')")
         assert await other.run("print(open('/workspace/note').read())") == "mine"
         assert "No such file" in await inside.run("open('/workspace/note')")
 
 
-async def test_a_paused_machine_uses_no_cpu_and_goes_on_where_it_was(bubblewrap: Bubblewrap):
+async def test_a_paused_machine_uses_no_cpu_and_continues_where_it_was(bubblewrap: Bubblewrap):
     async with bubblewrap.machine() as inside:
         await inside.run("kept = 'still here'")
         code = f"import os\nif os.fork() == 0:\n    exec({SPIN!r})\nprint('spinning')"
@@ -64,7 +64,7 @@ async def test_a_paused_machine_uses_no_cpu_and_goes_on_where_it_was(bubblewrap:
                 await anyio.sleep(0)
 
 
-async def test_what_code_had_stopped_itself_stays_stopped_after_a_pause(bubblewrap: Bubblewrap):
+async def test_processes_that_code_stopped_stay_stopped_after_a_pause(bubblewrap: Bubblewrap):
     async with bubblewrap.machine() as inside:
         await inside.run(
             "import os, signal\nchild = os.fork()\n"
@@ -76,7 +76,7 @@ async def test_what_code_had_stopped_itself_stays_stopped_after_a_pause(bubblewr
         assert await inside.run("print(os.waitpid(child, os.WNOHANG))") == "(0, 0)"
 
 
-async def test_usage_is_that_of_all_processes_of_the_machine(bubblewrap: Bubblewrap):
+async def test_usage_counts_all_processes_of_the_machine(bubblewrap: Bubblewrap):
     async with bubblewrap.machine() as inside:
         idle = await inside.machine.usage()
         await inside.run(
@@ -89,7 +89,7 @@ async def test_usage_is_that_of_all_processes_of_the_machine(bubblewrap: Bubblew
         assert busy.cpu_s > idle.cpu_s
 
 
-async def test_a_machine_ends_with_its_agent_and_says_how(bubblewrap: Bubblewrap, tmp_path):
+async def test_a_machine_ends_with_its_agent_and_reports_how(bubblewrap: Bubblewrap, tmp_path):
     code = GuestCode(make_archive(tmp_path / "agent.tar", "raise SystemExit('enough for today')"))
     async with bubblewrap.driver.launch(bubblewrap.spec(boot=code)) as machine:
         with anyio.fail_after(HANG_S):
@@ -110,33 +110,33 @@ async def test_all_processes_end_when_bubblewrap_is_killed(bubblewrap: Bubblewra
                 await anyio.sleep(0)
 
 
-async def test_a_machine_that_is_left_paused_leaves_nothing(bubblewrap: Bubblewrap):
+async def test_leaving_a_paused_machine_leaves_nothing(bubblewrap: Bubblewrap):
     async with bubblewrap.machine() as inside:
-        everyone = with_descendants(inside.machine.pid)
+        processes = with_descendants(inside.machine.pid)
         groups = groups_of(inside.machine.pid)
         await inside.machine.pause()
-    assert not any(_alive(pid) for pid in everyone)
+    assert not any(_alive(pid) for pid in processes)
     assert not any(group.exists() for group in groups)
 
 
-async def test_too_much_memory_ends_the_machine_and_the_end_says_so(bubblewrap: Bubblewrap):
+async def test_too_much_memory_ends_the_machine_with_that_reason(bubblewrap: Bubblewrap):
     async with bubblewrap.machine() as inside:
         if not groups_of(inside.machine.pid):
-            pytest.skip("there are no control groups for us here")
+            pytest.skip("this host has no cgroups for us")
         await inside.send("hoard = []\nwhile True: hoard.append(b'x' * (16 << 20))")
         with anyio.fail_after(HANG_S):
             end = await inside.machine.wait()
     assert "exceeded the host's memory limit" in end.detail
 
 
-async def test_a_tree_that_is_no_machines_root_is_told_at_the_launch(bubblewrap: Bubblewrap, tmp_path):
+async def test_a_tree_that_cannot_be_a_root_fails_the_launch(bubblewrap: Bubblewrap, tmp_path):
     with pytest.raises(LaunchFailed, match=r"machine rootless did not start: status 1: bwrap: Can't mkdir"):
         async with bubblewrap.driver.launch(bubblewrap.spec("rootless", root=tmp_path)):
             pytest.fail("must not start")
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process still runs; a zombie is left to whoever takes orphans in."""
+    """Return whether a process still runs. A zombie does not: init reaps orphans."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -147,7 +147,7 @@ def left_over(home: Path, dead: list[Killed], alive: tuple[ProcessId, ...]) -> l
     ]
 
 
-async def test_a_server_killed_under_load_leaves_nothing_to_the_next(home: Path, tmp_path: Path):
+async def test_after_a_server_killed_under_load_the_next_one_cleans_up(home: Path, tmp_path: Path):
     seed = os.environ.get(SEED) or str(secrets.randbits(32))
     print(f"{SEED}={seed}")  # shown when it fails
     chance = random.Random(seed)
@@ -165,7 +165,7 @@ async def test_a_server_killed_under_load_leaves_nothing_to_the_next(home: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_server_that_dies_takes_nothing_from_another_one_of_the_same_home(home: Path, tmp_path: Path):
+async def test_a_killed_server_does_not_affect_another_one_of_the_same_home(home: Path, tmp_path: Path):
     async with connected(home, tmp_path, "--log-level", "ERROR") as (client, alive):
         box, paused = await create_sandbox(client, "kept = 41"), await create_sandbox(client, "kept = 1")
         await call(client, "pause_sandbox", sandbox_id=paused)

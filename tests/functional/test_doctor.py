@@ -33,7 +33,7 @@ def test_without_qemu_the_doctor_names_it_and_how_to_get_it(tmp_path: Path):
     assert "qemu-system-x86" in {need["package"] for need in report["missing"]}
 
 
-def test_without_qemu_people_read_the_same(tmp_path: Path):
+def test_the_text_report_names_a_missing_qemu_too(tmp_path: Path):
     done = call(tmp_path, "--driver", "qemu", "doctor", path=str(tmp_path))
     assert done.returncode == 1
     assert done.stdout.startswith("✗ Not ready: qemu-system-x86_64")

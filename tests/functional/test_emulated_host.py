@@ -1,6 +1,6 @@
-"""What this host may not have: KVM that works, control groups of version 2, a user's systemd. So it is given them.
+"""Working KVM, cgroup v2 and a systemd user session, in an emulated host: this one may have none of them.
 
-One boot of the emulated host carries all scripts, see emulated_host.
+The emulated host boots once and runs all scripts; see `emulated_host`.
 """
 
 import json
@@ -40,68 +40,68 @@ async def printed(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def facts(printed: str, script: str) -> Facts:
-    """What a script told, by what it is about."""
+    """Return what a script reported, by topic."""
     lines = [line.removeprefix(script) for line in printed.splitlines() if line.startswith(f"{script} ")]
     assert lines, printed
     return {fact.pop("what"): fact for fact in map(json.loads, lines)}
 
 
 async def test_a_tiny_guest_runs_under_real_kvm(printed: str):
-    told = facts(printed, "KVM")["tiny guest"]
-    assert told == {"usable": True, "reason": "a tiny guest ran under KVM"}
+    found = facts(printed, "KVM")["tiny guest"]
+    assert found == {"usable": True, "reason": "a tiny guest ran under KVM"}
 
 
-async def test_a_machine_boots_freezes_and_continues_under_real_kvm_as_a_user_of_its_own(printed: str):
-    told = facts(printed, "KVM")
-    assert told["probe"] == {"accel": "kvm", "reason": "a guest booted under KVM", "limits": []}
-    assert told["restored"]["shown"] == ["('sandbox-kvm', 42)"], printed
-    assert int(told["restored"]["uid"]) >= 1_900_000_000
-    assert abs(told["restored"]["skew_s"]) < 1
-    assert "/mcp-sandbox/" in told["restored"]["group"]
+async def test_a_machine_boots_and_is_restored_under_real_kvm_as_a_separate_user(printed: str):
+    found = facts(printed, "KVM")
+    assert found["probe"] == {"accel": "kvm", "reason": "a guest booted under KVM", "limits": []}
+    assert found["restored"]["shown"] == ["('sandbox-kvm', 42)"], printed
+    assert int(found["restored"]["uid"]) >= 1_900_000_000
+    assert abs(found["restored"]["skew_s"]) < 1
+    assert "/mcp-sandbox/" in found["restored"]["group"]
 
 
-async def test_the_limits_of_cgroup_version_2_are_really_kept(printed: str):
-    told = facts(printed, "LIMITS")
-    assert told["detected"] == {"version": 2, "text": "cgroup v2: memory, cpu, pids"}
-    assert told["memory"]["signal"] == 9
-    assert told["memory"]["told"] == {
+async def test_cgroup_v2_enforces_the_limits(printed: str):
+    found = facts(printed, "LIMITS")
+    assert found["detected"] == {"version": 2, "text": "cgroup v2: memory, cpu, pids"}
+    assert found["memory"]["signal"] == 9
+    assert found["memory"]["files"] == {
         "memory.max": str(64 << 20),
         "memory.swap.max": "0",
         "cpu.max": "50000 100000",
         "out of memory": True,
     }
-    assert told["enough memory"] == {"printed": "has it all", "told": {"out of memory": False}}
-    assert told["pids"] == {"forked": "9"}  # beside itself
+    assert found["enough memory"] == {"printed": "has it all", "files": {"out of memory": False}}
+    assert found["pids"] == {"forked": "9"}  # beside itself
 
 
-async def test_a_frozen_group_stands_still_goes_on_and_can_be_killed(printed: str):
-    told = facts(printed, "LIMITS")
-    assert told["frozen"] == {"can": True, "silent": True, "then": "12"}
-    assert told["killed"] == {"left": False}
+async def test_a_frozen_cgroup_can_be_thawed_and_killed(printed: str):
+    found = facts(printed, "LIMITS")
+    assert found["frozen"] == {"can": True, "silent": True, "then": "12"}
+    assert found["killed"] == {"left": False}
 
 
-async def test_no_group_is_left_and_those_of_a_dead_server_are_swept(printed: str):
+async def test_no_cgroup_is_left_and_those_of_a_dead_server_are_swept(printed: str):
     assert facts(printed, "LIMITS")["swept"] == {"removed": 1, "left": []}
 
 
-async def test_a_group_that_an_ordinary_user_can_make_but_not_fill_does_not_count(printed: str):
-    told = facts(printed, "LIMITS")["user in a session"]
-    assert told["seen"].startswith("only per-process limits: cgroup v2 is mounted, but no process can be moved")
-    assert told["left"] == ["session"]
+async def test_cgroups_that_a_user_may_create_but_not_fill_are_not_used(printed: str):
+    found = facts(printed, "LIMITS")["user in a session"]
+    assert found["seen"].startswith("only per-process limits: cgroup v2 is mounted, but no process can be moved")
+    assert found["left"] == ["session"]
 
 
 @pytest.mark.skipif(not Path(SYSTEMD).exists(), reason="needs systemd's files")
-async def test_an_ordinary_users_systemd_keeps_the_same_limits(printed: str):
-    told = facts(printed, "SCOPES")
-    assert told["detected"] == {"text": "systemd user scopes: memory, cpu, pids", "gap": None}
-    assert told["inside"] == {
+async def test_systemd_user_scopes_enforce_the_same_limits(printed: str):
+    found = facts(printed, "SCOPES")
+    assert found["detected"] == {"text": "systemd user scopes: memory, cpu, pids", "gap": None}
+    assert found["inside"] == {
         "slice": "app.slice",
         "session": False,
         "memory.max": str(64 << 20),
         "cpu.max": "50000 100000",
         "pids.max": "16",
     }
-    assert told["memory"] == {"signal": 9, "printed": ""}
-    assert told["frozen"] == {"can": True, "silent": True, "then": "12"}
-    assert told["killed"] == {"left": False}
-    assert told["ended"] == {"left": []}
+    assert found["memory"] == {"signal": 9, "printed": ""}
+    assert found["frozen"] == {"can": True, "silent": True, "then": "12"}
+    assert found["killed"] == {"left": False}
+    assert found["ended"] == {"left": []}

@@ -44,7 +44,7 @@ def test_the_shell_script_prints_and_saves_what_the_code_left(tmp_path: Path):
     assert len((tmp_path / "kept" / "steps.csv").read_text().splitlines()) == 500
 
 
-def test_code_that_misbehaves_is_told_truthfully(tmp_path: Path):
+def test_results_of_code_that_misbehaves_are_truthful(tmp_path: Path):
     text = call(tmp_path, sys.executable, str(EXAMPLES / "when_code_misbehaves.py"))
     for words in (
         "ZeroDivisionError: division by zero",

@@ -13,7 +13,7 @@ from tests.waiting import HANG_S
 pytestmark = pytest.mark.vm
 
 
-async def test_a_client_tries_two_ways_from_one_point_and_goes_on_after_a_pause(host: Host, built: BuiltTemplate):
+async def test_a_client_forks_a_sandbox_and_continues_after_a_pause(host: Host, built: BuiltTemplate):
     if not host.driver.capabilities.snapshot:
         pytest.skip(f"{host.driver.name} takes no snapshots")
     with anyio.fail_after(HANG_S):

@@ -1,4 +1,4 @@
-"""Nothing outlives its owner: whatever ends the server, its machines, cgroups and files are gone five seconds later.
+"""Nothing outlives its owner: five seconds after a server has ended, its machines, cgroups and files are gone.
 
 How a machine dies is up to its driver, so every driver is tried where a server ends in the middle of something. The
 rest is tried with the driver that `auto` chooses.
@@ -87,7 +87,7 @@ async def connected(
 
 @pytest.fixture(autouse=True)
 async def no_more_empty_groups() -> AsyncIterator[None]:
-    """Check that machines no test has looked at leave nothing, either."""
+    """Check that machines leave nothing, including those that no test looked at."""
     before = empty_groups()
     yield
     await assert_no_more_empty_groups(before)
@@ -125,9 +125,7 @@ async def test_a_client_that_closes_stdin_ends_the_server_and_its_machines(in_fo
         await footprint.assert_gone()
 
 
-async def test_a_client_killed_with_sigkill_takes_the_server_and_its_machines_along(
-    in_force: HostFacts, tmp_path: Path
-):
+async def test_killing_a_client_with_sigkill_ends_the_server_and_its_machines(in_force: HostFacts, tmp_path: Path):
     """The server's stdin stays open: the test holds the other end of the pipe."""
     async with connected(tmp_path, in_force.driver, before=PARENT) as connection:
         await connection.start()

@@ -84,7 +84,7 @@ async def test_a_command_in_the_background_is_read_and_stopped_as_code_is(servic
     assert (after.stdout.head, after.lost_before) == ("none\n", False)
 
 
-async def test_a_cancelled_call_interrupts_real_code_and_its_variables_are_there(service: SandboxService):
+async def test_a_cancelled_call_interrupts_real_code_and_keeps_its_variables(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.run, CodeRun(ME, TICKS, box))
@@ -102,7 +102,7 @@ async def test_code_that_cannot_be_interrupted_is_killed_and_the_next_run_says_s
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.stop_run, ME, box, view.run_id)
         await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()  # nobody learns of the result
+        tasks.cancel_scope.cancel()  # the client never gets the result
     after = await service.run(CodeRun(ME, "print('x' in globals())", box))
     assert (after.stdout.head, after.lost_before) == ("False\n", True)
 

@@ -1,4 +1,4 @@
-"""The server as a process: it speaks on stdio, and whatever ends it, it leaves nothing."""
+"""The server as a process: it speaks MCP on stdio and leaves nothing, however it ends."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ async def test_the_server_ends_with_its_parent_even_if_stdin_stays_open(tmp_path
         await assert_server_ends(tmp_path)
 
 
-async def test_a_client_that_stops_reading_does_not_keep_the_server(tmp_path: Path):
+async def test_a_client_that_stops_reading_does_not_keep_the_server_alive(tmp_path: Path):
     async with serving(tmp_path) as client:
         await client.start()
         for number in range(200):  # answers to these fill the pipe
@@ -89,7 +89,7 @@ async def test_answers_larger_than_the_pipe_arrive_whole(tmp_path: Path):
         assert read["contents"][0]["text"] == content
 
 
-async def test_the_sdks_own_client_gets_along_with_it(tmp_path: Path):
+async def test_the_sdks_own_client_works(tmp_path: Path):
     environment = {"PATH": os.environ["PATH"]}
     parameters = StdioServerParameters(command=SERVER[0], args=[*SERVER[1:], str(tmp_path)], cwd=REPO, env=environment)
     async with Client(parameters) as client:

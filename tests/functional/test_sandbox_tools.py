@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 plt.plot([1, 4, 9, 16])
 plt.title("squares")
 """
-# Makes its file only once it can no longer be interrupted.
+# Creates its file once it ignores interrupts.
 STUBBORN = """
 import time
 while True:
@@ -114,7 +114,7 @@ async def test_a_table_is_shown_as_text(box: Box):
     assert re.search(r"0\s+Oslo\s+709037\s+1\s+Rome\s+2748109", shown), shown
 
 
-async def test_a_chart_comes_as_an_image_and_stays_as_an_artifact(box: Box):
+async def test_a_chart_is_shown_as_an_image_and_kept_as_an_artifact(box: Box):
     result = await box.call("run_code", code=CHART)
     [image] = [block for block in result.content if isinstance(block, ImageContent)]
     assert image.mime_type == "image/png"
@@ -161,7 +161,7 @@ async def test_code_that_fails_is_a_result_with_its_traceback(box: Box):
     assert "divide(1, 0)" in shown
 
 
-async def test_exiting_with_a_status_is_told_and_keeps_the_state(box: Box):
+async def test_an_exit_code_is_reported_and_the_state_kept(box: Box):
     await box.run("kept = 'yes'")
     assert "exited with code 3" in await box.run("import sys\nsys.exit(3)")
     assert "'yes'" in await box.run("kept")
@@ -210,7 +210,7 @@ async def test_a_cancelled_call_interrupts_the_code_and_the_sandbox_stays_usable
         assert "result:\nTrue" in await box.run("time.sleep(0.3)\nticks == seen")
 
 
-async def test_after_a_cancelled_call_that_had_to_be_killed_the_next_result_says_that_state_is_lost(box: Box):
+async def test_if_a_cancelled_run_had_to_be_killed_the_next_result_says_that_state_is_lost(box: Box):
     await box.run("gone = 1")
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
@@ -235,7 +235,7 @@ async def test_two_runs_in_one_sandbox_take_turns(box: Box):
 # -- output ------------------------------------------------------------------------------------------------
 
 
-async def test_long_output_is_cut_and_the_whole_can_be_read_page_by_page(box: Box):
+async def test_long_output_is_cut_and_can_be_read_page_by_page(box: Box):
     lines = 60_000  # more than is sent while code runs
     shown = await box.run(f"for number in range({lines}): print(f'line {{number:05}}')")
     assert len(shown) < 20_000
@@ -260,7 +260,7 @@ async def test_long_output_is_cut_and_the_whole_can_be_read_page_by_page(box: Bo
     assert whole.decode().splitlines() == [f"line {number:05}" for number in range(lines)]
 
 
-async def test_a_flood_of_output_does_not_hurt_the_server(box: Box):
+async def test_a_flood_of_output_does_not_harm_the_server(box: Box):
     shown = await box.run("while True: print('flood ' * 100)", timeout_s=2)
     assert "time limit of 2 s reached" in shown
     assert "bytes omitted" in shown
@@ -271,7 +271,7 @@ async def test_a_flood_of_output_does_not_hurt_the_server(box: Box):
 # -- files -------------------------------------------------------------------------------------------------
 
 
-async def test_text_files_go_in_and_come_out(box: Box):
+async def test_text_files_are_written_and_read_back(box: Box):
     content = "näïve ✓\nline two\n"
     written = await box.call("write_file", path="notes/a.txt", content=content)
     assert written.structured_content == {"path": "/workspace/notes/a.txt", "size": len(content.encode())}
@@ -282,7 +282,7 @@ async def test_text_files_go_in_and_come_out(box: Box):
     assert [entry["path"] for entry in listed.structured_content["entries"]] == ["/workspace/notes/a.txt"]
 
 
-async def test_binary_files_go_in_and_come_out_as_a_resource(box: Box):
+async def test_binary_files_are_written_and_read_as_a_resource(box: Box):
     data = bytes(range(256)) * 5000
     await box.call("write_file", path="data.bin", content=base64.b64encode(data).decode(), encoding="base64")
     assert "result:\nTrue" in await box.run("open('data.bin', 'rb').read() == bytes(range(256)) * 5000")
@@ -305,14 +305,14 @@ async def test_a_text_file_is_a_resource_too(box: Box):
     assert contents.mime_type == "text/csv"
 
 
-async def test_a_resource_that_is_not_there_is_an_error(box: Box):
+async def test_a_missing_resource_is_an_error(box: Box):
     with pytest.raises(MCPError):
         await box.client.read_resource(f"sandbox://{box.id}/workspace/nothing")
     with pytest.raises(MCPError):
         await box.client.read_resource("sandbox://sb-0000000000000000/workspace/nothing")
 
 
-async def test_files_out_of_reach_of_the_code_are_out_of_reach_of_the_tools(box: Box):
+async def test_tools_cannot_read_files_that_code_cannot_read(box: Box):
     assert "may not be accessed" in error_of(await box.call("write_file", path="/etc/hosts", content="x"))
     assert "does not exist" in error_of(await box.call("read_file", path="nothing"))
 
@@ -333,7 +333,7 @@ async def test_a_closed_sandbox_is_gone_and_says_so(client: Client, box: Box):
 
 
 async def error_of_a_run(box: Box, end: Callable[[], Awaitable[object]]) -> str:
-    """What a client is told whose sandbox ends in the middle of a run."""
+    """Return the error that a client gets when its sandbox ends during a run."""
     errors: list[str] = []
 
     async def run() -> None:
@@ -348,7 +348,7 @@ async def error_of_a_run(box: Box, end: Callable[[], Awaitable[object]]) -> str:
     return errors[0]
 
 
-async def test_closing_in_the_middle_of_a_run_ends_the_run(box: Box):
+async def test_closing_a_sandbox_ends_its_run(box: Box):
     assert "was closed" in await error_of_a_run(box, lambda: box.call("close_sandbox"))
 
 
@@ -370,7 +370,7 @@ async def test_a_machine_killed_from_outside_is_a_lost_sandbox(client: Client, b
     assert "stdout:\nfine" in text_of(await client.call_tool("run_code", {"code": "print('fine')"}))
 
 
-async def test_a_machine_killed_in_the_middle_of_a_run_ends_the_run(box: Box):
+async def test_killing_a_machine_ends_its_run(box: Box):
     async def kill() -> None:
         [machine] = machines_of_the_server()
         machine.send_signal(signal.SIGKILL)

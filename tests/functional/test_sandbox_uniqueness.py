@@ -42,7 +42,7 @@ RANDOM = [
 
 @pytest.fixture(scope="module")
 async def looks(loaded: Machines, anyio_backend: str) -> list[dict[str, Any]]:
-    """What each clone says in its first run, and when."""
+    """Return what each clone printed in its first run, and when."""
     found: list[dict[str, Any]] = []
 
     async def look() -> None:
@@ -79,7 +79,7 @@ def test_every_clone_has_the_name_of_its_machine(looks: list[dict[str, Any]]):
     assert [look["/etc/hostname"].strip() for look in looks] == [look["id"] for look in looks]
 
 
-def test_every_machine_id_looks_like_one(looks: list[dict[str, Any]]):
+def test_every_machine_id_is_valid(looks: list[dict[str, Any]]):
     for look in looks:
         assert len(bytes.fromhex(look["machine-id"])) == 16
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.functional.bubblewrap_harness import Inhabitant
+from tests.functional.bubblewrap_harness import RunnableMachine
 from vmm import seccomp
 
 pytestmark = pytest.mark.vm
@@ -37,7 +37,7 @@ def number(name: str) -> int:
     return int(seccomp._library().seccomp_syscall_resolve_name(name.encode()))
 
 
-async def errors(inside: Inhabitant, *calls: tuple[int | str, ...]) -> list[int]:
+async def errors(inside: RunnableMachine, *calls: tuple[int | str, ...]) -> list[int]:
     """Make calls in the machine and return their errors; 0 for success."""
     numbers = [(number(name) if isinstance(name, str) else name, *arguments) for name, *arguments in calls]
     found = await inside.run(f"{CALL}\nprint([call(*one) for one in {numbers}])")
@@ -59,32 +59,32 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("calls", FORBIDDEN.values(), ids=FORBIDDEN)
-async def test_privileged_calls_are_refused(inside: Inhabitant, calls: list[str]):
+async def test_privileged_calls_are_refused(inside: RunnableMachine, calls: list[str]):
     found = await errors(inside, *((call,) for call in calls))
     assert dict(zip(calls, found, strict=True)) == dict.fromkeys(calls, NOT_PERMITTED)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86 has these calls")
-async def test_calls_for_pc_hardware_are_refused(inside: Inhabitant):
+async def test_calls_for_pc_hardware_are_refused(inside: RunnableMachine):
     assert await errors(inside, ("ioperm",), ("iopl",), ("modify_ldt",)) == [NOT_PERMITTED] * 3
 
 
-async def test_an_unlisted_call_does_not_exist(inside: Inhabitant):
+async def test_an_unlisted_call_does_not_exist(inside: RunnableMachine):
     assert await errors(inside, (100_000,), ("io_setup",), ("remap_file_pages",)) == [NO_SUCH_CALL] * 3
 
 
-async def test_no_process_can_be_started_in_a_new_namespace(inside: Inhabitant):
+async def test_no_process_can_be_started_in_a_new_namespace(inside: RunnableMachine):
     found = await errors(inside, *(("clone", flag | signal.SIGCHLD) for flag in NEW_NAMESPACES))
     assert found == [NOT_PERMITTED] * len(NEW_NAMESPACES)
     assert await errors(inside, ("clone3",)) == [NO_SUCH_CALL]
 
 
-async def test_typing_into_a_terminal_is_refused(inside: Inhabitant):
+async def test_typing_into_a_terminal_is_refused(inside: RunnableMachine):
     orders = [order | upper for order in (TIOCSTI, TIOCLINUX) for upper in (0, 1 << 32)]
     assert await errors(inside, *(("ioctl", 0, order) for order in orders)) == [NOT_PERMITTED] * len(orders)
 
 
-async def test_a_process_cannot_change_its_personality(inside: Inhabitant):
+async def test_a_process_cannot_change_its_personality(inside: RunnableMachine):
     found = await errors(
         inside, ("personality", ADDR_NO_RANDOMIZE), ("personality", READ_IMPLIES_EXEC), ("personality", 0xFFFF_FFFF)
     )
@@ -104,7 +104,7 @@ async def test_a_process_cannot_change_its_personality(inside: Inhabitant):
         "socket.AF_INET6, socket.SOCK_SEQPACKET",
     ],
 )
-async def test_unusual_sockets_do_not_exist(inside: Inhabitant, arguments: str):
+async def test_unusual_sockets_do_not_exist(inside: RunnableMachine, arguments: str):
     assert "Function not implemented" in await inside.run(f"import socket\nsocket.socket({arguments})")
 
 
@@ -118,12 +118,12 @@ async def test_unusual_sockets_do_not_exist(inside: Inhabitant, arguments: str):
     ],
     ids=["x32", "32-bit"],
 )
-async def test_calls_of_another_architecture_kill_the_process(inside: Inhabitant, body: str):
+async def test_calls_of_another_architecture_kill_the_process(inside: RunnableMachine, body: str):
     found = await inside.run(f"import mmap\n{CALL}{HOW_IT_ENDS.format(body=body)}")
     assert int(found) in (-signal.SIGSYS, -signal.SIGSEGV)  # the latter where the kernel has no 32-bit calls at all
 
 
-async def test_programs_threads_and_processes_run(inside: Inhabitant):
+async def test_programs_threads_and_processes_run(inside: RunnableMachine):
     code = """
 import multiprocessing, subprocess, threading
 said = []
@@ -138,12 +138,12 @@ print(sorted(said), squares, subprocess.run(["/bin/sh", "-c", "echo $((6 * 7)) |
     assert await inside.run(code) == "[0, 1, 2, 3, 4, 5, 6, 7] [0, 2, 4, 6] 42"
 
 
-async def test_numpy_works(inside: Inhabitant):
+async def test_numpy_works(inside: RunnableMachine):
     code = "import numpy as np\nm = np.arange(90_000.0).reshape(300, 300)\nprint(np.allclose(m @ np.eye(300), m))"
     assert await inside.run(code) == "True"
 
 
-async def test_programs_can_connect_to_themselves(inside: Inhabitant):
+async def test_programs_can_connect_to_themselves(inside: RunnableMachine):
     code = """
 import socket
 with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.footprint import groups_of
-from tests.functional.bubblewrap_harness import SIZE, Bubblewrap, Inhabitant
+from tests.functional.bubblewrap_harness import SIZE, Bubblewrap, RunnableMachine
 from vmm.drivers.bubblewrap import command
 from vmm.process_table import with_descendants
 
@@ -32,36 +32,36 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
-async def test_it_sees_only_its_own_processes(inside: Inhabitant):
+async def test_it_sees_only_its_own_processes(inside: RunnableMachine):
     numbers = await inside.run("import os\nprint([int(name) for name in os.listdir('/proc') if name.isdigit()])")
     assert numbers == "[1]"
 
 
-async def test_it_sees_no_files_of_the_host_but_the_template(inside: Inhabitant, bubblewrap: Bubblewrap):
+async def test_it_sees_no_files_of_the_host_but_the_template(inside: RunnableMachine, bubblewrap: Bubblewrap):
     top = await inside.run("import os\nprint(*sorted(os.listdir('/')))")
     assert top.split() == sorted(os.listdir(bubblewrap.tree))
     assert await inside.run(f"print(os.path.exists({str(REPO / 'vmm')!r}))") == "False"
     assert await inside.run("print(*os.listdir('/workspace'), *os.listdir('/tmp'))") == ""
 
 
-async def test_it_cannot_change_the_template(inside: Inhabitant):
+async def test_it_cannot_change_the_template(inside: RunnableMachine):
     for place in ("/", "/usr", "/etc", "/dev", "/sys", "/proc/tty"):
         assert "Read-only file system" in await inside.run(f"open('{place}/mark', 'w')"), place
 
 
-async def test_it_does_not_inherit_our_environment(inside: Inhabitant):
+async def test_it_does_not_inherit_our_environment(inside: RunnableMachine):
     found = await inside.run("import os\nprint(dict(os.environ), open('/proc/1/environ', 'rb').read())")
     assert "SECRET_OF_THE_SERVER" not in found
     assert "PYTHONPATH" in found
 
 
-async def test_its_first_process_is_the_agent_and_does_not_show_bubblewraps_options(inside: Inhabitant):
+async def test_its_first_process_is_the_agent_and_does_not_show_bubblewraps_options(inside: RunnableMachine):
     found = await inside.run("print(open('/proc/1/cmdline').read())")
     assert "guest.agent" in found
     assert "bind" not in found
 
 
-async def test_it_has_nothing_open_but_its_stream_to_the_host(inside: Inhabitant):
+async def test_it_has_nothing_open_but_its_stream_to_the_host(inside: RunnableMachine):
     found = await inside.run("import os\nprint(*(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))")
     assert all(target.startswith("pipe:") for target in found.split())
     assert await inside.run("print(os.closerange(3, 100))") == "None"
@@ -70,7 +70,7 @@ async def test_it_has_nothing_open_but_its_stream_to_the_host(inside: Inhabitant
         assert all(re.match(r"pipe:|anon_inode:|/dev/null", target) for target in targets), targets
 
 
-async def test_it_cannot_read_proc_files_about_the_host(inside: Inhabitant):
+async def test_it_cannot_read_proc_files_about_the_host(inside: RunnableMachine):
     code = f"""
 import os
 readable = []
@@ -88,21 +88,21 @@ print(readable)
     assert await inside.run(code) == "[]"
 
 
-async def test_it_has_only_a_loopback_device(inside: Inhabitant):
+async def test_it_has_only_a_loopback_device(inside: RunnableMachine):
     found = await inside.run("print(open('/proc/net/dev').read())")
     assert [line.split(":")[0].strip() for line in found.splitlines() if ":" in line] == ["lo"]
     refused = await inside.run("import socket\nsocket.create_connection(('192.0.2.1', 80), 5)")
     assert "Network is unreachable" in refused
 
 
-async def test_it_shares_no_namespace_with_the_host(inside: Inhabitant):
+async def test_it_shares_no_namespace_with_the_host(inside: RunnableMachine):
     for pid in with_descendants(inside.machine.pid)[1:]:
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
             ours = Path(f"/proc/self/ns/{kind}").readlink()
             assert Path(f"/proc/{pid}/ns/{kind}").readlink() != ours, kind
 
 
-async def test_all_its_processes_have_seccomp_filters_and_no_privileges(inside: Inhabitant):
+async def test_all_its_processes_have_seccomp_filters_and_no_privileges(inside: RunnableMachine):
     for pid in with_descendants(inside.machine.pid)[1:]:
         found = status(pid)
         kinds = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -111,14 +111,14 @@ async def test_all_its_processes_have_seccomp_filters_and_no_privileges(inside: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each machine its own user")
-async def test_every_machine_runs_as_another_user(bubblewrap: Bubblewrap, inside: Inhabitant):
+async def test_every_machine_runs_as_another_user(bubblewrap: Bubblewrap, inside: RunnableMachine):
     async with bubblewrap.machine(bubblewrap.spec("another")) as other:
         uids = [set(status(machine.machine.pid)["Uid"].split()) for machine in (inside, other)]
     assert all(len(each) == 1 and int(min(each)) > 1_000_000_000 for each in uids)
     assert uids[0] != uids[1]
 
 
-async def test_every_place_it_can_write_to_has_a_limit(inside: Inhabitant):
+async def test_every_place_it_can_write_to_has_a_limit(inside: RunnableMachine):
     code = """
 import os
 failed = {}
@@ -136,7 +136,7 @@ print(sorted(failed) == sorted(%s), set(failed.values()) <= {27, 28})
     assert await inside.run(code % (places, places)) == "True True"
 
 
-async def test_the_number_of_its_processes_is_limited(inside: Inhabitant):
+async def test_the_number_of_its_processes_is_limited(inside: RunnableMachine):
     code = """
 import os, signal
 children = []
@@ -154,14 +154,14 @@ print(len(children))
     assert 100 < int(await inside.run(code)) < 256
 
 
-async def test_its_processes_dump_no_core_and_have_a_limit_on_open_files(inside: Inhabitant):
+async def test_its_processes_dump_no_core_and_have_a_limit_on_open_files(inside: RunnableMachine):
     code = "import resource as r\nprint(*(r.getrlimit(kind)[1] for kind in (r.RLIMIT_CORE, r.RLIMIT_NOFILE)))"
     core, files = map(int, (await inside.run(code)).split())
     assert core == 0
     assert 0 < files <= 4096
 
 
-async def test_its_memory_cpu_and_processes_are_limited(inside: Inhabitant):
+async def test_its_memory_cpu_and_processes_are_limited(inside: RunnableMachine):
     groups = groups_of(inside.machine.pid)
     if not groups and os.geteuid() != 0:
         pytest.skip("only root can create cgroups on this host")

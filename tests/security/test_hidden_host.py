@@ -33,7 +33,7 @@ print(told)
 
 @pytest.fixture(autouse=True, scope="module")
 def secret() -> Iterator[None]:
-    """Something in our environment that is nobody's business."""
+    """Put a secret into our environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MY_API_KEY", SECRET)
         yield

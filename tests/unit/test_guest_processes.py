@@ -88,6 +88,6 @@ def test_processes_that_never_end_are_given_up_and_all_others_go_on(monkeypatch)
     assert host.broadcasts == [signal.SIGSTOP, signal.SIGCONT]
 
 
-def test_the_systems_count_of_processes_killed_for_want_of_memory_is_read():
+def test_the_kernels_count_of_oom_kills_is_read():
     counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     assert oom_kills() >= int(counters["oom_kill"])
