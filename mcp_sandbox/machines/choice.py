@@ -93,16 +93,19 @@ def _decide_auto(settings: Settings, kvm: Verdict | None, probes: Mapping[str, P
         reasons.append(f"KVM: {kvm.reason}")
         if kvm.usable is not False:  # None: only booting a machine can tell
             tries = [*((name, True) for name in with_kvm), *tries]
-    better = None if kvm is None or kvm.usable else kvm.fix
+    fixes: list[str | None] = []  # of better drivers that do not work
     for name, needs_kvm in tries:
         if name not in probes:
             return Question(name)
         verdict = probes[name]
         if verdict.usable and (verdict.accel is Accel.KVM or not needs_kvm):
-            return Choice(name, tuple(dict.fromkeys(reasons)), verdict, better)
+            break
         reasons.append(f"{name}: {verdict.reason}")
-    first = tries[0][0]
-    return Choice(first, tuple(dict.fromkeys(reasons)), probes[first], better)
+        fixes.append(None if verdict.usable else verdict.fix)
+    else:
+        name = tries[0][0]
+    fixes.append(None if kvm is None or kvm.usable else kvm.fix)  # last: it may take another host
+    return Choice(name, tuple(dict.fromkeys(reasons)), probes[name], next(filter(None, fixes), None))
 
 
 def _ranked(ranks: Mapping[str, int | None]) -> list[str]:

@@ -69,6 +69,12 @@ def test_a_choice_has_its_reasons_and_what_would_allow_a_better_one():
     choice = decide(Settings(), NO_KVM, {"gvisor": BROKEN, "qemu": EMULATED})
     assert isinstance(choice, Choice)
     assert choice.reasons == ("KVM: there is none", "gvisor: not installed")
+    assert choice.better == "install it", "before that of KVM, which may take another host"
+
+
+def test_without_kvm_the_best_driver_that_needs_none_can_be_improved_only_by_kvm():
+    choice = decide(Settings(), NO_KVM, {"gvisor": WORKS})
+    assert isinstance(choice, Choice)
     assert choice.better == "use another host"
 
 
