@@ -112,8 +112,15 @@ def run(
     """Run a file in a fresh sandbox, print its output, and destroy the sandbox."""
     from mcp_sandbox.commands.run import Source, run_once, template_for
 
-    source = Source(file.read(), template or template_for(file.name), stdin.read() if stdin else None)
+    source = Source(_text_of(file), template or template_for(file.name), _text_of(stdin) if stdin else None)
     raise typer.Exit(run_once(settings_of(ctx), source, timeout_s, save))
+
+
+def _text_of(file: typer.FileText) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError:
+        fail(f"{file.name} is not UTF-8 text. Code and its input must be text.", EXIT_USAGE)
 
 
 @app.command()

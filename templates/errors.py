@@ -21,7 +21,7 @@ class UnknownTemplate(TemplateError):
     """No template has that name."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
-        super().__init__(f"there is no template called {name!r}; there are: {', '.join(known) or 'none'}")
+        super().__init__(f"there is no template {name!r}; choose one of: {', '.join(known) or '(none)'}")
         self.name = name
         self.known = tuple(known)
 

@@ -139,7 +139,11 @@ def judge(
     if not driver.usable:
         return False, f"Not ready: {driver.name} does not work on this host: {one_line(driver.reason)}", driver.fix
     if template is None:
-        return False, f"Not ready: there is no template {wanted!r}", "set MCP_SANDBOX_TEMPLATE to another one"
+        return (
+            False,
+            f"Not ready: there is no template {wanted!r}",
+            "set `template` to one that `mcp-sandbox template list` shows",
+        )
     if not template.built:
         step = f"mcp-sandbox template build {template.name}"
         return False, f"Not ready: template {template.name} is not built, or its build is stale", step

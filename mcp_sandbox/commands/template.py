@@ -120,6 +120,9 @@ def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
             unused = drivers.store.entries()
             if not every:
                 unused = await drivers.builder.unused(await usable_drivers(drivers))
+        if dry_run and not unused:
+            err.print("Nothing to remove.")
+            return 0
         if dry_run:
             states = {entry.path: "in use" if is_held(entry.path) else "would be removed" for entry in unused}
             _print_entries(unused, states)

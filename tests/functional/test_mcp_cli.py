@@ -93,3 +93,13 @@ def test_a_home_that_cannot_be_created_is_an_error_without_traceback(tmp_path: P
     result = CliRunner().invoke(app, ["--home", str(tmp_path / "file" / "home"), "template", "build"])
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("arguments", [["binary"], ["code.py", "--stdin", "binary"]], ids=["code", "stdin"])
+def test_a_binary_file_is_named_and_not_run(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("binary").write_bytes(b"\xe9\xff\0")
+    Path("code.py").write_text("1")
+    result = CliRunner().invoke(app, ["--home", str(tmp_path), "run", *arguments])
+    assert result.exit_code == 2
+    assert "binary is not UTF-8 text." in result.stderr

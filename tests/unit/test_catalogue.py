@@ -84,5 +84,5 @@ def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path, name: st
     add(tmp_path / "path", "mine")
     add(tmp_path, "mine")
     (tmp_path / "path" / "file").write_text("")
-    with pytest.raises(UnknownTemplate, match=r"there are: .*mine, "):
+    with pytest.raises(UnknownTemplate, match=r"choose one of: .*mine, "):
         Catalogue([tmp_path / "path"]).load(name)

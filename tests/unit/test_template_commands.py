@@ -173,7 +173,7 @@ def test_a_template_with_errors_is_refused_with_all_of_them(path: Path, command:
 def test_a_wrong_name_is_reported_before_anything_is_built(path: Path):
     done = run("build", "python-data-analysis", "pyhton")
     assert done.exit_code == 1
-    assert "there is no template called 'pyhton'" in done.stderr
+    assert "there is no template 'pyhton'; choose one of: " in done.stderr
     assert "driver" not in done.stderr
 
 
@@ -216,6 +216,8 @@ def test_prune_removes_unused_entries_and_their_locks(old: Path, tmp_path: Path)
     assert "Removed 1 of 1 entries" in done.stderr
     assert not old.exists()
     assert list((tmp_path / "home" / "locks").iterdir()) == []
+    nothing = run("prune", "--dry-run")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "Nothing to remove.\n")
 
 
 def test_prune_keeps_entries_in_use_and_says_so(old: Path):
