@@ -1,4 +1,4 @@
-"""What a client is told when code fails, exits, never ends, prints too much, or outlives its sandbox.
+"""What a client gets when code fails, exits, never ends, prints too much, or uses a closed sandbox.
 
 python examples/when_code_misbehaves.py
 """

@@ -44,7 +44,7 @@ def first_error(error: BaseException) -> BaseException:
     first, *others = _leaves(error)
     for other in others:
         if other is not first:
-            first.add_note(f"{other!r} happened beside it")
+            first.add_note(f"{other!r} was raised as well")
     return first
 
 

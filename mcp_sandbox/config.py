@@ -283,7 +283,7 @@ def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks t
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
         sources = ", ".join(["a flag", f"{ENV_PREFIX}*", *map(str, config_files())])
-        raise ConfigError(f"bad setting: {problems} (from one of: {sources})") from error
+        raise ConfigError(f"bad setting: {problems} (set by one of: {sources})") from error
     path = tuple(directory.expanduser().absolute() for directory in settings.template_path)
     return settings.model_copy(update={"home": settings.home.expanduser().absolute(), "template_path": path})
 

@@ -19,7 +19,7 @@ SandboxError
 │   └── RunNotStarted         it ended before it received the code
 ├── RunRefused                the machine refused to run the code
 ├── StartFailed               a machine could not be started, frozen or resumed
-├── NotUnique                 a restored machine did not get an identity of its own
+├── NotUnique                 a restored machine did not get its own identity
 ├── ClockSkew                 a restored machine's clock could not be set
 ├── PooledMachineLost         a machine ended while it waited in the pool
 ├── TemplateNotBuilt          the template has no build for this host
@@ -57,7 +57,7 @@ from typing import Any, ClassVar
 
 @dataclass(eq=False)
 class SandboxError(Exception):
-    """Base of all errors a caller can be told about. Only subclasses are raised."""
+    """Base of all errors that a caller can get. Only subclasses are raised."""
 
     code: ClassVar[str] = "sandbox_error"
     sentence: ClassVar[str] = ""  # formatted with the fields
@@ -182,7 +182,7 @@ class StateLost(SandboxError):
 
 @dataclass(eq=False)
 class MachineLost(SandboxError):
-    """The sandbox's machine ended, or stopped making sense, while it was in use."""
+    """The sandbox's machine ended, or broke the protocol, while it was in use."""
 
     code = "machine_lost"
     sentence = "Sandbox {sandbox_id!r} lost its machine ({reason}). Its variables and files are gone."
@@ -233,10 +233,10 @@ class StartFailed(SandboxError):
 
 @dataclass(eq=False)
 class NotUnique(SandboxError):
-    """A restored machine did not get an identity of its own, so it was discarded."""
+    """A restored machine did not get its own identity, so it was discarded."""
 
     code = "machine_not_unique"
-    sentence = "The new machine got no {what} of its own, so it was discarded."
+    sentence = "The new machine did not get its own {what}, so it was discarded."
     what: str
 
 

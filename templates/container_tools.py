@@ -22,7 +22,7 @@ async def run_container_tool(tools: Tools, staging: Path, tool: str, *arguments:
     if find_tool(tool) is None:
         raise StepFailed(f"{tool} is not installed; `mcp-sandbox setup --images` installs it")
     scratch = staging / "scratch"
-    # As root they ignore the environment and use /var/lib and /etc. So they are told that root is another user, one
+    # As root they ignore the environment and use /var/lib and /etc. So they run as if root were another user, one
     # that has no files on this host.
     uid = os.geteuid() or NOBODY
     leftovers = [Path(path.format(uid=NOBODY)) for path in LEFTOVERS if uid == NOBODY]

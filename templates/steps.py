@@ -43,7 +43,7 @@ class Steps:
         """Return the step's result if the store has it."""
         entry = self._store.find(kind, inputs)
         if entry is not None:
-            self._report(Progress(step, "ready", "made before", 0.0))
+            self._report(Progress(step, "ready", "already built", 0.0))
         return entry
 
     async def run(self, step: Step, kind: str, inputs: Mapping[str, Any], make: MakeStep) -> Entry:

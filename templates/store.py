@@ -135,7 +135,7 @@ class Store:
         async with self._locked(kind, key):
             try:
                 with exclusive(path), self._staging(kind, key) as staging:
-                    path.rename(staging / "removed")  # invisible to readers from here on, whatever happens next
+                    path.rename(staging / "removed")  # from here on readers cannot see it
             except FileNotFoundError:
                 return "gone"
             except BlockingIOError:
@@ -200,7 +200,7 @@ class Store:
             except BlockingIOError:
                 yield False
                 return
-            # A holder removes the file before it unlocks it. A lock on a removed file excludes nobody: the next
+            # A holder removes the file before it unlocks it. A lock on a removed file has no effect: the next
             # process would create and lock a new file.
             if not same_file(file.fileno(), path):
                 yield False

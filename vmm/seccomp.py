@@ -153,7 +153,7 @@ def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise DriverUnavailable(f"there can be no seccomp filter: {error}", fix=INSTALL) from error
+        raise DriverUnavailable(f"cannot create the seccomp filter: {error}", fix=INSTALL) from error
     library.seccomp_init.argtypes = [ctypes.c_uint32]
     library.seccomp_init.restype = ctypes.c_void_p
     library.seccomp_release.argtypes = [ctypes.c_void_p]
@@ -197,4 +197,4 @@ def _filter(default: int) -> Iterator[int]:
 def _check(status: int, rule: Rule | None) -> None:
     if status < 0:
         trouble = os.strerror(-status) + (f" ({rule.call})" if rule else "")
-        raise DriverUnavailable(f"there can be no seccomp filter: {LIBRARY}: {trouble}")
+        raise DriverUnavailable(f"cannot create the seccomp filter: {LIBRARY}: {trouble}")

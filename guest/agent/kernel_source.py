@@ -27,7 +27,7 @@ MAX_PACKET = 64 * 1024  # bytes of one message of the zygote
 
 
 class Ordered(NamedTuple):
-    """Who waits for a kernel, and for its end."""
+    """The callbacks for an ordered kernel: when it has started, and when it has ended."""
 
     started: Callable[[int], None]
     ended: Callable[[int], None]

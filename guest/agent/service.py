@@ -72,7 +72,7 @@ class Service:
         if self._on_ready:
             limit = f"{float(self._order['ready_timeout_s']):g} s"
             self._settle(
-                f"ready_cmd did not succeed within {limit}: check that it asks for what start_cmd serves, or raise "
+                f"ready_cmd did not succeed within {limit}: check that it tests what start_cmd starts, or raise "
                 f"ready_timeout_s.\n{_quote('ready_cmd', self._check_output)}\n{_quote('start_cmd', self._output)}"
             )
 
@@ -81,7 +81,7 @@ class Service:
         how = _describe(status)
         if self._on_ready:
             self._settle(
-                f"start_cmd ended ({how}) before ready_cmd succeeded: it has to stay in the foreground.\n"
+                f"start_cmd ended ({how}) before ready_cmd succeeded: it must stay in the foreground.\n"
                 f"{_quote('start_cmd', self._output)}"
             )
         else:

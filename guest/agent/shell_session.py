@@ -56,11 +56,11 @@ class Session:
         start = "\n".join(lines)
         if len(os.fsencode(command)) > MAX_ARGUMENT:
             raise RequestRefused(
-                "too_large", f"a command of more than {MAX_ARGUMENT:,} bytes; write it to a file, and run that"
+                "too_large", f"the command has more than {MAX_ARGUMENT:,} bytes; write it to a file and run that"
             )
         if len(os.fsencode(start)) > MAX_ARGUMENT:
             raise RequestRefused(
-                "too_large", "env is too large; write the values to a file, and read it in the command"
+                "too_large", "env is too large; write the values to a file and let the command read it"
             )
         return [_SCRIPT, SHELL_NAME, start, command]
 
@@ -87,9 +87,9 @@ def parse_call(options: dict[str, Any]) -> Call:
     """Parse the options of a command. Raises RequestRefused."""
     cwd, env, stdin = options.get("cwd"), options.get("env") or {}, options.get("stdin", "")
     if not (cwd is None or _is_text(cwd)) or type(stdin) is not str:
-        raise RequestRefused("bad_request", "cwd and stdin have to be text")
+        raise RequestRefused("bad_request", "cwd and stdin must be strings")
     if type(env) is not dict or not all(_is_name(name) and _is_text(value) for name, value in env.items()):
-        raise RequestRefused("bad_request", "env has to be names of variables with their texts")
+        raise RequestRefused("bad_request", "env must map names of variables to strings")
     return Call(cwd, env, stdin.encode("utf-8", "replace"))
 
 

@@ -1,4 +1,4 @@
-"""Reads the standard output and error of code into the run that is on."""
+"""Reads the standard output and error of code into the active run."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ class Streams:
         self._loop = loop
         self._channel = channel
         self._run: Execution | None = None
-        self._early: dict[str, bytes] = {"stdout": b"", "stderr": b""}  # output while no run is on
+        self._early: dict[str, bytes] = {"stdout": b"", "stderr": b""}  # output while no run is active
         self._resting: set[str] = set()
         self._pipes: dict[str, int] = {}
         self._closed = False

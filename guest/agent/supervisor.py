@@ -93,7 +93,7 @@ class Supervisor:
     def run(self, header: dict[str, Any], code: bytes, send: Send, *, counted: bool = True) -> None:
         """Start a run. `send` gets its events and its result. Raises RequestRefused."""
         if self._run or self._shell.run:
-            raise RequestRefused("busy", "another run is on in this sandbox; wait for it or stop it")
+            raise RequestRefused("busy", "another run is active in this sandbox; wait for it or stop it")
         run = Execution(header, code, self._runs + 1 if counted else 0, self._user, send)
         if run.kind == "command" or self.language == SHELL:
             self._shell.start(run, self._command_ended)
@@ -239,7 +239,7 @@ class Supervisor:
             self._loop.soon(self._replace_kernel)  # after the result has been sent
         elif run and not run.begun:
             self._run = None
-            run.refuse("no_kernel", f"the process that runs code ended at its start ({run.died(status)})")
+            run.refuse("no_kernel", f"the process that runs code ended while starting ({run.died(status)})")
 
     def _replace_kernel(self) -> None:
         """Start a kernel if there is none, but not while a command runs: the sweep before it would end the command."""

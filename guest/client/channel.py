@@ -64,7 +64,7 @@ class Channel:
         self._stopped_reading = anyio.Event()
 
     def resume(self, last_id: int, unread: bytes) -> None:
-        """Go on where another channel on this stream has left off, before anything is read."""
+        """Continue where another channel on this stream stopped, before anything is read."""
         self._first_id = self.last_id = last_id
         self._greeted = True
         self._decoder = Decoder()

@@ -76,7 +76,7 @@ class AgentClient:
     @classmethod
     @asynccontextmanager
     async def adopt(cls, stream: ByteStream, state: AgentState, *, timeout_s: float) -> AsyncIterator["AgentClient"]:
-        """Go on with an agent that another client has greeted and detached, as `open` does but without a greeting."""
+        """Take over an agent that another client has greeted and detached: `open` without the greeting."""
         client = cls(stream, timeout_s)
         client.hello, client.refreshed = state.hello, state.refreshed
         async with client._serving(resume=state):
@@ -280,6 +280,6 @@ def _encoded(code: str) -> bytes:
 def _small(data: bytes) -> bytes:
     if len(data) > MAX_BODY:
         raise RequestRefused(
-            "too_large", f"code and data of {len(data)} bytes; the limit is {MAX_BODY}: write it to a file"
+            "too_large", f"code and data have {len(data):,} bytes; at most {MAX_BODY:,} fit: write them to a file"
         )
     return data

@@ -55,7 +55,7 @@ def is_ok(frame: Frame) -> bool:
     """Return whether a frame that ends a request says yes or no. Raises ProtocolError if it says neither."""
     ok = frame.header.get("ok")
     if type(ok) is not bool:
-        raise ProtocolError("the agent sent something else where an answer is due")
+        raise ProtocolError("the agent sent something that is not an answer")
     return ok
 
 

@@ -85,7 +85,7 @@ class Go:
         """Return the code with a package clause, added on the first line so that line numbers stay right."""
         if PACKAGE.match(code, BEFORE_CODE.match(code).end()):  # type: ignore[union-attr]
             return compiled.Source(code)
-        return compiled.Source(f"package main; {code}", "`package main` was put before the code, which has no package")
+        return compiled.Source(f"package main; {code}", "`package main` was added: the code has no package clause")
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
         """Return the command with the flags before the file."""

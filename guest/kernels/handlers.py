@@ -109,7 +109,9 @@ class Invocation:
 
 def _find(names: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - any object of the user's
     if name not in names:
-        raise NameError(f"there is no {name!r}. Define it, def {name}(event, context): …, or give handler its name.")
+        raise NameError(
+            f"there is no function {name!r}. Define it with `def {name}(event, context)`, or pass its name as handler."
+        )
     if not callable(names[name]):
         raise TypeError(f"{name!r} is of type {type(names[name]).__name__}, which cannot be called.")
     return names[name]

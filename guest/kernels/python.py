@@ -84,7 +84,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
 def no_input(prompt: object = "") -> NoReturn:
     """Replace `input` where there is no standard input."""
     print(prompt, end="", flush=True)  # noqa: T201 - what input() does
-    raise EOFError("there is no stdin: give it with the code, or put the value into the code or into a file")
+    raise EOFError("no stdin was given: pass it with the code, or put the value into the code or a file")
 
 
 @contextmanager

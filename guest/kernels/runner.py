@@ -49,7 +49,7 @@ class Ended(NamedTuple):
     stdout: bytes = b""  # the beginning of it, if it was kept
     stderr: bytes = b""
     cut: bool = False  # there was more stdout
-    oom_killed: bool = False  # by the system, for want of memory
+    oom_killed: bool = False  # by the kernel, because memory ran out
 
     @property
     def exit_code(self) -> int | None:
@@ -299,7 +299,7 @@ class _Watch:
 
 
 def oom_kills() -> int:
-    """Return how many processes the system has killed for want of memory; 0 if it does not tell, as in gVisor."""
+    """Return how many processes the kernel has OOM-killed; 0 if it does not say, as in gVisor."""
     with suppress(OSError), open("/proc/vmstat", "rb") as file:
         for line in file:
             if line.startswith(b"oom_kill "):

@@ -40,7 +40,7 @@ class BuildView:
             self.status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {message}")
         elif progress.step not in self.shown:
             self.shown.add(progress.step)
-            how = "made before" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
+            how = "already built" if progress.state == "ready" else f"{progress.elapsed_s:.1f} s"
             err.print(f"[green]✓[/] {progress.step} ({how})")
 
 

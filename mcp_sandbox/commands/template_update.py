@@ -74,7 +74,7 @@ def _print(updates: Sequence[Update], templates: Sequence[Template]) -> None:
 
 
 async def _rebuild(settings: Settings, pending: Mapping[str, str], view: BuildView) -> int:
-    """Build with the new revisions whatever is built with the current ones, then make the new ones current."""
+    """Rebuild with the new revisions what is built with the current ones, then make the new ones current."""
     async with Drivers(settings, view.report, pending) as new:
         try:
             built = await _build_new(settings, new, view)

@@ -19,7 +19,7 @@ from vmm.driver import DRIVERS, driver_info
 from vmm.types import Accel, Exit, Isolation, NetworkMode, Usage
 
 LEVELS = {
-    Isolation.VM: "every sandbox is a virtual machine with a kernel of its own",
+    Isolation.VM: "every sandbox is a virtual machine with its own kernel",
     Isolation.KERNEL: "every sandbox has an application kernel between its code and the host's kernel",
     Isolation.NAMESPACE: "sandboxes share the host's kernel, the weakest level",
 }

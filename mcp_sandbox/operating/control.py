@@ -107,7 +107,7 @@ async def serve_control(run_dir: Path, server: ProcessId, panel: Panel) -> Async
 
 
 async def _serve(listener: SocketListener, panel: Panel) -> None:
-    """Serve every client in a task of its own."""
+    """Serve every client in its own task."""
     clients, logged = anyio.CapacityLimiter(MAX_CLIENTS), False
     async with anyio.create_task_group() as tasks:
         while True:
@@ -160,7 +160,9 @@ async def _bounded(work: Awaitable[T]) -> T:
         with anyio.fail_after(WORK_TIMEOUT_S):
             return await work
     except TimeoutError:
-        raise ControlError(f"The server has not finished after {WORK_TIMEOUT_S:g} s; it continues.") from None
+        raise ControlError(
+            f"The server did not finish within {WORK_TIMEOUT_S:g} s and is still working on the request."
+        ) from None
 
 
 async def _do(panel: Panel, request: Request) -> object:

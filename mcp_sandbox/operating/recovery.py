@@ -4,7 +4,7 @@ Machines die with their server, and their files have no names, so what is left i
 and the frozen states of paused sandboxes. A process that missed its death signal is killed here. Processes and files
 are touched only if they provably belong to a dead server of this home: by the server's row in the registry, the pid and
 start time of a process, or the name of a cgroup or file, which begins with pid and start time of the server. Empty
-cgroups of dead servers are removed whatever their home: it may be gone.
+cgroups of dead servers of any home are removed: the home may be gone.
 """
 
 import fcntl

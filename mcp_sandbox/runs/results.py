@@ -1,4 +1,4 @@
-"""What comes of a run: events from the machine fold into one result."""
+"""Folds the events of a run into one result."""
 
 from dataclasses import dataclass, field
 
@@ -26,11 +26,11 @@ class HeadTail:
         self._head = bytearray()
         self._tail = bytearray()
         self._omitted = 0
-        self._gaps = 0  # of what is omitted, what never came here
+        self._gaps = 0  # omitted bytes that never arrived here
         self._log_offset: int | None = None  # where in the log the first byte after the head is
 
     def add(self, text: str, gap_bytes: int = 0, log_offset: int = 0) -> None:
-        """Take in more text, which comes `gap_bytes` after what came before and is in the log at `log_offset`."""
+        """Add text that follows earlier text after a gap of `gap_bytes`, and is in the log at `log_offset`."""
         if gap_bytes:
             self._head_room = 0
             self._trim(0)
@@ -47,11 +47,11 @@ class HeadTail:
 
     @property
     def total(self) -> int:
-        """The bytes that came so far, and those that were left out."""
+        """The number of bytes so far, omitted ones included."""
         return len(self._head) + self._omitted + len(self._tail)
 
     def captured(self, spill: str | None = None, spill_bytes: int | None = None) -> StreamView:
-        """What is kept, when the machine has the stream, or its first `spill_bytes`, in the file `spill`."""
+        """Return what is kept. The machine has the stream, or its first `spill_bytes`, in the file `spill`."""
         self._trim(self._tail_bytes)
         if not self._omitted:
             return StreamView(head=(self._head + self._tail).decode(errors="replace"))

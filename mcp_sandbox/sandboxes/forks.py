@@ -30,7 +30,7 @@ class Forks:
         if not 1 <= count <= MAX_COPIES:
             raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
         box.usable()
-        check_no_run(box)  # a better answer than that there is no place
+        check_no_run(box)  # a more useful error than one about limits
         copies: list[Sandbox] = []
         with all_or_none(copies):
             async with AsyncExitStack() as stack:
@@ -54,7 +54,7 @@ class Forks:
         """Thaw `box`, if it is frozen."""
         if box.frozen is not None:
             async with between_runs(box):
-                if box.frozen is not None:  # no other call was faster
+                if box.frozen is not None:  # else another call has resumed it meanwhile
                     source = self._provider.thaw(box.frozen, copy=False)
                     await box.resume(self._roster.admitted(box.ticket, source))
         box.touch()

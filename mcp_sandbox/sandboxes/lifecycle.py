@@ -103,7 +103,7 @@ class Lifespan:
 
     def too_old_at(self, created: float) -> tuple[float, str]:
         """Return when the sandbox reaches its maximum age, and the reason to give then."""
-        return created + self.ttl_s, f"it was {self.ttl_s:g} s old"
+        return created + self.ttl_s, f"it reached its maximum age of {self.ttl_s:g} s"
 
 
 def lifespan(limits: LifetimeSettings, ttl_s: float | None, idle_s: float | None) -> Lifespan:

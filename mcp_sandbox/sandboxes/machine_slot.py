@@ -1,4 +1,4 @@
-"""The place of a sandbox's machine: the sandbox says what it wants there, and its keeper sees to it."""
+"""Holds a sandbox's machine: the sandbox says whether it wants one, and its keeper gets it."""
 
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack

@@ -111,7 +111,7 @@ class Roster(AsyncContextManagerMixin):
     # -- opening -------------------------------------------------------------------------------------------
 
     async def open(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
-        """Create a sandbox with a machine of its own, and wait until it is ready.
+        """Create a sandbox with its own machine, and wait until it is ready.
 
         Raises:
             SandboxError: there is none.

@@ -98,7 +98,7 @@ class SandboxService(AsyncContextManagerMixin):
         return [view_of(copy) for copy in await self._forks.fork(self._roster.find(owner, sandbox_id), count)]
 
     async def pause(self, owner: str, sandbox_id: str) -> SandboxView:
-        """Freeze a sandbox and give its memory back to the host. It cannot become idle, but still too old.
+        """Freeze a sandbox and give its memory back to the host. Its idle timeout stops, its maximum age does not.
 
         Raises:
             SandboxNotFound, SandboxBusy, CannotFreeze, LimitReached, SandboxError: it is as it was, or over.

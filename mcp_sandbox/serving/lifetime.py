@@ -53,19 +53,19 @@ def run_command(main: Callable[[], Awaitable[int]]) -> int:
         nonlocal status
         status = await main()
 
-    anyio.run(run_until_told, body)
+    anyio.run(run_until_stopped, body)
     return status
 
 
-async def run_until_told(main: Callable[[], Awaitable[None]], *events: Callable[[], Awaitable[str]]) -> str | None:
+async def run_until_stopped(main: Callable[[], Awaitable[None]], *events: Callable[[], Awaitable[str]]) -> str | None:
     """Run `main` until it returns, a signal arrives or one of `events` happens; return which event it was."""
-    told: list[str] = []
+    reasons: list[str] = []
     last_resort = LastResort()
 
     async def stop_when(event: Callable[[], Awaitable[str]]) -> None:
         reason = await event()
         logger.info("stopping: %s", reason)
-        told.append(reason)
+        reasons.append(reason)
         last_resort.arm()
         tasks.cancel_scope.cancel()
 
@@ -80,7 +80,7 @@ async def run_until_told(main: Callable[[], Awaitable[None]], *events: Callable[
         raise first_error(group) from group
     finally:
         last_resort.disarm()
-    return told[0] if told else None
+    return reasons[0] if reasons else None
 
 
 async def _next_signal(signals: AsyncIterator[signal.Signals]) -> str:

@@ -25,7 +25,7 @@ from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.arguments import lean, unknown_argument
-from mcp_sandbox.serving.lifetime import parent_gone, run_until_told
+from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
 from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
 from mcp_sandbox.tools.common import lifetime_of
@@ -131,7 +131,7 @@ async def serve_stdio(
                 lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
                 await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
-        await run_until_told(serve, client_left, lambda: parent_gone(parent))
+        await run_until_stopped(serve, client_left, lambda: parent_gone(parent))
 
 
 @asynccontextmanager

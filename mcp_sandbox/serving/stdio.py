@@ -1,7 +1,7 @@
 """The process's stdin and stdout as MCP streams that can be cancelled.
 
-The SDK reads stdin in a worker thread. A thread cannot be taken out of a blocking read, so a server told to stop
-would wait for its client. Here the event loop waits instead, and only reads and writes what does not block.
+The SDK reads stdin in a worker thread. Nothing can interrupt a blocking read in a thread, so a server that has to
+stop would wait for its client. Here the event loop waits instead, and only reads and writes what does not block.
 """
 
 import json

@@ -18,7 +18,7 @@ from mcp_sandbox.views import with_next_step
 
 LOCAL_OWNER = "local"  # over stdio there is one client, and it owns all sandboxes of the process
 
-# Models try to install packages unless they are told.
+# Without this, models try to install packages.
 OFFLINE = "Sandboxes are offline: packages cannot be installed; put them into the template."
 
 ToolContext = Context[SandboxService, Any]

@@ -55,7 +55,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "wrong_language": ("Use a sandbox of another template.",),
     "file_not_found": ("list_files shows what is there.",),
     "file_not_permitted": (),
-    "file_too_large": ("Handle it in parts, or let code in the sandbox shrink it.",),
+    "file_too_large": ("Process it in parts, or let code in the sandbox shrink it.",),
     "wrong_file_kind": ("list_files shows what is there.",),
     "sandbox_disk_full": ("Remove files, or use a new sandbox.",),
     "file_timeout": ("Try again, or close the sandbox if it keeps failing.",),

@@ -65,7 +65,7 @@ def _standing(progress: RunProgress) -> str:
     phrases.append(f"sandbox {sandbox_id}")
     phrases.append(f"output bytes {page.start:,} to {page.end:,} of {page.size:,}")
     if progress.live_full:
-        phrases.append("it writes more than is sent while it runs: the end comes with its result")
+        phrases.append("it writes more than is sent live: the end of the output comes with the result")
     if progress.error is None or page.end < page.size:
         phrases.append(f"to read on: {call('read_output', sandbox_id=sandbox_id, run_id=run_id, offset=page.end)}")
     if progress.result is None and progress.error is None:

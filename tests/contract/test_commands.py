@@ -6,7 +6,7 @@ from tests.functional.machines import Clone
 
 pytestmark = pytest.mark.vm
 
-ADVICE = "add it to {field} in a template.toml"
+ADVICE = "add the package to {field} in its template.toml"
 
 
 async def test_commands_share_a_session_that_does_not_affect_code(clone: Clone):

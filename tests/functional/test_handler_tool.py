@@ -45,4 +45,4 @@ async def test_a_client_calls_a_handler_again_with_another_event(in_force: HostF
             assert second.least_peak_bytes > 250 * 2**20
             failed = await invoke("", event={})
             assert "KeyError: 'megabytes'" in failed
-            assert "Define it, def nobody(event, context)" in await invoke("", event=1, handler="nobody")
+            assert "Define it with `def nobody(event, context)`" in await invoke("", event=1, handler="nobody")

@@ -56,7 +56,7 @@ class FakeGuest:
     async def _run(self, frame: Frame) -> None:
         number, code = frame.header["id"], frame.body.decode()
         if self.run is not None:
-            await self._send(number, {"ok": False, "error": {"code": "busy", "message": "another run is on"}})
+            await self._send(number, {"ok": False, "error": {"code": "busy", "message": "another run is active"}})
             return
         self.run = number, code
         if code == "count":

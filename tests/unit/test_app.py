@@ -144,7 +144,7 @@ async def test_a_server_on_an_unready_host_gives_the_reason_and_the_fix():
         ),
         (
             HostFacts("qemu", Isolation.VM, Accel.KVM, ("this", "that")),
-            "vm (QEMU, KVM): every sandbox is a virtual machine with a kernel of its own; not in force: this; that",
+            "vm (QEMU, KVM): every sandbox is a virtual machine with its own kernel; not in force: this; that",
         ),
     ],
     ids=lambda value: value.driver if isinstance(value, HostFacts) else "",

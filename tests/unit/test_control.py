@@ -198,7 +198,7 @@ async def test_requests_that_hang_get_an_answer_and_free_their_slots(tmp_path: P
     async with serve_control(tmp_path, myself(), HangingPanel()):
 
         async def hang() -> None:
-            with pytest.raises(ControlError, match="has not finished"):
+            with pytest.raises(ControlError, match="still working on the request"):
                 await asked(tmp_path, do="close", sandbox_id="sb-1")
 
         async with anyio.create_task_group() as tasks:

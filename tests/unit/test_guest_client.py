@@ -562,7 +562,7 @@ def test_the_first_error_of_a_group_has_the_others_as_notes():
     first, second = ValueError("first"), KeyError("second")
     group = BaseExceptionGroup("all", [BaseExceptionGroup("inner", [first]), second, first])
     assert first_error(group) is first
-    assert first.__notes__ == ["KeyError('second') happened beside it"]
+    assert first.__notes__ == ["KeyError('second') was raised as well"]
     assert first_error(second) is second
     assert not hasattr(second, "__notes__")
 

@@ -44,7 +44,7 @@ def test_an_install_that_fails_is_followed_by_advice_and_keeps_its_exit_code(rea
     done = call(str(real), "install", "bad")
     assert (done.returncode, done.stdout) == (5, "real install bad offline\n")
     assert done.stderr.startswith(ADVICE)
-    assert "wheels in a template.toml" in done.stderr
+    assert "wheels in its template.toml" in done.stderr
 
 
 def test_with_a_network_the_program_is_left_alone(real: Path, tmp_path: Path):

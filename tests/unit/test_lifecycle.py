@@ -34,7 +34,7 @@ def test_use_restarts_the_idle_timeout_but_not_the_maximum_age():
     span = Lifespan(idle_s=10, ttl_s=25)
     assert span.ends_at(created=0, idle_since=0) == (10, "it was idle for 10 s")
     assert span.ends_at(created=0, idle_since=9)[0] == 19
-    assert span.ends_at(created=0, idle_since=20) == (25, "it was 25 s old")
+    assert span.ends_at(created=0, idle_since=20) == (25, "it reached its maximum age of 25 s")
 
 
 def test_a_lifespan_within_the_limits_can_be_requested():

@@ -68,7 +68,7 @@ class Notes(Observer):
         self.seen.append((box.owner, "ran", outcome))
 
 
-async def test_the_observer_hears_of_machines_and_ended_runs(provider: FakeProvider):
+async def test_the_observer_is_notified_of_machines_and_ended_runs(provider: FakeProvider):
     notes = Notes()
     async with SandboxService(provider, Settings(), notes) as service:
         box = (await service.create(ME)).sandbox_id
@@ -284,7 +284,7 @@ async def test_a_run_past_its_timeout_is_interrupted_and_keeps_its_state(
 
 
 class LateRun(FakeRun):
-    """Ends in the moment it is told to stop."""
+    """Ends at the moment it is stopped."""
 
     def __init__(self, agent: FakeAgent, request: RunCode) -> None:
         super().__init__(agent, request)
@@ -368,7 +368,7 @@ async def test_a_machine_lost_while_idle_is_reported_at_the_next_use(service: Sa
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [(Settings(lifetime={"idle_s": 0.01}), "idle"), (Settings(lifetime={"max_age_s": 0.01}), "old")],
+    [(Settings(lifetime={"idle_s": 0.01}), "idle"), (Settings(lifetime={"max_age_s": 0.01}), "maximum age")],
 )
 async def test_a_sandbox_ends_when_its_time_is_up(provider: FakeProvider, settings: Settings, reason: str):
     with anyio.fail_after(5):
@@ -478,7 +478,7 @@ async def test_an_impossible_path_is_refused(service: SandboxService, path: str)
         await service.read(ME, box, path, limit=1)
 
 
-async def test_missing_and_oversized_files_have_errors_of_their_own(provider: FakeProvider):
+async def test_missing_and_oversized_files_have_their_own_errors(provider: FakeProvider):
     async with SandboxService(provider, Settings(files={"max_read_bytes": 1024, "max_write_bytes": 1024})) as service:
         box = (await service.create(ME)).sandbox_id
         with pytest.raises(FileNotFound, match="does not exist"):

@@ -349,7 +349,7 @@ async def test_a_paused_sandbox_still_reaches_its_maximum_age(provider: FakeProv
         paused.lifespan = Lifespan(idle_s=1000, ttl_s=0)  # as if its time had passed
         paused.slot.changed.set()
         await paused.ended.wait()
-        with pytest.raises(SandboxExpired, match="0 s old"):
+        with pytest.raises(SandboxExpired, match="maximum age of 0 s"):
             await service.resume(ME, box)
         assert provider.frozen == 0
 

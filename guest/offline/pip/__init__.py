@@ -13,10 +13,10 @@ from importlib import import_module
 NETWORK = "/run/mcp-sandbox/network"  # exists if the sandbox has a network, which is decided when it is leased
 HERE = os.path.dirname(os.path.dirname(__file__))
 ADVICE = (
-    "this sandbox is offline, so nothing can be installed in it. A package has to be in the template that the sandbox "
-    "is made from: add it to {field} in a template.toml (`mcp-sandbox template init` writes one to start from), "
-    "run `mcp-sandbox template build`, and create a sandbox with that template. "
-    "If you cannot do that yourself, ask the user, or do without the package."
+    "this sandbox is offline; packages must be in its template. To add one: create a template with "
+    "`mcp-sandbox template init NAME`, add the package to {field} in its template.toml, "
+    "run `mcp-sandbox template build NAME`, and create a sandbox with that template. "
+    "If you cannot do that, ask the user, or do without the package."
 )
 
 

@@ -11,7 +11,7 @@ INSTALLS = {"install", "download", "wheel"}
 
 
 def main() -> int:
-    """Run pip, and print advice if it fails for want of a network."""
+    """Run pip, and print advice if it fails offline."""
     unload()
     status = _run_pip() if find_spec("pip") else 1
     offline = not os.path.exists(NETWORK)  # noqa: PTH110 - pathlib is slow to load
