@@ -127,8 +127,8 @@ class RunResultDropped(RunNotFound):
 
     code = "run_result_dropped"
     sentence = (
-        "The result of {run_id!r} in sandbox {sandbox_id!r} is no longer kept: a sandbox keeps its last {kept} "
-        "background results unless they are too large."
+        "The result of {run_id!r} in sandbox {sandbox_id!r} is not kept: a sandbox keeps its last {kept} results of "
+        "background runs and of runs with omitted output, unless they are too large."
     )
     kept: int
 

@@ -132,7 +132,7 @@ class CodeRun(RunRequest):
         if template.language not in COMPILED and (wrong := options.keys() - {"stdin"}):
             raise WrongLanguage(
                 f"{' and '.join(sorted(wrong))} can only be used with compiled languages, and template "
-                f"{template.name} is for {template.language}. Templates such as {COMPILED_TEMPLATES} have one."
+                f"{template.name} is for {template.language}. Templates such as {COMPILED_TEMPLATES} support it."
             )
         self._check_cases()
         self._check_memory_limit(template)

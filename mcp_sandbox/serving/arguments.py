@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Collection
 from typing import Any
 
+from pydantic import ValidationError
+
 NULL = {"type": "null"}
 # Names that models know from other tools and that do not look like ours.
 SYNONYMS = {
@@ -37,6 +39,12 @@ def unknown_argument(tool: str, given: Collection[str], known: Collection[str]) 
         return None
     hints = [f"{name!r}{_suggestion(name, known)}" for name in unknown]
     return f"{tool} has no argument {', '.join(hints)}. Its arguments: {', '.join(known)}."
+
+
+def invalid_arguments(tool: str, error: ValidationError) -> str:
+    """Return what to tell a model whose arguments do not match the schema, without pydantic's links and types."""
+    problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+    return f"{tool} got invalid arguments. {'; '.join(problems)}."
 
 
 def _suggestion(name: str, known: Collection[str]) -> str:

@@ -12,10 +12,10 @@ from typing import Any, cast
 import anyio
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult, Tool
-from pydantic import AnyUrl
+from pydantic import AnyUrl, ValidationError
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox import logs
@@ -24,7 +24,7 @@ from mcp_sandbox.config import Settings, config_files
 from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.arguments import lean, unknown_argument
+from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argument
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
 from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
@@ -48,13 +48,26 @@ class SandboxServer(MCPServer[SandboxService]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[SandboxService, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool. The SDK ignores unknown arguments; a model that misspells one must learn about it."""
+        """Call a tool, and keep errors short for models.
+
+        The SDK ignores unknown arguments; a model that misspells one must learn about it. It also puts "Error
+        executing tool …" before every error, and pydantic's whole report after wrong arguments.
+        """
         if self._arguments is None:
             self._arguments = {tool.name: tuple(tool.input_schema["properties"]) for tool in await self.list_tools()}
         problem = unknown_argument(name, arguments, self._arguments.get(name, tuple(arguments)))
         if problem is not None:
             raise ToolError(problem)
-        return await super().call_tool(name, arguments, context)
+        try:
+            return await super().call_tool(name, arguments, context)
+        except UnexpectedToolError:
+            raise
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(invalid_arguments(name, error.__cause__)) from error
+            if isinstance(error.__cause__, ToolError):
+                raise error.__cause__ from None
+            raise
 
     async def read_resource(
         self, uri: AnyUrl | str, context: Context[SandboxService, Any] | None = None

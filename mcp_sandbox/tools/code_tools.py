@@ -50,7 +50,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
     @mcp.tool(
         title="Run code",
         description=(
-            "Run code in an isolated, offline sandbox, in its template's language: Python, C++, Go or shell. "
+            "Run code in an isolated sandbox, in its template's language: Python, C++, Go or shell. "
             "Returns stdout, stderr, new artifacts and the first images. Python adds the value of the last expression "
             "and the traceback; C++ and Go add compiler output, times, peak memory and a verdict for each test case. "
             "With sandbox_id, the sandbox keeps files and, in Python, variables and imports between runs. Without it, "

@@ -20,7 +20,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Run command",
         description=(
-            "Run a shell command (bash if the template has it, else sh) in an isolated, offline sandbox and return "
+            "Run a shell command (bash if the template has it, else sh) in an isolated sandbox and return "
             "stdout, stderr, the exit code and new artifacts. With sandbox_id, files persist, and the command starts "
             f"in the directory (at first {WORKSPACE}) and with the exported variables that the last command left. "
             "Without it, the command runs once in a one-off sandbox and nothing is kept. Processes started with & "

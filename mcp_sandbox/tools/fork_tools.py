@@ -20,7 +20,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Fork sandbox",
         description=(
-            "Copy a sandbox as it is now, to try several ways from the same point. Each copy is an independent sandbox "
+            "Copy a sandbox as it is now, to try alternatives from the same state. Each copy is an independent sandbox "
             "with the same variables, running processes, open files and disk; the original continues. A copy gets a "
             "new host name and machine id, reseeded random generators, and a new time to live. Either all copies are "
             "made or none. Refused while a run is active."

@@ -3,6 +3,8 @@
 The key is the error's code. A sentence is left out if it needs a field that the error does not have.
 """
 
+from guest.places import OUTPUTS, WORKSPACE
+
 NEW_SANDBOX = "Call create_sandbox to get a new one."
 OPERATOR = "Ask the operator to"
 READ_LAST_OUTPUT = (
@@ -53,8 +55,8 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "bad_request": (),
     "input_too_large": ("Write large data to a file with write_file and let the code read that file.",),
     "wrong_language": ("Use a sandbox of another template.",),
-    "file_not_found": ("list_files shows what is there.",),
-    "file_not_permitted": (),
+    "file_not_found": ("Call list_files on a parent directory to see what exists.",),
+    "file_not_permitted": (f"Use a path in {WORKSPACE} or {OUTPUTS}.",),
     "file_too_large": ("Process it in parts, or let code in the sandbox shrink it.",),
     "wrong_file_kind": ("list_files shows what is there.",),
     "sandbox_disk_full": ("Remove files, or use a new sandbox.",),

@@ -12,7 +12,7 @@ class SandboxView(View):
     sandbox_id: str = Field(description="Give this to the other tools.")
     template: str
     language: str
-    isolation_in_force: str = Field(description="What separates the code from the host, and which limits are missing.")
+    isolation_in_force: str = Field(description="What separates the code from the host, and what is missing.")
     isolation: str = Field(description="vm: its own kernel; kernel: an application kernel; namespace: weakest.")
     driver: str
     accel: str | None = Field(description="kvm, or tcg: emulated and many times slower CPU; null: native.")
@@ -30,7 +30,7 @@ class SandboxView(View):
     ends_in_s: float = Field(description="Seconds until it ends in any case.")
     queue_ms: float = Field(description="How long it waited for room within the limits.")
     restore_ms: float = Field(description="How long its machine took to start; 0 if one was ready.")
-    missing_protections: list[str] = Field(description="Limits that are not in force on this host.")
+    missing_protections: list[str] = Field(description="Protections that are missing on this host.")
 
 
 class ServedSandbox(View):

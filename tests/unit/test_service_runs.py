@@ -190,7 +190,7 @@ async def test_only_the_newest_results_are_kept_and_the_error_says_so(service: S
         views.append(await started(service, box, "1"))
         await read(service, views[-1])
     assert (await read(service, views[1])).page.text == "ran\n"
-    with pytest.raises(RunNotFound, match=r"no longer kept.*last 2"):
+    with pytest.raises(RunNotFound, match=r"is not kept.*last 2"):
         await read(service, views[0])
     with pytest.raises(RunNotFound, match="no run 'run-9'"):
         await service.stop_run(ME, box, "run-9")

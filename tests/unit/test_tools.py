@@ -668,6 +668,23 @@ async def test_invalid_cases_are_refused(client: Client, cases: Any):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "code: Field required"),
+        ({"code": "1", "timeout_s": -1}, "timeout_s: Input should be greater than 0"),
+        ({"code": "1", "cases": [{"expect": "2"}]}, "cases.0.expect: Extra inputs are not permitted"),
+    ],
+)
+async def test_an_invalid_argument_is_named_in_one_line(client: Client, arguments: dict[str, Any], problem: str):
+    assert await error_of(client, "run_code", **arguments) == f"run_code got invalid arguments. {problem}."
+
+
+async def test_an_error_of_a_tool_is_its_sentence_and_the_next_step(client: Client):
+    said = await error_of(client, "run_code", code="1", sandbox_id="sb-x")
+    assert said == "Sandbox 'sb-x' does not exist. Call create_sandbox to get a new one."
+
+
+@pytest.mark.parametrize(
     ("tool", "arguments", "hint"),
     [
         ("run_code", {"code": "1", "timeout": 5}, "run_code has no argument 'timeout' (did you mean timeout_s?)"),
