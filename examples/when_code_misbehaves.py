@@ -18,8 +18,8 @@ CASES = {
     "an exception is a result, with its traceback": "kept = 42\n1 / 0",
     "so is an exit": "import sys\nsys.exit(3)",
     "a run over its time limit is interrupted, and variables are kept": "while True: pass",
-    "see?": "kept",
-    "long output is shown from both ends, and the whole of it is a file": 'print("x" * 100_000)',
+    "the variable is still there": "kept",
+    "long output is shown from both ends, with the call that reads the rest": 'print("x" * 100_000)',
 }
 SHOWN_CHARS = 200  # of a line
 

@@ -1,6 +1,5 @@
 """The one place where the parts are put together."""
 
-import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -25,8 +24,6 @@ from templates.revisions import Revisions
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
 from vmm.types import Accel, Download, Isolation, Probe
-
-logger = logging.getLogger(__name__)
 
 WEAK = "the weakest isolation. Use a stronger driver for untrusted code"
 
@@ -155,9 +152,6 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
     On a host that cannot run machines every call for a sandbox fails with the reason.
     """
     settings = host.settings
-    for entry in settings.catalogue.entries():
-        if entry.error:
-            logger.warning("template %s has errors: %s", entry.name, entry.error)
     builds = Builds(host.driver, host.builder, settings.catalogue)
     local = LocalProvider(host.driver, builds, max_restores=settings.limits.restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:

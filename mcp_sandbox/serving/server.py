@@ -150,6 +150,9 @@ async def serve_stdio(
 @asynccontextmanager
 async def open_server(settings: Settings) -> AsyncIterator[SandboxServer]:
     """Open a server over this host's sandboxes, once the driver is chosen."""
+    for entry in settings.catalogue.entries():
+        if entry.error:
+            logger.warning("template %s has errors: %s", entry.name, entry.error)
     async with open_host(settings) as host:
         yield create_server(settings, _in_force(host), lambda: open_service(host, pooled=True))
 
@@ -158,8 +161,8 @@ def _in_force(host: Host) -> str:
     if host.facts is not None:
         return str(host.facts)
     verdict = host.choice.verdict
-    fix = f" ({verdict.fix})" if verdict.fix else ""
-    return f"none, because this host cannot start sandboxes: {verdict.reason}{fix}; then restart this server"
+    steps = ", then ".join(filter(None, (verdict.fix, "restart this server")))
+    return f"none, because this host cannot start sandboxes: {verdict.reason}. To fix it: {steps}"
 
 
 def run_stdio(settings: Settings) -> None:

@@ -27,7 +27,8 @@ def with_next_step(error: SandboxError | ErrorView, next_steps: Mapping[str, tup
     view = error if isinstance(error, ErrorView) else ErrorView.of(error)
     known = {name for name, value in view.fields.items() if value is not None}
     steps = [step for step in next_steps[view.code] if _placeholders(step) <= known]
-    return " ".join([view.message, *(step.format(**view.fields) for step in steps)])
+    separator = "\n" if "\n" in view.message else " "  # after a list of problems, the step has its own line
+    return separator.join([view.message, *(step.format(**view.fields) for step in steps)])
 
 
 def _placeholders(text: str) -> set[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mcp_sandbox import app
-from mcp_sandbox.app import Drivers, open_host
+from mcp_sandbox.app import Drivers, open_host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import HostFacts
 from mcp_sandbox.serving import server
@@ -111,11 +111,11 @@ async def test_a_probe_fetches_nothing(builder: StubBuilder):
 async def test_the_weakest_driver_warns_once(capsys: pytest.CaptureFixture[str]):
     async with open_host(Settings(driver="bubblewrap")):
         pass
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("bubblewrap") == told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("bubblewrap") == printed.err.count("\n") == 1
     for words in ("weakest", "machines share the host's kernel", "no cgroups"):
-        assert words in told.err
+        assert words in printed.err
 
 
 @pytest.mark.usefixtures("loaded")
@@ -130,8 +130,21 @@ async def test_stronger_drivers_do_not_warn(builder: StubBuilder, capsys: pytest
 async def test_a_server_on_an_unready_host_gives_the_reason_and_the_fix():
     async with server.open_server(Settings(driver="gvisor")) as unusable:
         assert unusable.instructions is not None
-        assert "cannot start sandboxes: runsc is not installed (mcp-sandbox setup)" in unusable.instructions
-        assert "restart this server" in unusable.instructions
+        assert (
+            "cannot start sandboxes: runsc is not installed. To fix it: mcp-sandbox setup, then restart this server."
+            in unusable.instructions
+        )
+
+
+@pytest.mark.usefixtures("builder", "loaded")
+async def test_errors_in_templates_are_logged_by_servers_only(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "template.toml").write_text("colour = 3\n")
+    settings = Settings(driver="gvisor", home=tmp_path / "home", template_path=(tmp_path,))
+    async with open_host(settings) as host, open_service(host, pooled=False):
+        assert "mine" not in caplog.text, "a command that uses another template"
+    async with server.open_server(settings):
+        assert "template mine has errors" in caplog.text
 
 
 @pytest.mark.parametrize(

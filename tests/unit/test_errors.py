@@ -12,7 +12,15 @@ import pytest
 
 import mcp_sandbox
 from mcp_sandbox.commands import next_steps as cli
-from mcp_sandbox.errors import FileError, LimitReached, MachineLost, SandboxBusy, SandboxError, error_types
+from mcp_sandbox.errors import (
+    FileError,
+    LimitReached,
+    MachineLost,
+    SandboxBusy,
+    SandboxError,
+    UnusableTemplate,
+    error_types,
+)
 from mcp_sandbox.tools import next_steps as mcp
 from mcp_sandbox.views import with_next_step
 from tests.unit.test_docs import server_tools
@@ -89,6 +97,11 @@ def test_advice_that_needs_a_field_the_error_lacks_is_left_out():
     assert without.endswith("Call create_sandbox to get a new one.")
     last_output = 'read_output(sandbox_id="sb-1", run_id="run-2").'
     assert with_next_step(MachineLost("sb-1", "signal 9", "run-2"), mcp.NEXT_STEPS).endswith(last_output)
+
+
+def test_the_next_step_after_several_lines_has_its_own_line():
+    shown = with_next_step(UnusableTemplate("mine", "template.toml:1: wrong"), cli.NEXT_STEPS)
+    assert shown.endswith("template.toml:1: wrong\nCorrect template.toml.")
 
 
 def test_a_value_with_braces_is_shown_as_it_is():
