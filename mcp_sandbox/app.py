@@ -25,8 +25,6 @@ from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
 from vmm.types import Accel, Download, Isolation, Probe
 
-WEAK = "the weakest isolation. Use a stronger driver for untrusted code"
-
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -140,8 +138,11 @@ async def open_host(
         choice = await choose(settings, drivers.fetch_and_probe if fetch else drivers.probe)
         driver = drivers.load(choice.driver)
         if driver.capabilities.isolation is Isolation.NAMESPACE:
-            missing = "; ".join((WEAK, *choice.verdict.missing_protections))
-            sys.stderr.write(f"mcp-sandbox: using driver {driver.name}, {missing}.\n")
+            weaknesses = "; ".join(choice.verdict.missing_protections)
+            sys.stderr.write(
+                f"mcp-sandbox: driver {driver.name} is the weakest isolation. Use a stronger one for untrusted code. "
+                f"Missing protections: {weaknesses}.\n"
+            )
         yield Host(settings, drivers.store, drivers.builder, driver, choice)
 
 

@@ -22,6 +22,7 @@ from vmm.driver import DRIVERS, Driver
 from vmm.errors import VmmError
 
 MB = 1_000_000
+NOTHING = "Nothing to remove."
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -120,15 +121,14 @@ def prune(settings: Settings, *, dry_run: bool, every: bool) -> int:
             unused = drivers.store.entries()
             if not every:
                 unused = await drivers.builder.unused(await usable_drivers(drivers))
-        if dry_run and not unused:
-            err.print("Nothing to remove.")
-            return 0
-        if dry_run:
+        if not dry_run:
+            await _remove(drivers.store, unused)
+            drivers.store.tidy()
+        elif unused:
             states = {entry.path: "in use" if is_held(entry.path) else "would be removed" for entry in unused}
             _print_entries(unused, states)
-            return 0
-        await _remove(drivers.store, unused)
-        drivers.store.tidy()
+        else:
+            err.print(NOTHING)
         return 0
 
     return report_errors(lambda: run_command(main))
@@ -148,9 +148,11 @@ async def usable_drivers(drivers: Drivers) -> list[Driver]:
 
 async def _remove(store: Store, entries: Sequence[Entry]) -> None:
     """Remove entries, and print which were removed and which are in use."""
+    if not entries:
+        err.print(NOTHING)
+        return
     states = {entry.path: await store.remove(entry.kind, entry.key) for entry in entries}
-    if entries:
-        _print_entries(entries, states)
+    _print_entries(entries, states)
     removed = [entry for entry in entries if states[entry.path] == "removed"]
     in_use = sum(state == "in use" for state in states.values())
     kept = f" Kept {in_use} that sandboxes or servers use." if in_use else ""

@@ -138,14 +138,14 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
 
 def _register_resource(mcp: MCPServer[SandboxService]) -> None:
     @mcp.resource(
-        "sandbox://{box}/{+path}",
+        "sandbox://{sandbox_id}/{+path}",
         title="File in a sandbox",
         description="Any whole file of a live sandbox.",
         mime_type="application/octet-stream",
     )
-    async def sandbox_file(ctx: ToolContext, box: str, path: str) -> str | bytes:
+    async def sandbox_file(ctx: ToolContext, sandbox_id: str, path: str) -> str | bytes:
         try:
-            data = await service_of(ctx).read_all(owner_of(ctx), box, f"/{path}")
+            data = await service_of(ctx).read_all(owner_of(ctx), sandbox_id, f"/{path}")
         except (SandboxNotFound, FileError) as error:
             raise ResourceNotFoundError(with_next_step(error, NEXT_STEPS)) from error
         except SandboxError as error:
