@@ -363,6 +363,7 @@ async def test_a_machine_killed_from_outside_is_a_lost_sandbox(client: Client, b
     await box.run("1")
     [machine] = machines_of_the_server()
     machine.send_signal(signal.SIGKILL)
+    await anyio.to_thread.run_sync(machine.wait, HANG_S)
     message = error_of(await box.call("run_code", code="1"))
     assert "lost its machine" in message
     assert "signal 9" in message
