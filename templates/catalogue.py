@@ -9,6 +9,8 @@ from pathlib import Path
 from templates.errors import InvalidTemplate, Problem, UnknownTemplate
 from templates.model import Template
 from templates.template_file import read_template
+from vmm.errors import Untrusted
+from vmm.trust import check_trusted
 
 BUILT_IN = Path(__file__).parent
 FILE_NAME = "template.toml"  # a directory with such a file is a template of that name
@@ -92,4 +94,9 @@ def _load(file: Path) -> Template | None:
 def _read(file: Path, _stamp: tuple[int, ...]) -> Template:
     """Read a template, or return the cached one if the file has not changed. Reading takes a millisecond, too long for
     every new sandbox."""
+    if not file.is_relative_to(BUILT_IN):
+        try:
+            check_trusted(file.parent)  # what it says is run when it is built
+        except Untrusted as error:
+            raise InvalidTemplate(file, Problem(str(error))) from None
     return read_template(file)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from anyio.abc import ByteSendStream
 
+from vmm.trust import read_trusted
+
 PYTHON = "/usr/lib/mcp-sandbox/python3"  # every image has it: an interpreter of ours, or a link to the image's
 PLACE = "/run/mcp-sandbox"
 LENGTH_BYTES = 4
@@ -39,5 +41,5 @@ def agent_argv(*options: str) -> list[str]:
 
 async def send_code(stream: ByteSendStream, archive: Path) -> None:
     """Send the agent's code to a machine that has just started."""
-    code = archive.read_bytes()
+    code = read_trusted(archive)
     await stream.send(len(code).to_bytes(LENGTH_BYTES, "big") + code)

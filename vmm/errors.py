@@ -2,6 +2,7 @@
 
 VmmError
 ├── DriverUnavailable    this host cannot run the driver; `fix` says what would help
+├── Untrusted            another user could have changed a file that is about to be executed, booted or obeyed
 ├── NetworkUnsupported   the driver has no such network mode
 ├── LaunchFailed         the machine did not start; nothing of it is left
 ├── SnapshotFailed       the snapshot was not taken, or cannot be restored; nothing is left
@@ -26,6 +27,13 @@ class DriverUnavailable(VmmError):
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
         self.fix = fix
+
+
+class Untrusted(VmmError):
+    """Another user could have changed or replaced a file that is about to be executed, booted or obeyed."""
+
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(f"{message}; {fix}")
 
 
 class NetworkUnsupported(VmmError):

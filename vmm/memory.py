@@ -10,6 +10,8 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from vmm.trust import trusted
+
 PAGE = 4096
 CHUNK = 4 * 1024 * 1024
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -28,10 +30,10 @@ def load_sealed(file: Path) -> int:
     Machines map it privately. A guest that has taken over its monitor could change a plain file, and with it every
     later machine of the template.
     """
-    with file.open("rb") as source:
-        memory = new_memory(os.fstat(source.fileno()).st_size)
+    with trusted(file) as source:
+        memory = new_memory(os.fstat(source).st_size)
         try:
-            copy_data(source.fileno(), memory)
+            copy_data(source, memory)
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
             os.close(memory)
@@ -104,10 +106,10 @@ def scratch_file(directory: Path, size: int) -> int:
 
 def scratch_copy(file: Path, directory: Path) -> int:
     """Return a descriptor of an unnamed, equally sparse copy of `file`."""
-    with file.open("rb") as source:
-        copy = scratch_file(directory, os.fstat(source.fileno()).st_size)
+    with trusted(file) as source:
+        copy = scratch_file(directory, os.fstat(source).st_size)
         try:
-            copy_data(source.fileno(), copy)
+            copy_data(source, copy)
         except BaseException:
             os.close(copy)
             raise

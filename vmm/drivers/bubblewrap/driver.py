@@ -17,6 +17,7 @@ from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
 from vmm.machine import StdioMachine
 from vmm.process import RunningProcess, find_tool, spawn
 from vmm.process_table import children_of
+from vmm.trust import check_trusted
 from vmm.types import GuestCode, Limits, MachineSpec, Probe
 
 MIB = 1024 * 1024
@@ -81,6 +82,7 @@ class BubblewrapDriver:
 async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.ControlGroup) -> RunningProcess:
     binary = find_tool(command.PROGRAM)
     assert binary is not None  # the probe found it
+    check_trusted(spec.root)  # a mount needs its path, which no other user can change
     confined = probe.confinement(spec.root)
     box = command.machine_box(spec, probe.place_of(spec.root, confined))
     first = agent.agent_argv("--user", "none", "--own-pids", "--memory-mb", str(spec.memory_mb))
