@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -67,12 +68,13 @@ async def _run_tiny_guest(file: Path) -> Verdict:
             end = await process.wait()
             if end.code == 0 and end.detail == tiny_guest.OK:
                 return Verdict(True, "a tiny guest ran under KVM")
-            trouble = end.detail if end.code == 0 else f"the probe ended with {_last_line(str(end))}"
+            trouble = end.detail if end.code == 0 else f"the probe ended with {last_line(str(end))}"
             return Verdict(False, f"/dev/kvm opens, but {trouble}", fix)
     return Verdict(False, f"/dev/kvm opens, but a tiny guest did not end in {TINY_GUEST_S:.0f} s", fix, doubtful=True)
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """Return the last line of what a program printed."""
     return text.strip().splitlines()[-1]
 
 
@@ -104,11 +106,11 @@ def namespace_advice(proc_sys: Path = Path("/proc/sys")) -> str:
     return ROOT_ADVICE if os.geteuid() == 0 else USER_ADVICE
 
 
-async def version_output(program: str, *arguments: str) -> str:
+async def version_output(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> str:
     """Return what a program prints about its version; nothing if it fails or does not end."""
     lines: list[str] = []
     with suppress(ToolFailed, ToolMissing, OSError, TimeoutError), anyio.fail_after(VERSION_S):
-        await run_tool([program, *arguments], on_line=lines.append)
+        await run_tool([program, *arguments], on_line=lines.append, bare=True, pass_fds=pass_fds)
     return "\n".join(lines)
 
 

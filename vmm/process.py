@@ -28,6 +28,7 @@ TOOL_GRACE_S = 3.0  # after SIGTERM, mmdebstrap and apt remove their scratch dir
 DRAIN_S = 0.5  # what a process printed before it ended is already in the pipe
 TAIL_BYTES = 16 * 1024  # the end of a process's output, kept for error messages
 
+NOWHERE = "/"  # not our working directory: a process that was taken over could read files relative to it
 SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # mkfs is there, and Debian leaves them out of the PATH of ordinary users
 
 # The child waits for one line before it becomes the program, so that the caller can move it into a cgroup first. The
@@ -45,7 +46,9 @@ def find_tool(program: str) -> str | None:
 
 
 def _search_path() -> str:
-    return os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_DIRS))
+    """Return our PATH without relative directories: our working directory may be a stranger's repository."""
+    ours = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join((*filter(os.path.isabs, ours), *SYSTEM_DIRS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ async def spawn(
             stderr=subprocess.PIPE if stdio else subprocess.STDOUT,
             start_new_session=True,
             env={"PATH": _search_path(), "LC_ALL": "C.UTF-8"},  # not our environment: it may contain secrets
+            cwd=NOWHERE,
             pass_fds=pass_fds,
         )
     running = RunningProcess(process, stdio=stdio)
@@ -189,7 +193,7 @@ def probe_child(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a child to test something on, for the milliseconds that the block lasts."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env={"PATH": _search_path()}
+        argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env={"PATH": _search_path()}, cwd=NOWHERE
     ) as child:
         try:
             yield child
@@ -221,7 +225,7 @@ async def run_tool(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env={**({} if bare else os.environ), "PATH": _search_path(), **(env or {})},
-            cwd=cwd,
+            cwd=cwd or NOWHERE,
             pass_fds=pass_fds,
         )
     try:

@@ -29,7 +29,8 @@ COPIED = {
 }
 # The inside of a machine is the same for every user.
 WHERE_RIGHTS_MATTER = [
-    f"tests/contract/test_{part}.py" for part in ("failed_starts", "forks", "limits", "machine", "offline")
+    *(f"tests/contract/test_{part}.py" for part in ("failed_starts", "forks", "limits", "machine", "offline")),
+    "tests/security/test_machine_processes.py",
 ]
 
 

@@ -51,6 +51,14 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
+def starts_from(machines: Machines) -> set[str]:
+    """Return the files that machines start from."""
+    built = machines.built
+    assert built.snapshot is not None
+    checkpoint = (built.snapshot.path / "checkpoint").iterdir()
+    return {str(built.root), str(machines.host.builder.find_runsc()), *map(str, checkpoint)}
+
+
 def needs_root() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give each machine its own user")
@@ -125,11 +133,8 @@ def test_the_sandbox_sees_no_file_of_the_host(within: list[int]):
 
 
 def test_it_has_nothing_open_but_the_machines_own_files(machines: Machines, shared: Clone):
-    """No directory but the checkpoint's, no writable file of the host, no named socket."""
-    built = machines.built
-    assert built.snapshot is not None
-    made_of = {str(built.root), str(built.snapshot.path / "checkpoint"), str(machines.host.builder.find_runsc())}
-    odd = []
+    """No directory, no writable file of the host, no named socket."""
+    made_of, odd = starts_from(machines), []
     for pid in with_descendants(shared.pid):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             target = str(link.readlink())
@@ -149,12 +154,9 @@ def test_the_sandbox_has_no_file_of_the_host_open_but_the_image(machines: Machin
 
 
 async def test_it_shares_only_read_only_files_with_another_machine(machines: Machines, shared: Clone):
-    built = machines.built
-    assert built.snapshot is not None
     async with machines.clone() as other:
         names = {name for name, _ in _inodes(shared.pid) & _inodes(other.pid)}
-    made_of = {str(built.root), str(built.snapshot.path / "checkpoint"), str(machines.host.builder.find_runsc())}
-    assert names <= {*made_of, "/dev/null"}
+    assert names <= {*starts_from(machines), "/dev/null"}
 
 
 def test_only_we_can_change_the_files_that_machines_start_from(machines: Machines):

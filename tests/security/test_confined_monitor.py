@@ -12,6 +12,7 @@ import pytest
 
 from tests.footprint import groups_of
 from tests.functional.machines import Clone, Machines, only
+from vmm.process_table import children_of
 
 pytestmark = [pytest.mark.vm, only("qemu")]
 
@@ -27,10 +28,21 @@ def secret() -> Iterator[None]:
         yield
 
 
+def qemu_of(clone: Clone) -> int:
+    """The process of QEMU, below the one that made its namespaces."""
+    [pid] = children_of(clone.pid)
+    return pid
+
+
 @pytest.fixture
-def status(shared: Clone) -> dict[str, str]:
+def qemu(shared: Clone) -> int:
+    return qemu_of(shared)
+
+
+@pytest.fixture
+def status(qemu: int) -> dict[str, str]:
     """/proc/PID/status of QEMU."""
-    text = Path(f"/proc/{shared.pid}/status").read_text()
+    text = Path(f"/proc/{qemu}/status").read_text()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
@@ -55,31 +67,32 @@ async def test_every_machine_runs_as_another_user(machines: Machines, shared: Cl
 
 
 def test_it_has_no_capabilities_and_can_gain_none(status: dict[str, str]):
-    kinds = ["CapInh", "CapPrm", "CapEff", "CapAmb"]
-    if os.geteuid() == 0:
-        kinds.append("CapBnd")
+    kinds = ["CapInh", "CapPrm", "CapEff", "CapAmb", "CapBnd"]
     assert {kind: int(status[kind], 16) for kind in kinds} == dict.fromkeys(kinds, 0)
     assert status["NoNewPrivs"] == "1"
 
 
-def test_every_thread_has_a_seccomp_filter(shared: Clone, status: dict[str, str]):
+def test_every_thread_has_a_seccomp_filter(qemu: int, status: dict[str, str]):
     assert status["Seccomp"] == SECCOMP_FILTER
-    for thread in Path(f"/proc/{shared.pid}/task").iterdir():
+    for thread in Path(f"/proc/{qemu}/task").iterdir():
         assert re.search(r"^Seccomp:\s+2$", (thread / "status").read_text(), re.MULTILINE), thread
 
 
-def test_it_is_in_an_empty_network_namespace(shared: Clone):
-    for kind in ("net", "ipc"):
-        assert Path(f"/proc/{shared.pid}/ns/{kind}").readlink() != Path(f"/proc/self/ns/{kind}").readlink()
-    devices = Path(f"/proc/{shared.pid}/net/dev").read_text().splitlines()[2:]
+def test_it_shares_no_namespace_with_the_host(qemu: int):
+    for kind in ("user", "mnt", "pid", "net", "ipc", "uts"):
+        assert Path(f"/proc/{qemu}/ns/{kind}").readlink() != Path(f"/proc/self/ns/{kind}").readlink()
+
+
+def test_it_is_in_an_empty_network_namespace(qemu: int):
+    devices = Path(f"/proc/{qemu}/net/dev").read_text().splitlines()[2:]
     assert [line.split(":")[0].strip() for line in devices] == ["lo"]
-    assert Path(f"/proc/{shared.pid}/net/route").read_text().splitlines()[1:] == []
-    sockets = [line.split()[-1] for line in Path(f"/proc/{shared.pid}/net/unix").read_text().splitlines()[1:]]
+    assert Path(f"/proc/{qemu}/net/route").read_text().splitlines()[1:] == []
+    sockets = [line.split()[-1] for line in Path(f"/proc/{qemu}/net/unix").read_text().splitlines()[1:]]
     assert not any(name.startswith(("/", "@")) for name in sockets)
 
 
-def test_its_memory_cpu_and_processes_are_limited(machines: Machines, shared: Clone):
-    groups, size = groups_of(shared.pid), machines.built.template.machine
+def test_its_memory_cpu_and_processes_are_limited(machines: Machines, qemu: int):
+    groups, size = groups_of(qemu), machines.built.template.machine
     if not groups and os.geteuid() != 0:
         pytest.skip("only root can create cgroups on this host")
 
@@ -95,10 +108,10 @@ def test_its_memory_cpu_and_processes_are_limited(machines: Machines, shared: Cl
     assert size.vcpus <= int(quota) / int(period) <= size.vcpus + 1
 
 
-def test_it_dumps_no_core_and_has_per_process_limits_without_a_cgroup(shared: Clone):
-    limits = Path(f"/proc/{shared.pid}/limits").read_text()
+def test_it_dumps_no_core_and_has_per_process_limits_without_a_cgroup(qemu: int):
+    limits = Path(f"/proc/{qemu}/limits").read_text()
     assert re.search(r"^Max core file size\s+0\s+0\s", limits, re.MULTILINE)
-    if not groups_of(shared.pid):
+    if not groups_of(qemu):
         assert re.search(r"^Max address space\s+\d+\s+\d+\s", limits, re.MULTILINE)
         assert re.search(r"^Max processes\s+96\s+96\s", limits, re.MULTILINE)
 
@@ -107,12 +120,12 @@ def _version_2(groups: list[Path]) -> bool:
     return any((group / "cpu.max").exists() for group in groups)
 
 
-def test_it_has_nothing_open_but_the_machines_own_files(machines: Machines, shared: Clone):
+def test_it_has_nothing_open_but_the_machines_own_files(machines: Machines, qemu: int):
     """No directory, no writable file of the host, no socket to others."""
     odd = []
-    for link in Path(f"/proc/{shared.pid}/fd").iterdir():
+    for link in Path(f"/proc/{qemu}/fd").iterdir():
         target = str(link.readlink())
-        flags = int(re.findall(r"^flags:\s+(\d+)", _fdinfo(shared.pid, link.name), re.MULTILINE)[0], 8)
+        flags = int(re.findall(r"^flags:\s+(\d+)", _fdinfo(qemu, link.name), re.MULTILINE)[0], 8)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if target.startswith(("socket:", "pipe:", "anon_inode:", "/memfd:", "/dev/null")):
             continue
@@ -126,12 +139,12 @@ def test_it_has_nothing_open_but_the_machines_own_files(machines: Machines, shar
 
 async def test_it_shares_only_sealed_memory_and_the_image_with_another_machine(machines: Machines, shared: Clone):
     async with machines.clone() as other:
-        names = {name for name, _ in _inodes(shared.pid) & _inodes(other.pid)}
+        names = {name for name, _ in _inodes(qemu_of(shared)) & _inodes(qemu_of(other))}
     assert names <= {"/memfd:machine (deleted)", str(machines.built.root), "/dev/null"}
 
 
-def test_not_even_root_can_change_the_shared_memory(shared: Clone):
-    links = [link for link in Path(f"/proc/{shared.pid}/fd").iterdir() if "/memfd:machine" in str(link.readlink())]
+def test_not_even_root_can_change_the_shared_memory(qemu: int):
+    links = [link for link in Path(f"/proc/{qemu}/fd").iterdir() if "/memfd:machine" in str(link.readlink())]
     assert links
     for link in links:
         memory = os.open(link, os.O_RDWR)
@@ -155,18 +168,18 @@ def _assert_sealed(memory: int) -> None:
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
 
 
-def test_its_command_line_contains_no_path_of_the_host(machines: Machines, shared: Clone):
+def test_its_command_line_contains_no_path_of_the_host(machines: Machines, qemu: int):
     """Every file is passed as a descriptor, so the machine needs no permission to open one."""
-    command = Path(f"/proc/{shared.pid}/cmdline").read_bytes().decode()
+    command = Path(f"/proc/{qemu}/cmdline").read_bytes().decode()
     assert str(machines.host.settings.home) not in command
     assert "-sandbox\0on" in command
     for word in ("-netdev", "virtio-net", "vsock", "-fsdev", "virtfs"):
         assert word not in command
 
 
-def test_it_does_not_inherit_the_servers_environment(shared: Clone):
+def test_it_does_not_inherit_the_servers_environment(qemu: int):
     """API keys are often in the environment of an MCP server."""
-    names = {line.partition(b"=")[0] for line in Path(f"/proc/{shared.pid}/environ").read_bytes().split(b"\0")}
+    names = {line.partition(b"=")[0] for line in Path(f"/proc/{qemu}/environ").read_bytes().split(b"\0")}
     assert b"SECRET_OF_THE_SERVER" not in names
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import vmm.process
 from vmm.errors import ToolFailed, ToolMissing
-from vmm.process import SHOWN, Confinement, run_tool, spawn
+from vmm.process import SHOWN, Confinement, find_tool, run_tool, spawn
 
 PLAIN = Confinement(offline=False)
 
@@ -218,3 +218,42 @@ async def test_a_confined_process_can_be_given_a_directory_of_a_private_home(tmp
         async with spawn(["cat", f"{SHOWN}/note"], confinement=confinement) as process:
             assert (await process.wait()).detail == "for you"
     assert not (Path(SHOWN) / "note").exists()
+
+
+async def test_no_process_has_our_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines: list[str] = []
+    await run_tool(["pwd"], on_line=lines.append)
+    assert lines == ["/"]
+    with vmm.process.probe_child(["pwd"]) as child:
+        assert child.communicate()[0] == b"/\n"
+    async with spawn(["pwd"], confinement=PLAIN) as process:
+        assert (await process.wait()).detail == "/"
+
+
+async def test_a_process_inherits_no_descriptor_but_those_it_is_given(tmp_path):
+    ours = os.open(tmp_path, os.O_RDONLY)
+    given = os.open(tmp_path, os.O_RDONLY)
+    try:
+        listing = ["sh", "-c", "ls /proc/$$/fd"]
+        async with spawn(listing, confinement=PLAIN, pass_fds=[given]) as process:
+            assert {int(fd) for fd in (await process.wait()).detail.split()} == {0, 1, 2, given}
+    finally:
+        os.close(ours)
+        os.close(given)
+
+
+@pytest.mark.parametrize("entry", ["", ".", "bin", "node_modules/.bin"])
+async def test_no_program_of_the_working_directory_is_run(entry, tmp_path, monkeypatch):
+    (tmp_path / entry).mkdir(parents=True, exist_ok=True)
+    for name in ("planted-tool", "setpriv", "sh"):
+        (tmp_path / entry / name).write_text("#!/bin/sh\necho planted\n")
+        (tmp_path / entry / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{entry}{os.pathsep}{os.environ['PATH']}")
+    assert find_tool("planted-tool") is None
+    lines: list[str] = []
+    await run_tool(["sh", "-c", "echo ours"], on_line=lines.append)
+    assert lines == ["ours"]
+    async with spawn(["sh", "-c", "echo ours"], confinement=PLAIN) as process:
+        assert (await process.wait()).detail == "ours"

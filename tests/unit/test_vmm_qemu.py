@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from vmm import limits
 from vmm.driver import DRIVERS, DriverConfig, load_driver
 from vmm.drivers.qemu import command, driver, probe
 from vmm.errors import DriverUnavailable, SnapshotFailed
@@ -96,6 +97,19 @@ async def test_a_qemu_that_does_not_start_is_not_usable(monkeypatch, tmp_path):
     assert verdict.reason.startswith("QEMU does not start")
 
 
+async def test_a_qemu_that_does_not_start_in_namespaces_runs_without_them_and_says_so(monkeypatch, tmp_path):
+    fake_qemu(tmp_path, """echo '{"QMP": {}}'""")  # the namespaces have only programs of the system
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(probe, "own_user", lambda: None)  # another user would not reach it
+    verdict, engine = await probe.probe(DriverConfig(tmp_path, tmp_path, accel=Accel.TCG), limits.detect())
+    assert verdict.usable, verdict.reason
+    assert engine is not None
+    assert not engine.namespaces
+    assert engine.command(["qemu"], Accel.TCG) == ["qemu"]
+    assert engine.confinement(Accel.TCG).offline
+    assert any("QEMU shares the host's files and processes" in text for text in verdict.missing_protections)
+
+
 async def test_a_host_that_cannot_confine_a_process_is_not_usable(monkeypatch, tmp_path):
     fake_qemu(tmp_path, "exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -127,6 +141,10 @@ class FakeBoots:
         monkeypatch.setattr(probe, "_boot", boot)
 
 
+def engine(version: str) -> probe.Engine:
+    return probe.Engine("qemu", version, namespaces=True)
+
+
 def config(path: Path, *, own_kernel: bool = False) -> DriverConfig:
     return DriverConfig(path, path, kernel=GuestKernel(path, path), own_kernel=own_kernel)
 
@@ -134,7 +152,7 @@ def config(path: Path, *, own_kernel: bool = False) -> DriverConfig:
 async def test_no_kernel_is_booted_if_the_tiny_guest_fails(monkeypatch, tmp_path):
     no = Verdict(False, "it is paravirtual", "another host")
     fake = FakeBoots(monkeypatch, no)
-    assert await probe.kvm_boots(config(tmp_path), "qemu", "1") == no
+    assert await probe.kvm_boots(config(tmp_path), engine("1")) == no
     assert fake.boots == 0
 
 
@@ -142,18 +160,18 @@ async def test_no_kernel_is_booted_if_the_tiny_guest_fails(monkeypatch, tmp_path
 async def test_kvm_is_usable_if_a_kernel_boots_and_the_result_is_cached(monkeypatch, tmp_path, tiny):
     fake = FakeBoots(monkeypatch, Verdict(tiny, "so far"))
     for _ in range(2):
-        assert (await probe.kvm_boots(config(tmp_path), "qemu", "1")).reason == "a guest booted under KVM"
+        assert (await probe.kvm_boots(config(tmp_path), engine("1"))).reason == "a guest booted under KVM"
     assert fake.boots == 1
-    await probe.kvm_boots(config(tmp_path), "qemu", "2")
+    await probe.kvm_boots(config(tmp_path), engine("2"))
     assert fake.boots == 2
 
 
 async def test_a_custom_kernel_is_tried_where_ordinary_ones_cannot_run(monkeypatch, tmp_path):
     FakeBoots(monkeypatch, Verdict(False, "it is paravirtual"))
-    assert (await probe.kvm_boots(config(tmp_path, own_kernel=True), "qemu", "1")).usable
+    assert (await probe.kvm_boots(config(tmp_path, own_kernel=True), engine("1"))).usable
 
 
 async def test_without_a_kernel_the_fix_is_setup(monkeypatch, tmp_path):
     FakeBoots(monkeypatch, Verdict(True, "a tiny guest ran under KVM"))
-    verdict = await probe.kvm_boots(DriverConfig(tmp_path, tmp_path), "qemu", "1")
+    verdict = await probe.kvm_boots(DriverConfig(tmp_path, tmp_path), engine("1"))
     assert (verdict.usable, verdict.fix) == (False, "mcp-sandbox setup")

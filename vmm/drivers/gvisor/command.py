@@ -3,11 +3,13 @@
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vmm.agent import ENVIRONMENT, agent_argv
 from vmm.limits import rlimit_argv
+from vmm.namespaces import in_namespaces
 from vmm.types import GuestCode, MachineSpec
 
 NAME = "machine"  # each machine has its own state directory, so all can have the same name
@@ -19,18 +21,9 @@ THREADS = 768
 SMALL_MB, RUN_MB = 64, 16
 TMP_SHARE = 2  # /tmp gets 1/TMP_SHARE of the disk's size in addition
 
-# Each machine has its own namespaces: the pid namespace ends with its first process, and the mounts with the last one.
-# So nothing has to be cleaned up afterwards.
-NAMESPACES = (
-    *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
-    *("--fork", "--kill-child=KILL", "--mount-proc", "--propagation=private"),
-)
 STATE, BUNDLE = "/run/runsc", "/run/bundle"
-# gVisor's state and the bundle are in a tmpfs that only this machine's processes see.
-PREPARE = (
-    f"mount -t tmpfs -o size={RUN_MB}m,mode=700 tmpfs /run && mkdir -p {BUNDLE}/root && "
-    f'cat "/proc/self/fd/$1" >{BUNDLE}/config.json && shift && exec "$@"'
-)
+CONFIG, ROOT = f"{BUNDLE}/config.json", f"{BUNDLE}/root"
+CHECKPOINT = "/run/checkpoint"  # the files to restore from
 
 # The agent needs these to give files to the user, to become the user and to kill the user's processes. They are
 # privileges in gVisor's kernel, not in the host's.
@@ -49,10 +42,15 @@ def runsc_argv(binary: str, platform: str) -> list[str]:
     ]
 
 
-def in_namespaces(config: int, argv: list[str]) -> list[str]:
-    """Return `argv` in new namespaces, with a bundle whose config.json is the open file `config`."""
+def in_machine(argv: list[str], config: int, checkpoint: Mapping[str, int], *, programs: bool = False) -> list[str]:
+    """Return `argv`, a command of gVisor, in new namespaces, with a bundle whose config.json is the open file `config`.
+
+    `checkpoint` are the open files of a checkpoint. With `programs` the namespaces have programs of the host.
+    """
+    files = {CONFIG: config, **{f"{CHECKPOINT}/{name}": file for name, file in checkpoint.items()}}
     # Inside the namespaces the kernel counts only the machine's processes, outside all of the user's.
-    return [*NAMESPACES, "sh", "-c", PREPARE, "sh", str(config), *rlimit_argv(processes=THREADS), *argv]
+    limits = rlimit_argv(processes=THREADS)
+    return in_namespaces(argv, programs=programs, folders=[ROOT], files=files, limits=limits)
 
 
 def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:
@@ -97,7 +95,7 @@ def disk_mb(spec: MachineSpec) -> int:
 def recipe() -> str:
     """Return a hash of the machines that this module describes: a checkpoint of another kind cannot be restored."""
     spec = MachineSpec("machine", Path("/"), GuestCode(Path("/")), memory_mb=1, vcpus=1, disk_mb=2)
-    parts = (config_json(spec, "/"), *runsc_argv("runsc", ""), PREPARE)
+    parts = (config_json(spec, "/"), *runsc_argv("runsc", ""))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -114,7 +112,7 @@ def _process(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
             "noNewPrivileges": True,
             "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 4096, "soft": 1024}],
         },
-        "root": {"path": f"{BUNDLE}/root", "readonly": True},
+        "root": {"path": ROOT, "readonly": True},
         "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
     }
 

@@ -7,7 +7,7 @@ open files, and its state is in a tmpfs that ends with it.
 import math
 import os
 import stat
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from vmm.memory import sealed_bytes
 from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
 from vmm.process_table import children_of, with_descendants
+from vmm.trust import trusted
 from vmm.types import GuestCode, Limits, MachineSpec, Probe, Snapshot, Usage
 from vmm.usage import cpu_s, memory_of
 
@@ -35,7 +36,8 @@ IMAGE = "checkpoint"  # gVisor's directory in a snapshot
 CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
 MEMORY_FILE = "/memfd:runsc-memory (deleted)"
 BLOCK_BYTES = 512  # what st_blocks counts in
-READABLE_DIR, READABLE = 0o755, 0o644  # each machine runs as another user
+PRIVATE_DIR = 0o700
+READABLE = 0o644  # machines of root run as other users, who open these files again through descriptors
 
 
 class GvisorMachine(StdioMachine):
@@ -110,7 +112,7 @@ class GvisorDriver:
         check_network(self, spec)
         assert isinstance(spec.boot, GuestCode)  # as `capabilities` says
         async with AsyncExitStack() as stack:
-            machine = await self._start(stack, spec, ["run"])
+            machine = await self._start(stack, spec, ["run"], {})
             await machine.start_agent(spec.boot.archive)
             yield machine
 
@@ -134,29 +136,34 @@ class GvisorDriver:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
             try:
-                image = stack.enter_context(_opened(snapshot.path / IMAGE))
+                checkpoint = {
+                    path.name: stack.enter_context(trusted(path)) for path in (snapshot.path / IMAGE).iterdir()
+                }
             except OSError as error:
                 raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
-            yield await self._start(stack, spec, ["restore", f"--image-path=/proc/self/fd/{image}"], image)
+            yield await self._start(stack, spec, ["restore", f"--image-path={command.CHECKPOINT}"], checkpoint)
 
     async def aclose(self) -> None:
         """Do nothing: the driver holds nothing between machines."""
 
-    async def _start(self, stack: AsyncExitStack, spec: MachineSpec, order: list[str], *files: int) -> GvisorMachine:
+    async def _start(
+        self, stack: AsyncExitStack, spec: MachineSpec, order: list[str], checkpoint: Mapping[str, int]
+    ) -> GvisorMachine:
         engine = await self._found_engine()
-        program, root = (stack.enter_context(_opened(path)) for path in (engine.binary, spec.root))
+        program = stack.enter_context(probe.opened_binary(self._config, engine.binary))
+        root = stack.enter_context(trusted(spec.root))
         config = sealed_bytes(command.config_json(spec, f"/proc/self/fd/{root}"))
         stack.callback(os.close, config)
         runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform)
         group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
         confinement = probe.confinement()
-        argv = command.in_namespaces(config, [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME])
+        argv = command.in_machine([*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME], config, checkpoint)
         process = await stack.enter_async_context(
             spawn(
                 group.wrap(argv),
                 confinement=confinement,
                 before_start=group.add,
-                pass_fds=(program, root, config, *files),
+                pass_fds=(program, root, config, *checkpoint.values()),
                 stdio=True,
             )
         )
@@ -199,7 +206,7 @@ def _take_over(image: Path) -> None:
 
     The directory comes first, so that nothing in it can be replaced meanwhile. Only regular files are accepted.
     """
-    _own(image, os.O_RDONLY | os.O_DIRECTORY, READABLE_DIR)
+    _own(image, os.O_RDONLY | os.O_DIRECTORY, PRIVATE_DIR)
     for path in image.iterdir():
         _own(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, READABLE)
 

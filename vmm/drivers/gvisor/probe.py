@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +11,12 @@ import anyio
 
 from vmm.driver import DriverConfig
 from vmm.drivers.gvisor import command
+from vmm.errors import Untrusted
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
 from vmm.probe import missing_protections, namespace_advice, own_user, version_output
 from vmm.process import Confinement, find_tool, spawn
+from vmm.trust import open_trusted
 from vmm.types import Download, Probe
 
 DEADLINE_S = 15.0  # it takes 0.2 s
@@ -43,7 +47,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
     missing = missing_protections(hierarchy)
     troubles = []
     for platform in PLATFORMS:
-        trouble = await _try(binary, platform)
+        trouble = await _try(config, binary, platform)
         if trouble is None:
             verdict = Probe(True, f"a program ran in gVisor ({platform})", None, None, version, missing)
             return verdict, Engine(binary, version, platform)
@@ -57,7 +61,10 @@ async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, st
     system = find_tool("runsc")
     reason = "runsc is not installed"
     for binary in filter(None, (config.runsc, Path(system) if system else None)):
-        release = await release_of(binary)
+        try:
+            release = await release_of(config, binary)
+        except Untrusted as error:  # it is in our home
+            return None, str(error)
         if release >= OLDEST:
             return (binary, f"runsc {release}"), ""
         needed = f"is release {release}; checkpoints need {OLDEST} or newer"
@@ -65,9 +72,20 @@ async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, st
     return None, reason
 
 
-async def release_of(binary: Path) -> int:
-    """Return the release date of a gVisor as a number such as 20240729; 0 if it is unknown."""
-    return release_in(await version_output(str(binary), "--version"))
+async def release_of(config: DriverConfig, binary: Path) -> int:
+    """Return the release date of a gVisor as a number such as 20240729; 0 if it is unknown. Raise Untrusted."""
+    with opened_binary(config, binary) as program:
+        return release_in(await version_output(f"/proc/self/fd/{program}", "--version", pass_fds=[program]))
+
+
+@contextmanager
+def opened_binary(config: DriverConfig, binary: Path) -> Iterator[int]:
+    """Open a gVisor. If it is in our home, raise Untrusted unless only this user can change it."""
+    program = open_trusted(binary) if binary == config.runsc else os.open(binary, os.O_RDONLY)
+    try:
+        yield program
+    finally:
+        os.close(program)
 
 
 def release_in(version: str) -> int:
@@ -81,19 +99,18 @@ def confinement() -> Confinement:
     return Confinement(uid=own_user(), offline=False)
 
 
-async def _try(binary: Path, platform: str) -> str | None:
+async def _try(config: DriverConfig, binary: Path, platform: str) -> str | None:
     """Run a program of the host in gVisor, confined like a machine; return None, or what went wrong."""
-    program = os.open(binary, os.O_RDONLY)
-    config = sealed_bytes(command.probe_json())
-    runsc = command.runsc_argv(f"/proc/self/fd/{program}", platform)
-    argv = command.in_namespaces(config, [*runsc, "run", f"--bundle={command.BUNDLE}", command.NAME])
+    bundle = sealed_bytes(command.probe_json())
     try:
-        with anyio.fail_after(DEADLINE_S):
-            async with spawn(argv, confinement=confinement(), pass_fds=(program, config)) as process:
+        with opened_binary(config, binary) as program, anyio.fail_after(DEADLINE_S):
+            runsc = command.runsc_argv(f"/proc/self/fd/{program}", platform)
+            order = [*runsc, "run", f"--bundle={command.BUNDLE}", command.NAME]
+            argv = command.in_machine(order, bundle, {}, programs=True)
+            async with spawn(argv, confinement=confinement(), pass_fds=(program, bundle)) as process:
                 end = await process.wait()
                 return None if end.code == 0 else str(end)
     except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not installed
         return str(error) or f"it did not end in {DEADLINE_S:.0f} s"
     finally:
-        os.close(program)
-        os.close(config)
+        os.close(bundle)

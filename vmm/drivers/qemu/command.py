@@ -1,12 +1,15 @@
 """The QEMU command line of a machine, computed from its spec."""
 
 import hashlib
-import shutil
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from vmm.limits import rlimit_argv
+from vmm.namespaces import in_namespaces
+from vmm.process import find_tool
 from vmm.types import Accel, GuestKernel, MachineSpec
 
+KVM_DEVICE = "/dev/kvm"
 # Debian's small KVM-only build lacks the seccomp sandbox.
 SYSTEM = "qemu-system-x86_64"
 
@@ -49,7 +52,15 @@ class Descriptors:
 
 def find_binary() -> str | None:
     """Return the path of QEMU, or None."""
-    return shutil.which(SYSTEM)
+    return find_tool(SYSTEM)
+
+
+def in_machine(argv: list[str], accel: Accel) -> list[str]:
+    """Return `argv`, a command of QEMU, in new namespaces, without any capability."""
+    devices = [KVM_DEVICE] if accel is Accel.KVM else []
+    powerless = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+    # Inside the namespaces the kernel counts only the machine's threads, outside all of the user's.
+    return in_namespaces([*powerless, *argv], programs=True, devices=devices, limits=rlimit_argv(processes=THREADS))
 
 
 def reserved_mb(cpus: int) -> int:

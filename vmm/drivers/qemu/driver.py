@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from qemu.qmp import QMPClient, QMPError
 from vmm import limits, memory, tsc
 from vmm.driver import DriverConfig, Machine, check_network
 from vmm.drivers.qemu import INFO, command, probe
+from vmm.drivers.qemu.probe import Engine
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.machine import ProcessMachine
 from vmm.probe import cpu_model
 from vmm.process import REAP_S, RunningProcess, run_tool, spawn
+from vmm.trust import read_trusted, trusted
 from vmm.types import Accel, GuestKernel, Limits, MachineSpec, Probe, Snapshot
 
 MIB = 1024 * 1024
@@ -102,6 +104,7 @@ class QemuDriver:
     def __init__(self, config: DriverConfig) -> None:
         self._config = config
         self._verdict: Probe | None = None
+        self._engine: Engine | None = None
         self._probing = anyio.Lock()
         self._sealed = memory.SealedMemory()  # one copy for all machines
 
@@ -109,12 +112,12 @@ class QemuDriver:
         async with self._probing:
             if self._verdict is None:
                 await anyio.to_thread.run_sync(tsc.tsc_khz)  # takes 50 ms the first time
-                self._verdict = await probe.probe(self._config, limits.detect())
+                self._verdict, self._engine = await probe.probe(self._config, limits.detect())
             return self._verdict
 
     async def fingerprint(self) -> str:
-        accel, version = await self._engine()
-        return f"{version} {accel} {cpu_model()} {command.recipe(accel)}"
+        engine, accel = await self._usable()
+        return f"{engine.version} {accel} {cpu_model()} {command.recipe(accel)}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -156,10 +159,10 @@ class QemuDriver:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
             with _reading(snapshot):
-                accel, _ = await self._engine()
+                _, accel = await self._usable()
                 if accel is Accel.TCG:
-                    _check_rate((snapshot.path / TSC_KHZ).read_text())
-                state = stack.enter_context((snapshot.path / STATE).open("rb"))
+                    _check_rate(read_trusted(snapshot.path / TSC_KHZ).decode())
+                state = stack.enter_context(trusted(snapshot.path / STATE))
                 if (snapshot.path / MEMORY).exists():
                     stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs
                     ram, shared = _owned(stack, os.dup(await self._sealed.get(snapshot.path / MEMORY))), False
@@ -169,7 +172,7 @@ class QemuDriver:
                 disk = _owned(stack, await anyio.to_thread.run_sync(copy))
             machine = await self._start(stack, spec, Backing(ram, disk, shared))
             await machine.execute("migrate-set-capabilities", _ignore_shared(on=not shared))
-            await machine.send_file("state", state.fileno())
+            await machine.send_file("state", state)
             await machine.execute("migrate-incoming", {"uri": "fd:state"})
             yield machine
 
@@ -180,20 +183,19 @@ class QemuDriver:
         self, stack: AsyncExitStack, spec: MachineSpec, backing: Backing, boot: GuestKernel | None = None
     ) -> QemuMachine:
         """Start QEMU on the given files, booting a kernel or waiting for a state, and connect to its monitor."""
-        accel, _ = await self._engine()
+        engine, accel = await self._usable()
         ours, agent = _socket_pair(stack)
         control, monitor = _socket_pair(stack)
         boots = [boot.vmlinuz, boot.initramfs] if boot else []
-        image, *kernel = (_owned(stack, os.open(file, os.O_RDONLY)) for file in (spec.root, *boots))
+        image, *kernel = (stack.enter_context(trusted(file)) for file in (spec.root, *boots))
         files = command.Descriptors(backing.memory, image, backing.disk, agent.fileno(), monitor.fileno(), *kernel)
-        binary = command.find_binary()
-        assert binary is not None  # `_engine` found one
-        argv = command.machine_argv(binary, spec, accel, files, shared=backing.shared, tsc_khz=tsc.tsc_khz())
-        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
+        argv = command.machine_argv(engine.binary, spec, accel, files, shared=backing.shared, tsc_khz=tsc.tsc_khz())
+        wanted = replace(_limits(spec), own_user=not engine.namespaces)  # they have their own limit on threads
+        group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, wanted))
         process = await stack.enter_async_context(
             spawn(
-                group.wrap(argv),
-                confinement=probe.confinement(accel),
+                group.wrap(engine.command(argv, accel)),
+                confinement=engine.confinement(accel),
                 before_start=group.add,
                 pass_fds=files.all(),
             )
@@ -205,11 +207,11 @@ class QemuDriver:
         stack.callback(machine.close)
         return machine
 
-    async def _engine(self) -> tuple[Accel, str]:
+    async def _usable(self) -> tuple[Engine, Accel]:
         verdict = await self.probe()
-        if not verdict.usable or verdict.accel is None:
+        if self._engine is None or not verdict.usable or verdict.accel is None:
             raise DriverUnavailable(verdict.reason, fix=verdict.fix)
-        return verdict.accel, verdict.version or ""
+        return self._engine, verdict.accel
 
     def _run_dir(self) -> Path:
         self._config.run_dir.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 import os
 import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from vmm.drivers.qemu import command
 from vmm.limits import Hierarchy
 from vmm.probe import KVM_DEVICE, confinement_trouble, missing_protections, own_user, version_output
 from vmm.process import Confinement, spawn
+from vmm.trust import trusted
 from vmm.types import Accel, Download, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
 
@@ -26,36 +27,78 @@ OTHERS_RW, GROUP_RW = 0o006, 0o060
 INSTALL = "apt-get install qemu-system-x86"
 
 
-async def probe(config: DriverConfig, hierarchy: Hierarchy) -> Probe:
-    """Return whether QEMU can run machines on this host, and with which accelerator."""
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A QEMU of this host, and how to start it."""
+
+    binary: str
+    version: str
+    namespaces: bool  # it runs in namespaces of its own; otherwise it shares the host's files and processes
+
+    def command(self, argv: list[str], accel: Accel) -> list[str]:
+        """Return the command to start instead of `argv`."""
+        return command.in_machine(argv, accel) if self.namespaces else argv
+
+    def confinement(self, accel: Accel) -> Confinement:
+        """Return how to confine a process. With KVM it must be able to open the device, perhaps by its group."""
+        offline = not self.namespaces  # they include an empty network
+        if accel is not Accel.KVM:
+            return Confinement(own_user(), offline=offline)
+        device = KVM_DEVICE.stat()
+        if device.st_mode & OTHERS_RW == OTHERS_RW:
+            return Confinement(own_user(), offline=offline)
+        if device.st_mode & GROUP_RW == GROUP_RW and device.st_gid != 0:
+            return Confinement(own_user(), (device.st_gid,), offline=offline)
+        return Confinement(offline=offline)
+
+
+async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engine | None]:
+    """Return whether QEMU can run machines on this host, with which accelerator, and how to start it."""
     binary = command.find_binary()
     if binary is None:  # a guest kernel is of no use yet
-        return Probe(usable=False, reason=f"{command.SYSTEM} is not installed", fix=INSTALL)
-    verdict = await _probe(config, hierarchy, binary)
-    return verdict if config.kernel else replace(verdict, lacks=Download.KERNEL)
+        return Probe(usable=False, reason=f"{command.SYSTEM} is not installed", fix=INSTALL), None
+    trouble = await _namespace_trouble(binary)
+    engine = Engine(binary, await _version(binary), namespaces=trouble is None)
+    verdict = await _probe(config, hierarchy, engine)
+    if verdict.usable and trouble is not None:
+        missing = f"QEMU shares the host's files and processes, because it does not start in namespaces: {trouble}"
+        verdict = replace(verdict, missing_protections=(*verdict.missing_protections, missing))
+    return verdict if config.kernel else replace(verdict, lacks=Download.KERNEL), engine
 
 
-async def _probe(config: DriverConfig, hierarchy: Hierarchy, binary: str) -> Probe:
-    version = await _version(binary)
+async def _namespace_trouble(binary: str) -> str | None:
+    """Start QEMU in namespaces of its own and let it print its version; return None, or what went wrong."""
+    argv = command.in_machine([binary, "--version"], Accel.TCG)
+    try:
+        with anyio.fail_after(START_S):
+            async with spawn(argv, confinement=Confinement(own_user(), offline=False)) as process:
+                end = await process.wait()
+                return None if end.code == 0 else host.last_line(str(end))
+    except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not installed
+        return str(error) or f"no answer in {START_S:.0f} s"
+
+
+async def _probe(config: DriverConfig, hierarchy: Hierarchy, engine: Engine) -> Probe:
+    version = engine.version
     missing = missing_protections(hierarchy)
-    kvm = Verdict(False, "accel = tcg") if config.accel is Accel.TCG else await kvm_boots(config, binary, version)
+    kvm = Verdict(False, "accel = tcg") if config.accel is Accel.TCG else await kvm_boots(config, engine)
     if kvm.usable:
-        return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *_missing_with_kvm()))
+        return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *_missing_with_kvm(engine)))
     if config.accel is Accel.KVM:
         return Probe(False, kvm.reason, kvm.fix, None, version, missing)
-    trouble = await _start_trouble(binary)
+    trouble = await _start_trouble(engine)
     if trouble is not None:
         return Probe(False, trouble.reason, trouble.fix, None, version)
     return Probe(True, f"emulation (TCG): {kvm.reason}", kvm.fix, Accel.TCG, version, missing)
 
 
-async def _start_trouble(binary: str) -> Verdict | None:
+async def _start_trouble(engine: Engine) -> Verdict | None:
     """Start an emulated machine that never runs, and quit it over its monitor; return None, or what went wrong."""
-    answers = b""
+    answers, confinement = b"", engine.confinement(Accel.TCG)
     try:
         with anyio.fail_after(START_S):
-            argv = command.standing_argv(binary)
-            async with spawn(argv, confinement=confinement(Accel.TCG), stdio=True) as process:
+            argv = engine.command(command.standing_argv(engine.binary), Accel.TCG)
+            async with spawn(argv, confinement=confinement, stdio=True) as process:
                 with suppress(anyio.EndOfStream, anyio.BrokenResourceError):  # it has quit, or ended before
                     await process.stream.send(b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n')
                     while True:
@@ -66,10 +109,10 @@ async def _start_trouble(binary: str) -> Verdict | None:
     if end.code == 0 and b'"QMP"' in answers:
         return None
     # Perhaps no process starts with so few privileges.
-    return await confinement_trouble(confinement(Accel.TCG)) or Verdict(False, f"QEMU does not start: {end}", INSTALL)
+    return await confinement_trouble(confinement) or Verdict(False, f"QEMU does not start: {end}", INSTALL)
 
 
-async def kvm_boots(config: DriverConfig, binary: str, version: str) -> Verdict:
+async def kvm_boots(config: DriverConfig, engine: Engine) -> Verdict:
     """Return whether our kernel boots under KVM. This is tried only if a tiny guest runs, and the result is cached."""
     first = await host.kvm(config.cache_dir, own_kernel=config.own_kernel)
     if first.usable is False:
@@ -78,18 +121,18 @@ async def kvm_boots(config: DriverConfig, binary: str, version: str) -> Verdict:
         return Verdict(False, "there is no guest kernel yet to try KVM with", "mcp-sandbox setup")
     files = [str(config.kernel.vmlinuz), str(config.kernel.initramfs)]
     verdicts = Verdicts(config.cache_dir)
-    boot = partial(_boot, binary, config.kernel, verdicts.file(WHOLE_GUEST))
-    return await verdicts.ask(WHOLE_GUEST, boot, qemu=version, files=files)
+    boot = partial(_boot, engine, config.kernel, verdicts.file(WHOLE_GUEST))
+    return await verdicts.ask(WHOLE_GUEST, boot, qemu=engine.version, files=files)
 
 
-async def _boot(binary: str, kernel: GuestKernel, file: Path) -> Verdict:
+async def _boot(engine: Engine, kernel: GuestKernel, file: Path) -> Verdict:
     """Boot a guest that prints a word and ends."""
     fix = f"{host.BETTER_HOST} (to probe again: rm {file})"
-    with kernel.vmlinuz.open("rb") as vmlinuz, kernel.initramfs.open("rb") as initramfs:
-        files = (vmlinuz.fileno(), initramfs.fileno())
-        argv = command.probe_argv(binary, Accel.KVM, *files)
+    with trusted(kernel.vmlinuz) as vmlinuz, trusted(kernel.initramfs) as initramfs:
+        argv = engine.command(command.probe_argv(engine.binary, Accel.KVM, vmlinuz, initramfs), Accel.KVM)
+        confinement = engine.confinement(Accel.KVM)
         with anyio.move_on_after(KVM_DEADLINE_S):
-            async with spawn(argv, confinement=confinement(Accel.KVM), pass_fds=files) as process:
+            async with spawn(argv, confinement=confinement, pass_fds=(vmlinuz, initramfs)) as process:
                 end = await process.wait()
                 if PROBE_WORD in end.detail:
                     return Verdict(True, "a guest booted under KVM")
@@ -102,19 +145,7 @@ async def _version(binary: str) -> str:
     return f"QEMU {found[2] or found[1]}" if found else "QEMU of unknown version"
 
 
-def confinement(accel: Accel) -> Confinement:
-    """Return how to confine a machine's process. With KVM it must be able to open the device, perhaps by its group."""
-    if accel is not Accel.KVM:
-        return Confinement(uid=own_user())
-    device = KVM_DEVICE.stat()
-    if device.st_mode & OTHERS_RW == OTHERS_RW:
-        return Confinement(uid=own_user())
-    if device.st_mode & GROUP_RW == GROUP_RW and device.st_gid != 0:
-        return Confinement(uid=own_user(), groups=(device.st_gid,))
-    return Confinement()
-
-
-def _missing_with_kvm() -> tuple[str, ...]:
-    if os.geteuid() == 0 and confinement(Accel.KVM).uid is None:
+def _missing_with_kvm(engine: Engine) -> tuple[str, ...]:
+    if os.geteuid() == 0 and engine.confinement(Accel.KVM).uid is None:
         return ("machines run as root, because only root may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
     return ()
