@@ -1,5 +1,5 @@
 """Run the `mcp-sandbox` command as `python -m mcp_sandbox`."""
 
-from mcp_sandbox.cli import app
+from mcp_sandbox.cli import start
 
-app()
+start()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from mcp_sandbox.private import keep_private
+
 if TYPE_CHECKING:
     from mcp_sandbox.config import Settings
 
@@ -38,14 +40,27 @@ def fail(message: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
+def start() -> None:
+    """Run the command line as a process of its own."""
+    keep_private()
+    app()
+
+
 def settings_of(ctx: typer.Context) -> "Settings":
-    """Return the settings for this command line. Exits if one is invalid."""
+    """Return the settings for this command line, with a home that is closed to other users. Exits if that fails."""
     from mcp_sandbox.config import ConfigError, load_settings
+    from vmm.errors import Untrusted
+    from vmm.trust import make_private
 
     try:
-        return load_settings(**ctx.find_root().obj)
-    except ConfigError as error:
+        settings = load_settings(**ctx.find_root().obj)
+        if make_private(settings.home):
+            typer.echo(f"mcp-sandbox: other users could read {settings.home}; its mode is 0700 now", err=True)
+    except (ConfigError, Untrusted) as error:
         fail(str(error), EXIT_USAGE)
+    except OSError as error:  # of the home, or of a working directory that is gone
+        fail(str(error))
+    return settings
 
 
 def _print_version(wanted: bool) -> None:

@@ -38,7 +38,6 @@ def agent_inputs() -> dict[str, Any]:
 async def make_agent(_tools: Tools, staging: Path) -> dict[str, Any]:
     """Write agent.tar to `staging`, for machines that boot no kernel."""
     (staging / AGENT).write_bytes(pack_agent())
-    (staging / AGENT).chmod(0o644)
     return {}
 
 

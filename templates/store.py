@@ -228,7 +228,6 @@ class Store:
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():  # not an entry without its meta.json: it was partly removed by hand
             shutil.rmtree(final)
-        staging.chmod(0o755)  # mkdtemp made it private
         staging.rename(final)
         _sync(final.parent)
         return final

@@ -16,7 +16,8 @@ from vmm.errors import DriverUnavailable, VmmError
 
 EXIT_ERROR = 1
 EXPECTED_ERRORS = (SandboxError, TemplateError, VmmError, OSError)  # anything else is a bug and ends in a traceback
-SERVER_ARGS = ("-m", "mcp_sandbox")  # arguments for this Python interpreter: an MCP server on stdio
+# Arguments for this Python interpreter: an MCP server on stdio. -P: no module of the working directory is imported.
+SERVER_ARGS = ("-P", "-m", "mcp_sandbox")
 
 
 def report_errors(main: Callable[[], int]) -> int:

@@ -22,6 +22,7 @@ from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.private import users_umask
 from mcp_sandbox.serving.lifetime import run_command
 from mcp_sandbox.views import ArtifactList, SandboxList, SandboxView
 from vmm.process_table import ProcessId, children_of, is_alive, of_pid, own_child
@@ -174,8 +175,9 @@ class Tour:
         if image is None:
             raise DemoFailed(f"{chart} was not returned as an image.")
         data = base64.b64decode(image.data)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        with users_umask():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
         out.print(f"  {escape(chart)} ({len(data):,} bytes) saved as [bold]{path.absolute()}[/]", soft_wrap=True)
 
     async def close(self, sandbox_id: str) -> None:

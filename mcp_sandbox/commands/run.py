@@ -12,6 +12,7 @@ from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import EXIT_ERROR, report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileError
+from mcp_sandbox.private import users_umask
 from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import run_command
@@ -90,9 +91,10 @@ async def _save(service: SandboxService, box: str, result: RunView, directory: P
         target = directory / name
         try:
             data = await service.read_all(OWNER, box, artifact.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as file:
-                file.write(data)
+            with users_umask():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("xb") as file:
+                    file.write(data)
         except (FileError, OSError) as problem:
             sys.stderr.write(f"not saved: {problem}\n")
         else:

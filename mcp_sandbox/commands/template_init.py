@@ -9,6 +9,7 @@ from rich.markup import escape
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest
+from mcp_sandbox.private import users_umask
 from templates.catalogue import BUILT_IN, FILE_NAME, NAME
 from templates.model import Language, SourceKind
 
@@ -125,13 +126,14 @@ def write_template(root: Path, name: str, language: Language, source: SourceKind
     if not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} is not a valid template name. Use up to 63 lower-case letters, digits and hyphens.")
     folder = root / name
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise BadRequest(f"{folder} already exists. Choose another name or edit the template there.") from None
-    if source == "dockerfile":
-        (folder / DOCKERFILE).write_text(f"FROM {_IMAGES[language]}\n{_DOCKERFILE_RUN.get(language, '')}")
-    (folder / FILE_NAME).write_text(text_of(name, language, source))
+    with users_umask():
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise BadRequest(f"{folder} already exists. Choose another name or edit the template there.") from None
+        if source == "dockerfile":
+            (folder / DOCKERFILE).write_text(f"FROM {_IMAGES[language]}\n{_DOCKERFILE_RUN.get(language, '')}")
+        (folder / FILE_NAME).write_text(text_of(name, language, source))
     return folder
 
 

@@ -109,6 +109,7 @@ async def test_an_image_with_a_single_program_runs_commands_and_its_entrypoint(
         built_with = (await clone.command("/context/busybox cat /environment")).out
         assert "no_proxy=mirror.example" in built_with
         assert "SECRET_TOKEN" not in built_with
+        assert (await clone.command("/context/busybox cat /umask")).out == "0022"
         assert "sleep" in (await clone.command("/context/busybox ps")).out
     await machines.assert_none_left()
     (layers,) = layers_of(host.builder, wanted)

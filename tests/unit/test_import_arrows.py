@@ -20,6 +20,7 @@ PARTS = {
     "errors": set[str](),
     "config": set[str](),
     "logs": set[str](),
+    "private": set[str](),
     "views": {"errors"},
     "machines": EVERYWHERE,
     "runs": {"views"} | EVERYWHERE,
@@ -28,8 +29,8 @@ PARTS = {
     "app": {"machines", "sandboxes", "operating"} | EVERYWHERE,
     "tools": {"views", "machines", "runs", "sandboxes"} | EVERYWHERE,
     "serving": {"operating", "sandboxes", "tools", "app"} | EVERYWHERE,
-    "commands": {"views", "machines", "runs", "sandboxes", "operating", "app", "serving"} | EVERYWHERE,
-    "cli": {"commands", "serving"} | EVERYWHERE,
+    "commands": {"views", "machines", "runs", "sandboxes", "operating", "app", "serving", "private"} | EVERYWHERE,
+    "cli": {"commands", "serving", "private"} | EVERYWHERE,
     "__main__": {"cli"},
 }
 ROOMS = [room for room in MAY_IMPORT if (ROOT / room).is_dir()]
