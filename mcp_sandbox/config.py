@@ -19,6 +19,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from templates.catalogue import Catalogue
+from vmm.errors import Untrusted
+from vmm.trust import read_trusted
 from vmm.types import Isolation
 
 APP = "mcp-sandbox"
@@ -126,6 +128,13 @@ class LogSettings(Group):
     format: Literal["text", "json"] = Field("text", description="Plain lines, or one JSON object per line.")
 
 
+def _absolute_path(path: Path) -> Path:
+    found = path.expanduser()
+    if not found.is_absolute():
+        raise ValueError(f"{path} is not an absolute path; only flags may have others")
+    return found
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -165,6 +174,17 @@ class Settings(BaseSettings):
     output: OutputSettings = OutputSettings()
     files: FileSettings = FileSettings()
     log: LogSettings = LogSettings()
+
+    @field_validator("home", "guest_kernel", "guest_modules", mode="after")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        """Refuse paths that depend on the working directory, which may be a stranger's repository."""
+        return None if path is None else _absolute_path(path)
+
+    @field_validator("template_path", mode="after")
+    @classmethod
+    def _all_absolute(cls, path: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(map(_absolute_path, path))
 
     @field_validator("template_path", mode="before")
     @classmethod
@@ -225,9 +245,12 @@ class _TomlFile(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         try:
-            values = tomllib.loads(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
+            if not self._path.is_file():
+                return {}
+            content = read_trusted(self._path) if self._trusted else self._path.read_bytes()
+            values = tomllib.loads(content.decode())
+        except Untrusted as error:
+            raise ConfigError(str(error)) from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{self._path}: {error}") from error
         known = dict(setting_names())
@@ -263,7 +286,10 @@ def project_config_file() -> Path:
 
 def user_config_file() -> Path:
     """Return the user's own configuration file."""
-    return platformdirs.user_config_path(APP) / CONFIG_NAME
+    path = platformdirs.user_config_path(APP) / CONFIG_NAME
+    if not path.is_absolute():  # it would be a file of the working directory
+        raise ConfigError(f"XDG_CONFIG_HOME is not an absolute path: {os.environ.get('XDG_CONFIG_HOME')}")
+    return path
 
 
 def config_files() -> list[Path]:
@@ -279,13 +305,18 @@ def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks t
     """
     _check_variables()
     try:
-        settings = Settings(**{key: value for key, value in flags.items() if value is not None})
+        return Settings(**{key: _from_here(value) for key, value in flags.items() if value is not None})
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
         sources = ", ".join(["a flag", f"{ENV_PREFIX}*", *map(str, config_files())])
         raise ConfigError(f"bad setting: {problems} (set by one of: {sources})") from error
-    path = tuple(directory.expanduser().absolute() for directory in settings.template_path)
-    return settings.model_copy(update={"home": settings.home.expanduser().absolute(), "template_path": path})
+
+
+def _from_here(flag: Any) -> Any:  # noqa: ANN401 - pydantic checks it
+    """Return a flag with its paths below the working directory: a user who types a relative one means that."""
+    if isinstance(flag, Path):
+        return flag.expanduser().absolute()
+    return tuple(map(_from_here, flag)) if isinstance(flag, tuple) else flag
 
 
 def _check_variables() -> None:

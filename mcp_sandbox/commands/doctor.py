@@ -25,7 +25,7 @@ from mcp_sandbox.commands.doctor_report import (
 from mcp_sandbox.commands.next_steps import NEXT_STEPS
 from mcp_sandbox.commands.sandbox import ask_all
 from mcp_sandbox.commands.setup import INSTALL, driver_needs, make_plan
-from mcp_sandbox.config import AUTO, Settings
+from mcp_sandbox.config import AUTO, Settings, config_files
 from mcp_sandbox.errors import TooWeak
 from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.machines.provider import CPUS
@@ -83,6 +83,7 @@ async def examine(settings: Settings) -> Report:
         drivers=reports,
         host=host,
         home=home,
+        settings=config_files(),
         guest_kernel=_guest_kernel(drivers.builder),
         templates=templates,
         servers=await anyio.to_thread.run_sync(_servers, settings),

@@ -7,6 +7,7 @@
     drivers[]    name, in_force, usable, isolation, accel, version, reason, fix, missing_protections[]
     host         user, root, cpus, memory_bytes, memory_available_bytes, cgroup_version, cgroup
     home         path, used_bytes, free_bytes
+    settings[]   the files that settings were read from, most important first
     guest_kernel path, or null if it was not fetched; only drivers with isolation "vm" need one
     templates[]  name, title, default, built, image_bytes, snapshot_bytes, stored_bytes, memory_mb
     servers[]    pid, uptime_s, sandboxes, pools[] (template, ready, starting, hits, misses, failed, last_error)
@@ -122,6 +123,7 @@ class Report(BaseModel):
     drivers: list[DriverReport]
     host: HostReport
     home: HomeReport
+    settings: list[Path]
     guest_kernel: Path | None
     templates: list[TemplateReport]
     servers: list[ServerReport]

@@ -104,6 +104,8 @@ def _show_host(report: Report) -> None:
     grid.add_row("CPUs", str(host.cpus))
     grid.add_row("memory", f"{host.memory_available_bytes / GB:.1f} GB available of {host.memory_bytes / GB:.1f} GB")
     grid.add_row("limits", escape(host.cgroup))
+    for path in report.settings:
+        grid.add_row("settings", escape(str(path)))
     grid.add_row("home", escape(str(home.path)))
     grid.add_row("", f"{home.used_bytes / GB:.1f} GB used, {home.free_bytes / GB:.1f} GB free")
     if any(driver.in_force and driver.isolation is Isolation.VM for driver in report.drivers):

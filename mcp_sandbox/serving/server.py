@@ -20,7 +20,7 @@ from pydantic import AnyUrl, ValidationError
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
-from mcp_sandbox.config import Settings, config_files
+from mcp_sandbox.config import Settings, config_files, project_config_file
 from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
@@ -168,14 +168,20 @@ def _in_force(host: Host) -> str:
 def run_stdio(settings: Settings) -> None:
     """Serve this host's sandboxes on stdio until everything has ended."""
     logs.configure(settings.log.level, settings.log.format)
-    for path in config_files():
-        logger.info("settings from %s", path)
+    log_config_files()
     if settings.tracing:
         enable_tracing()
     serve = partial(
         serve_stdio, open_server(settings), parent=os.getppid(), max_message_bytes=max_message_bytes(settings)
     )
     anyio.run(serve)
+
+
+def log_config_files() -> None:
+    """Log which files the settings are from. A user may not know that the working directory has one."""
+    for path in config_files():
+        level = logging.WARNING if path == project_config_file() else logging.INFO
+        logger.log(level, "settings from %s", path)
 
 
 def max_message_bytes(settings: Settings) -> int:

@@ -37,8 +37,8 @@ TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | s
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": EMULATED}, "qemu"),
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": BROKEN}, "gvisor"),
     # Only QEMU can tell whether KVM runs a custom guest kernel.
-    ({"guest_kernel": Path("vmlinuz")}, UNTRIED, {}, PROBE_QEMU),
-    ({"guest_kernel": Path("vmlinuz")}, UNTRIED, {"qemu": EMULATED}, PROBE_GVISOR),
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {}, PROBE_QEMU),
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {"qemu": EMULATED}, PROBE_GVISOR),
     # If only virtual machines are allowed, KVM does not change the choice.
     ({"min_isolation": "vm"}, None, {}, PROBE_QEMU),
     ({"min_isolation": "vm"}, None, {"qemu": EMULATED}, "qemu"),

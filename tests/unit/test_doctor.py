@@ -1,6 +1,7 @@
 """What `mcp-sandbox doctor` concludes and prints."""
 
 import json
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -181,6 +182,7 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
         "drivers": "name in_force usable isolation accel version reason fix missing_protections",
         "host": "user root cpus memory_bytes memory_available_bytes cgroup_version cgroup",
         "home": "path used_bytes free_bytes",
+        "settings": None,
         "guest_kernel": None,
         "templates": "name title default built image_bytes snapshot_bytes stored_bytes memory_mb",
         "servers": None,
@@ -191,6 +193,18 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
         if fields:
             part = report[key][0] if isinstance(report[key], list) else report[key]
             assert list(part) == fields.split()
+
+
+async def test_the_report_lists_the_files_that_settings_are_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "mcp-sandbox.toml").write_text('template = "python"\n')
+    monkeypatch.chdir(tmp_path / "project")
+    report = await examine(Settings(home=tmp_path))
+    assert report.settings[0] == tmp_path / "project" / "mcp-sandbox.toml"
+    doctor_view.show(report)
+    assert re.search(r"settings +\S+/project/mcp-sandbox\.toml", capsys.readouterr().out)
 
 
 async def test_the_verdict_comes_first_and_reasons_are_not_markup(tmp_path: Path, capsys):

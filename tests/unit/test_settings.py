@@ -1,5 +1,6 @@
 """One model of settings, four sources, and no silent mistakes."""
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from mcp_sandbox.config import (
     user_config_file,
     variable_of,
 )
+from mcp_sandbox.serving.server import log_config_files
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +142,8 @@ def test_every_directory_is_below_home(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_template_path_can_be_set_in_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert load_settings().template_path == (tmp_path / "config" / "mcp-sandbox" / "templates",)
-    write_config('template_path = ["/a", "b"]')
-    assert load_settings().template_path == (Path("/a"), tmp_path / "here" / "b")
+    write_config('template_path = ["/a", "~/b"]')
+    assert load_settings().template_path == (Path("/a"), Path.home() / "b")
     monkeypatch.setenv("MCP_SANDBOX_TEMPLATE_PATH", f"/c{os.pathsep}~/d")
     assert load_settings().template_path == (Path("/c"), Path.home() / "d")
     settings = load_settings(template_path=(Path("/e"), Path("/f")))
@@ -149,5 +151,56 @@ def test_template_path_can_be_set_in_every_source(tmp_path: Path, monkeypatch: p
     assert environment(settings)["MCP_SANDBOX_TEMPLATE_PATH"] == f"/e{os.pathsep}/f"
 
 
-def test_a_relative_home_does_not_depend_on_later_directories(tmp_path: Path):
-    assert load_settings(home=Path("data")).home == tmp_path / "here" / "data"
+def test_a_relative_flag_does_not_depend_on_later_directories(tmp_path: Path):
+    settings = load_settings(home=Path("data"), template_path=(Path("a"), Path("/b")))
+    assert settings.home == tmp_path / "here" / "data"
+    assert settings.template_path == (tmp_path / "here" / "a", Path("/b"))
+
+
+@pytest.mark.parametrize("name", ["home", "guest_kernel", "guest_modules", "template_path"])
+def test_only_a_flag_may_be_relative_to_the_working_directory(name: str, monkeypatch: pytest.MonkeyPatch):
+    """A server that an IDE starts in a stranger's repository would use files from there."""
+    monkeypatch.setenv(variable_of(name), "data")
+    with pytest.raises(ConfigError, match=f"{name}.*data is not an absolute path"):
+        load_settings()
+    monkeypatch.delenv(variable_of(name))
+    write_config("template_path = ['data']\n" if name == "template_path" else f"{name} = 'data'\n")
+    with pytest.raises(ConfigError, match=f"{name}.*data is not an absolute path"):
+        load_settings()
+
+
+def test_a_relative_xdg_directory_names_no_file_of_the_working_directory(monkeypatch: pytest.MonkeyPatch):
+    (Path("planted") / "mcp-sandbox").mkdir(parents=True)
+    (Path("planted") / "mcp-sandbox" / CONFIG_NAME).write_text('driver = "bubblewrap"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", "planted")
+    monkeypatch.setenv("XDG_DATA_HOME", "planted")
+    assert load_settings().driver == "auto"
+    assert not load_settings().home.is_relative_to(Path.cwd())
+    monkeypatch.setattr("platformdirs.user_config_path", lambda name: Path("planted") / name)  # older releases
+    with pytest.raises(ConfigError, match="XDG_CONFIG_HOME is not an absolute path"):
+        load_settings()
+
+
+def test_a_users_file_that_others_can_write_is_refused():
+    write_config('driver = "qemu"\n')
+    user_config_file().chmod(0o666)
+    with pytest.raises(
+        ConfigError, match=rf"{re.escape(str(user_config_file()))} can be changed by other users.*chmod"
+    ):
+        load_settings()
+
+
+def test_the_server_warns_that_it_reads_the_projects_file(caplog: pytest.LogCaptureFixture):
+    write_config('template = "a"\n')
+    write_project_config('template = "b"\n')
+    with caplog.at_level(logging.INFO):
+        log_config_files()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"settings from {Path.cwd() / CONFIG_NAME}"),
+        ("INFO", f"settings from {user_config_file()}"),
+    ]
+
+
+def test_no_dotenv_file_is_read():
+    Path(".env").write_text("MCP_SANDBOX_DRIVER=bubblewrap\n")
+    assert load_settings().driver == "auto"
