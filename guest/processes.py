@@ -58,7 +58,7 @@ def process_table() -> dict[int, Process]:
     table: dict[int, Process] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            with suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:  # it may end meanwhile
                 fields = file.read().rpartition(b")")[2].split()  # the name in front may contain any character
                 table[int(name)] = Process(int(fields[1]), int(fields[2]), int(fields[21]) * PAGE)
     return table
@@ -115,7 +115,7 @@ def _end_all(
 
 def signal_everything(number: int) -> None:
     """Signal all processes that this one may signal, except for itself and process 1."""
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):
         for _ in range(BURST):
             os.kill(-1, number)
 

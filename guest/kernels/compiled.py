@@ -20,6 +20,7 @@ from guest.kernels.cases import DEFAULT_TIMEOUT_S, cut, ran_out_of_memory, run_c
 from guest.kernels.runner import Ended, Program, Runner
 from guest.places import BUILD, WORKSPACE
 from guest.protocol import Decoder, Frame, encode, encode_json, split_code
+from guest.trees import empty_folder
 
 PROGRAM = f"{BUILD}/program"
 NOT_RUN = 126  # the exit code of shells for what could not be started
@@ -94,12 +95,11 @@ class Kernel:
 
     def _answer(self, frame: Frame) -> bytes:
         header = frame.header
-        code, options = split_code(frame.body, header.get("code_bytes"))
         self._runner.begin()
         try:
-            report, ended = self.run(code, options)
-        except OSError as error:  # the disk is full, or there are too many processes
-            if error.errno == errno.EAGAIN:
+            report, ended = self.run(*split_code(frame.body, header.get("code_bytes")))
+        except Exception as error:  # the disk is full, there are too many processes, an option makes no sense, …
+            if isinstance(error, OSError) and error.errno == errno.EAGAIN:
                 end_kernel()
             report, ended = None, failed("CannotRun", f"the code could not be compiled or run: {error}")
             self._runner.begin()
@@ -227,11 +227,7 @@ def empty(folder: str) -> None:
             os.unlink(folder)
     os.makedirs(folder, exist_ok=True)
     os.chmod(folder, 0o700)
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            os.unlink(entry.path)
+    empty_folder(folder)
 
 
 # ---------------------------------------------------------------- shared by the modules of the languages

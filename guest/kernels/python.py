@@ -88,10 +88,10 @@ def no_input(prompt: object = "") -> NoReturn:
 
 
 @contextmanager
-def standard_input(text: str) -> "Iterator[None]":
-    """Let a cell, and the processes it starts, read `text` from standard input."""
+def standard_input(data: bytes) -> "Iterator[None]":
+    """Let a cell, and the processes it starts, read `data` from standard input."""
     ours = sys.stdin
-    become_stdin(input_file(text.encode("utf-8", "replace")))
+    become_stdin(input_file(data))
     builtins.input, sys.stdin = INPUT, open(0, closefd=False)  # noqa: SIM115 - a descriptor
     try:
         yield
@@ -261,10 +261,11 @@ class Kernel:
         number = frame.header["run"]
         try:
             code, options = split_code(frame.body, frame.header.get("code_bytes"))
-        except ProtocolError as error:  # nested too deeply for this Python
+            stdin = standard_input(options["stdin"].encode("utf-8", "replace")) if "stdin" in options else nullcontext()
+        except (ProtocolError, AttributeError) as error:  # nested too deeply for this Python, or not text
             return describe(error)
         invocation = Invocation(options, number) if frame.header["kind"] == "invoke" else None
-        with standard_input(options["stdin"]) if "stdin" in options else nullcontext():
+        with stdin:
             ended = self.run(code, number, invocation)
         if invocation is not None and (report := invocation.report()) is not None:
             self.screen.send({"event": "report", "run": number}, report, hold=True)

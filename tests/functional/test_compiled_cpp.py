@@ -169,6 +169,35 @@ async def test_whatever_replaces_the_build_directory_is_removed(machine, damage)
     assert (await command(machine, "rm kept")).finished.status == "ok"
 
 
+@pytest.mark.parametrize(
+    "options", [{"flags": 5}, {"sanitize": 5}, {"stdin": 5}, {"memory_limit_mb": "x"}, {"cases": 5}]
+)
+async def test_options_that_make_no_sense_are_an_error_of_the_run(machine, options):
+    result = await run(machine, HELLO, options=options)
+    assert (result.error.name, result.finished.state) == ("CannotRun", "kept")
+
+
+async def test_a_build_directory_nested_more_deeply_than_any_path_is_emptied(machine):
+    nest = """
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+int main() {
+    int folder = open("/tmp/.build", O_RDONLY);
+    for (int depth = 0; depth < 3000; depth++) {
+        if (mkdirat(folder, "nested", 0700)) return 1;
+        int inner = openat(folder, "nested", O_RDONLY);
+        close(folder);
+        folder = inner;
+    }
+    return fchmod(folder, 0);
+}
+"""
+    assert (await run(machine, nest)).finished.status == "ok"
+    assert (await run(machine, HELLO)).stdout == "hello\n"
+    assert (await command(machine, "ls /tmp/.build")).stdout.split() == ["main.cpp", "program"]
+
+
 async def test_a_program_has_default_signal_handlers(machine):
     code = '#include <cstdlib>\nint main() { return system("yes | head -1"); }'
     result = await run(machine, code)
@@ -257,9 +286,19 @@ async def test_a_program_that_exceeds_its_memory_limit_is_ended(machine):
     assert (await run(machine, HELLO)).stdout == "hello\n"
 
 
-async def test_no_process_of_a_program_escapes_the_memory_limit(machine):
-    """A process that has left its process group and lost its parent is still counted."""
-    escaped = HOG.replace("int main() {", "int main() { if (fork()) pause(); setsid(); if (fork()) _exit(0);")
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "if (fork()) pause(); setsid(); if (fork()) _exit(0);",
+        "if (fork()) pause(); setsid(); prctl(PR_SET_CHILD_SUBREAPER, 1); if (fork()) { setpgid(0, 0); pause(); }",
+        "if (syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0)) pause(); setsid(); if (fork()) _exit(0);",
+    ],
+    ids=["double fork", "subreaper", "siblings"],
+)
+async def test_no_process_of_a_program_escapes_the_memory_limit(machine, escape):
+    """A process that has left its process group, lost its parent or is the program's sibling is still counted."""
+    calls = "#include <sched.h>\n#include <signal.h>\n#include <sys/prctl.h>\n#include <sys/syscall.h>\n"
+    escaped = calls + HOG.replace("int main() {", f"int main() {{ {escape}")
     result = await run(machine, escaped, options={"memory_limit_mb": 64})
     assert result.error.name == "MemoryLimitExceeded"
 
