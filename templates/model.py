@@ -101,6 +101,7 @@ class Template(_Strict):
     warmup: Warmup = Warmup()
     service: ServiceCommand | None = None
     pool: PoolMode = Field(default="pooled", description="whether machines are kept ready or started on demand")
+    user_namespaces: bool = Field(default=False, description="whether code may create namespaces and mount in them")
 
     @property
     def packages(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ def warm_up_of(template: Template, image: ImageConfig) -> WarmUp:
         code=template.warmup.code,
         env={**image.env, **template.env},
         service=_service_of(template, image),
+        user_namespaces=template.user_namespaces,
     )
 
 

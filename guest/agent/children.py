@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from guest.agent.loop import Loop
@@ -51,7 +52,8 @@ class Children:
                 return
 
     def _wake(self, _events: int) -> None:
-        os.read(self._wakeup, PIPE_BYTES)
+        with suppress(BlockingIOError):
+            os.read(self._wakeup, PIPE_BYTES)
         self.reap()
 
     def _report(self, pid: int, status: int) -> None:

@@ -10,15 +10,19 @@ from typing import Any
 
 from guest.agent.output import Capture
 from guest.agent.user import User
+from guest.errors import RequestRefused
 from guest.places import OUTPUTS
 from guest.processes import signal_name
 from guest.protocol import MAX_BODY, MAX_DISPLAYS, split_code
 
 MAX_HEAD = 16 * 1024 * 1024  # bytes of each stream sent live, whatever the host asks for
-MAX_GRACE_S = 60.0
+MAX_DISPLAY = 16 * 1024 * 1024  # bytes of all displays of a run, whatever the host asks for
+MAX_GRACE_MS = 60_000
 MAX_FILES = 8  # of one display; a value has no more forms that are files
 MAX_NAME = 255  # characters; even with all of them escaped a display fits into a header
 MAX_REPORT = 512 * 1024  # bytes
+MAX_SIGNAL = 20  # characters; more than any name has
+KINDS = ("code", "command", "invoke")
 NO_FORMS = b"{}"  # the body of a display that has only files, or whose text was dropped
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -28,13 +32,17 @@ class Execution:
     """Collects the output and the result of one run and sends them to the host."""
 
     def __init__(self, header: dict[str, Any], code: bytes, number: int, user: User, send: Send) -> None:
+        """Read the limits of a run. Raises RequestRefused, KeyError, TypeError or ValueError."""
         self.request = header["id"]
         self.code = code
         self.number = number
-        self.grace_s = min(int(header["grace_ms"]) / 1000, MAX_GRACE_S)
-        self.max_display_bytes = int(header["max_display_bytes"])
-        self.kind = str(header.get("kind", "code"))
-        self._code_bytes = int(header["code_bytes"]) if "code_bytes" in header else None  # see `split_code`
+        self.grace_s = _whole(header, "grace_ms", MAX_GRACE_MS) / 1000
+        self.max_display_bytes = _whole(header, "max_display_bytes", MAX_DISPLAY)
+        self.kind = header.get("kind", "code")
+        if self.kind not in KINDS:
+            raise RequestRefused("bad_request", f"kind is none of {', '.join(KINDS)}")
+        # See `split_code`.
+        self._code_bytes = _whole(header, "code_bytes", MAX_BODY) if "code_bytes" in header else None
         self.begun = False  # a kernel has the code
         self.kernel_lost = False  # the kernel died while this command ran
         self._reported = False
@@ -44,8 +52,8 @@ class Execution:
         self._display_left = self.max_display_bytes
         self._displays_left = MAX_DISPLAYS
         self._dropped = 0
-        self._head = min(int(header["head_bytes"]), MAX_HEAD)
-        self._tail = min(int(header["tail_bytes"]), MAX_BODY)
+        self._head = _whole(header, "head_bytes", MAX_HEAD)
+        self._tail = _whole(header, "tail_bytes", MAX_BODY)
         self._captures: dict[str, Capture] = {}  # created with the first output
         self._began = time.monotonic_ns()
 
@@ -109,7 +117,7 @@ class Execution:
             error = {"name": _text(header, "name")[:200], "message": _text(header, "message")[:4000]}
             return {"status": "interrupted" if self.stopped else "error", "state": "kept", "error": error}
         if status == "killed":  # a program that the kernel ran, not the kernel itself
-            return {"status": "killed", "state": "kept", "signal": _text(header, "signal")[:20]}
+            return {"status": "killed", "state": "kept", "signal": _signal(header)}
         if status == "exited":
             code = header.get("exit_code")
             return {"status": "exited", "state": "kept", "exit_code": code & 0xFF if type(code) is int else 1}
@@ -164,6 +172,18 @@ class Execution:
 
 def _short_names(files: list[Any]) -> list[str]:
     return [name for name in files if type(name) is str and len(name) <= MAX_NAME]
+
+
+def _whole(header: dict[str, Any], key: str, most: int) -> int:
+    """Return a limit that the host asks for, as far as this agent grants it."""
+    return max(0, min(int(header[key]), most))
+
+
+def _signal(header: dict[str, Any]) -> str:
+    """Return the name of a signal that a kernel reports; code can put anything there, and the host takes only names."""
+    name = _text(header, "signal")
+    is_name = name.startswith("SIG") and name.isalnum() and name.isascii() and name.isupper()
+    return name if is_name and len("SIG") < len(name) <= MAX_SIGNAL else ""
 
 
 def _text(header: dict[str, Any], key: str) -> str:

@@ -9,21 +9,25 @@ its memory, so a zygote would double that of a machine; there each kernel is war
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import guest
 from guest.agent.children import Children
+from guest.agent.launch import NOT_STARTED
 from guest.agent.loop import Loop
 from guest.agent.python_check import START, python_for
 from guest.agent.user import User
+from guest.processes import signal_all
 
 CODE_PATH = os.path.dirname(guest.__path__[0])
 ZYGOTE_FD = 3
 MAX_PACKET = 64 * 1024  # bytes of one message of the zygote
+MAX_WARM_UP = 128 * 1024  # bytes of code as JSON; a zygote takes packets of 192 KiB
 
 
 class Ordered(NamedTuple):
@@ -45,23 +49,30 @@ class KernelSource:
         self._zygote: socket.socket | None = None
         self.zygote_pid = 0  # 0: there is none
         self._warm_up: str | None = None  # the code that every zygote runs first
+        self.code_ran = False  # code of the sandbox's owner, who may have left modules that a zygote imports
         self._on_warmed: Callable[[str | None], None] | None = None
         self._ordered: Ordered | None = None
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run warm-up code in the zygote and in every later one; `done` gets its traceback, or None."""
+        if len(json.dumps(code)) > MAX_WARM_UP:
+            done(f"the warm-up code is longer than {MAX_WARM_UP // 1024} KiB")
+            return
         self._warm_up, self._on_warmed = code, done
         if self._zygote is None:
             self._start_zygote()
         else:
             self._order({"op": "warm", "code": code})
 
+    def prepare(self) -> None:
+        """Start a zygote if there is none. Raises OSError."""
+        if self._zygote is None:
+            self._start_zygote()
+
     def start_kernel(
         self, figures: int, fds: tuple[int, ...], started: Callable[[int], None], ended: Callable[[int], None]
     ) -> None:
-        """Order a kernel. `started` gets its pid, `ended` its status, even if it never started."""
-        if self._zygote is None:
-            self._start_zygote()
+        """Order a kernel from the zygote. `started` gets its pid, `ended` its status, even if it never started."""
         if not self._one_kernel:
             self._order({"op": "fork", "figures": figures}, fds)
             self._ordered = Ordered(started, ended)
@@ -75,10 +86,15 @@ class KernelSource:
 
     def _start_zygote(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), ZYGOTE_FD), (os.POSIX_SPAWN_DUP2, 2, 1)]
         python = python_for(self.language)
-        arguments = [*python, "-B", "-c", START, CODE_PATH, json.dumps(self._user), self.language]
-        self.zygote_pid = os.posix_spawn(python[0], arguments, os.environ, file_actions=actions)
+        # A zygote has the agent's privileges, so that code cannot touch it. One that is started after code has run may
+        # import what code has left in its directories: it has the privileges of code.
+        demoted = self.code_ran and self._user.uid is not None
+        user = User(None, None, True, self._user.memory_mb) if demoted else self._user
+        arguments = [*python, "-B", "-c", START, CODE_PATH, json.dumps(user), self.language]
+        self.zygote_pid = os.fork()
+        if self.zygote_pid == 0:
+            self._exec_zygote(theirs.fileno(), arguments, demoted=demoted)
         self._children.watch(self.zygote_pid, self._zygote_ended)
         theirs.close()
         ours.setblocking(False)
@@ -86,6 +102,18 @@ class KernelSource:
         self._loop.add(ours.fileno(), partial(self._receive, ours))
         if self._warm_up is not None:
             self._order({"op": "warm", "code": self._warm_up})
+
+    def _exec_zygote(self, control: int, arguments: list[str], *, demoted: bool) -> NoReturn:
+        """Turn this child of the agent into the zygote."""
+        try:
+            os.dup2(control, ZYGOTE_FD)
+            os.set_inheritable(ZYGOTE_FD, True)  # dup2 does not do so if the descriptor was there already
+            os.dup2(2, 1)
+            if demoted:
+                self._user.drop_ids()
+            os.execve(arguments[0], arguments, os.environ)  # noqa: S606 - no shell
+        finally:
+            os._exit(NOT_STARTED)
 
     def _order(self, order: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         assert self._zygote is not None
@@ -104,13 +132,21 @@ class KernelSource:
                 self._loop.remove(zygote.fileno())
                 zygote.close()
                 return
-            message = json.loads(data)
-            if message["event"] == "warmed":
-                self._warmed(message["error"])
-            elif self._ordered:
-                ordered, self._ordered = self._ordered, None
-                self._children.watch(message["pid"], ordered.ended)
-                ordered.started(message["pid"])
+            try:
+                self._handle(json.loads(data))
+            except (ValueError, TypeError, KeyError, RecursionError):  # code that it imported has written this
+                signal_all([self.zygote_pid] if self.zygote_pid else [], signal.SIGKILL)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if message["event"] == "warmed":
+            self._warmed(message["error"] and str(message["error"])[:MAX_PACKET])
+        elif self._ordered:
+            pid = message["pid"]
+            if type(pid) is not int or pid in (1, os.getpid()):
+                raise ValueError("not a kernel")
+            ordered, self._ordered = self._ordered, None
+            self._children.watch(pid, ordered.ended)
+            ordered.started(pid)
 
     def _zygote_ended(self, status: int) -> None:
         """Handle the end of the zygote. A kernel that it has forked lives on; one that was only ordered is lost."""

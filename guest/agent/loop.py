@@ -10,6 +10,7 @@ import heapq
 import os
 import select
 import stat
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from guest.errors import ProtocolError
 from guest.protocol import Decoder, Frame, encode
 
 READ_BYTES = 64 * 1024
+TURN_READS = 16  # of one link, before all others have a turn
 EDGE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 ENDED = select.EPOLLHUP | select.EPOLLRDHUP
 BOTH = EDGE | select.EPOLLOUT
@@ -72,21 +74,30 @@ class Loop:
                 timeout = max(0.0, self._timers[0][0] - time.monotonic())
             for fd, events in self._epoll.poll(timeout):
                 if handler := self._handlers.get(fd):  # an earlier handler of this round may have removed it
-                    handler(events)
+                    _call(handler, events)
             if self._soon:
                 actions, self._soon = self._soon, []
                 for action in actions:
-                    action()
+                    _call(action)
             while self._timers and self._timers[0][0] <= time.monotonic():
-                heapq.heappop(self._timers)[2]()
+                _call(heapq.heappop(self._timers)[2])
             while self.unflushed:  # all frames of one round go out in one write
-                self.unflushed.pop().flush()
+                _call(self.unflushed.pop().flush)
+
+
+def _call(action: Callable[..., None], *arguments: int) -> None:
+    """Call what is due. If it fails, that is printed, and the loop goes on: the sandbox must not lose its machine."""
+    try:
+        action(*arguments)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
 
 
 class Link:
     """Frames over a pair of non-blocking descriptors in the loop, which may be the same one.
 
     Without descriptors it is closed until it is attached to some. It can be attached again after it was closed.
+    `on_nonsense` is called when a frame is invalid or cannot be handled; without it, the link looks for the next frame.
     """
 
     def __init__(
@@ -95,14 +106,12 @@ class Link:
         fds: tuple[int, int] | None,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[], None],
-        *,
-        seeking: bool = False,
+        on_nonsense: Callable[[], None] | None = None,
     ) -> None:
         self._loop = loop
         self._in, self._out = -1, -1
-        self._on_frame, self._on_end = on_frame, on_end
-        self._resyncs = seeking
-        self._decoder = Decoder(seeking=seeking)
+        self._on_frame, self._on_end, self._on_nonsense = on_frame, on_end, on_nonsense
+        self._decoder = Decoder(seeking=on_nonsense is None)
         self._unsent = bytearray()
         self._held_up = False  # the peer does not read; the loop reports when it does again
         self._by_piece = False  # a short read does not mean that nothing is left
@@ -186,7 +195,9 @@ class Link:
             self._read(ended=bool(events & ENDED))
 
     def _read(self, *, ended: bool) -> None:
-        while not self.closed:
+        for _ in range(TURN_READS):
+            if self.closed:
+                return
             try:
                 self.reads += 1
                 data = os.read(self._in, READ_BYTES)
@@ -199,15 +210,21 @@ class Link:
                 return
             # After a short read nothing is left in a pipe or socket; another read would only raise an exception.
             whole = len(data) < READ_BYTES and not ended
-            try:
-                for frame in self._decoder.feed(data):
-                    self._on_frame(frame)
-            except ProtocolError:
-                if not self._resyncs:  # the frame is invalid, or what it asks for is
-                    self._on_end()
-                    return
-                self._decoder.resync()
+            self._take(data)
             if whole:
                 if self._by_piece and not self.closed:
                     self._loop.look_again(self._in, BOTH if self._held_up else EDGE)
                 return
+        self._loop.soon(lambda: self._read(ended=ended))  # a flood must not hold up the other links
+
+    def _take(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._on_frame(frame)
+        except Exception as error:  # the frame is invalid, or what it asks for is
+            if not isinstance(error, ProtocolError):
+                sys.excepthook(type(error), error, error.__traceback__)
+            if self._on_nonsense is None:
+                self._decoder.resync()
+            else:
+                self._on_nonsense()

@@ -16,13 +16,15 @@ from guest.agent.offline import go_offline
 from guest.agent.service import Service
 from guest.agent.supervisor import Supervisor
 from guest.agent.user import User
-from guest.errors import ProtocolError, RequestRefused
+from guest.errors import RequestRefused
 from guest.protocol import PROTOCOL_VERSION, Frame
+from guest.seccomp import confine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 AGENT_VERSION = "0.1.0"
+MAX_MESSAGE = 4000  # characters of a refusal; even with all of them escaped it fits into a header
 SAMPLE_NAME = "sandbox-00000000"  # as long as the names of clones: keeping a file's length is faster
 
 
@@ -32,7 +34,7 @@ class Agent:
     def __init__(self, user: User, *, one_kernel: bool = False) -> None:
         self._loop = Loop()
         self._user = user
-        self._channel = Link(self._loop, None, self._receive, self._host_gone, seeking=True)
+        self._channel = Link(self._loop, None, self._receive, self._host_gone)
         self._on_host_gone: Callable[[], None] = self._loop.stop
         children = Children(self._loop)
         self._service = Service(self._loop, children, user)
@@ -40,6 +42,7 @@ class Agent:
         self._files = FileRequests(user)
         self._identity = Identity()
         self._language_version = version_of(self._kernels.language)
+        self._confined = False  # the seccomp filter is installed
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
             "hello": self._hello,
             "refresh": self._refresh,
@@ -69,28 +72,35 @@ class Agent:
         self._on_host_gone()
 
     def _receive(self, frame: Frame) -> None:
+        """Carry out a request. Whatever goes wrong with it is its answer, and never ends the agent."""
         header, body = frame
-        request, op = header.get("id"), header.get("op")
+        request = header.get("id")
+        if type(request) is not int:
+            return  # no answer to it could be recognised
         try:
-            if op in self._operations:
-                self._operations[op](header, body)
-            elif op in self._files.operations:
-                answer, data = self._files.answer(op, header, body)
-                self._answer(request, answer, data)
-                if "file" in answer and op == "write":
-                    self._kernels.artifacts.ignore(answer["file"]["path"])
-            else:
-                raise RequestRefused("bad_request", f"this agent does not know the request {str(op)[:40]!r}")  # noqa: TRY301
+            self._dispatch(header, body)
         except RequestRefused as refused:
             self._refuse(request, refused)
-        except (KeyError, TypeError, ValueError, ProtocolError) as error:
-            self._refuse(request, RequestRefused("bad_request", f"{op}: {error!r}"[:400]))
+        except Exception as error:  # any other bad request: too deep, too large, not a number, …
+            self._refuse(request, RequestRefused("bad_request", f"{_shown(header.get('op'))}: {error!r}"))
+
+    def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
+        op = header.get("op")
+        if op in self._operations:
+            self._operations[op](header, body)
+        elif op in self._files.operations:
+            answer, data = self._files.answer(op, header, body)
+            self._answer(header["id"], answer, data)
+            if "file" in answer and op == "write":
+                self._kernels.artifacts.ignore(answer["file"]["path"])
+        else:
+            raise RequestRefused("bad_request", f"this agent does not know the request {_shown(op)}")
 
     def _answer(self, request: object, answer: dict[str, Any], body: bytes = b"") -> None:
         self._channel.send({"id": request, "ok": True, **answer}, body)
 
     def _refuse(self, request: object, refused: RequestRefused) -> None:
-        error = {"code": refused.code, "message": refused.message[:4000]}
+        error = {"code": refused.code, "message": refused.message[:MAX_MESSAGE]}
         self._channel.send({"id": request, "ok": False, "error": error})
 
     # ------------------------------------------------------------ requests
@@ -123,6 +133,7 @@ class Agent:
 
     def _warm(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]
+        self._confine(user_namespaces=header["user_namespaces"] is True)
         os.environ.update({str(name): str(value) for name, value in header["env"].items()})
         go_offline(os.environ)
         self._kernels.language = str(header["language"])
@@ -170,8 +181,15 @@ class Agent:
         gc.freeze()
         self._kernels.reseed(lambda: self._answer(request, {}))
 
+    def _confine(self, *, user_namespaces: bool) -> None:
+        """Install the seccomp filter before any code runs, once. Raises OSError: then no code runs at all."""
+        if not self._confined:
+            confine(user_namespaces=user_namespaces)
+            self._confined = True
+
     def _start_run(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]
+        self._confine(user_namespaces=False)
 
         def send(event: dict[str, Any], data: bytes) -> None:
             self._channel.send({"id": request, **event}, data)
@@ -184,3 +202,8 @@ class Agent:
 
     def _ping(self, header: dict[str, Any], _body: bytes) -> None:
         self._answer(header["id"], {})
+
+
+def _shown(op: object) -> str:
+    """Return the name of a request as an error quotes it, whatever it is."""
+    return repr(op[:40]) if type(op) is str else type(op).__name__

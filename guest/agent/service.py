@@ -56,8 +56,12 @@ class Service:
     def _try(self) -> None:
         if self._on_ready:
             self._check_output.clear()
-            self._check = self._launch(self._order["ready"], self._check_output)
-            self._children.watch(self._check, self._checked)
+            try:
+                self._check = self._launch(self._order["ready"], self._check_output)
+            except OSError:  # no process can be started now
+                self._loop.later(READY_PAUSE_S, self._try)
+            else:
+                self._children.watch(self._check, self._checked)
 
     def _checked(self, status: int) -> None:
         self._check = 0

@@ -133,7 +133,8 @@ class Shell:
         except OSError as error:
             if call.cwd is not None:
                 raise RequestRefused("bad_request", f"cwd: {folder}: {error.strerror}") from error
-            run.feed("stderr", f"mcp-sandbox: {folder}: {error.strerror}; back in {WORKSPACE}\n".encode())
+            note = f"mcp-sandbox: {folder}: {error.strerror}; back in {WORKSPACE}\n"
+            run.feed("stderr", note.encode("utf-8", "surrogateescape"))  # a directory's name can be any bytes
             return WORKSPACE, self._open(WORKSPACE)
 
     def _open(self, folder: str) -> int:

@@ -54,6 +54,8 @@ class Session:
             lines.append(f"cd -- {shlex.quote(folder)}")
         lines += [f"export {name}={shlex.quote(value)}" for name, value in call.env.items()]
         start = "\n".join(lines)
+        if not _is_text(command):
+            raise RequestRefused("bad_request", "a command cannot contain a NUL character")
         if len(os.fsencode(command)) > MAX_ARGUMENT:
             raise RequestRefused(
                 "too_large", f"the command has more than {MAX_ARGUMENT:,} bytes; write it to a file and run that"

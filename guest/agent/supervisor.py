@@ -25,6 +25,7 @@ MAX_UNREAD = 64 * 1024  # bytes of acknowledgements; an honest kernel waits for 
 MAX_FIGURES = 10**9  # no honest kernel reports more
 MAX_FAILED_STARTS = 3  # of kernels in a row
 HANG_UP_GRACE_S = 1.0  # for a kernel to end after it closed its socket
+NONSENSE = b"mcp-sandbox: code wrote to the socket of the process that runs it; that process was ended.\n"
 
 SHELL = "shell"  # the language without a kernel: code is a command
 
@@ -98,11 +99,19 @@ class Supervisor:
         if run.kind == "command" or self.language == SHELL:
             self._shell.start(run, self._command_ended)
         else:
-            self._run = run
-            kernel = self._kernel or self._start_kernel()
-            if kernel.ready:
-                self._begin(kernel, run)
+            self._run_in_kernel(run)
         self._runs += counted
+        self._source.code_ran |= counted
+
+    def _run_in_kernel(self, run: Execution) -> None:
+        """Start a run in the kernel, or when there is one. Raises RequestRefused."""
+        try:
+            kernel = self._kernel or self._start_kernel()
+        except OSError as error:
+            raise RequestRefused("no_kernel", f"no process can be started: {error.strerror}") from error
+        self._run = run
+        if kernel.ready:
+            self._begin(kernel, run)
 
     def stop(self, request: int) -> None:
         """Interrupt a run, and kill it when its grace period is over. Does nothing if it has ended."""
@@ -129,13 +138,14 @@ class Supervisor:
     # ------------------------------------------------------------ kernel
 
     def _start_kernel(self) -> Kernel:
-        """Start a new kernel, after everything that the last one left has been ended."""
+        """Start a new kernel, after everything that the last one left has been ended. Raises OSError."""
         if not self._swept:
             sweep(self._user, self._children, self._own_processes())
             self._swept = True
+        self._source.prepare()
         ours, theirs = socket.socketpair()
         control = ours.detach()
-        link = Link(self._loop, (control, control), self._receive, self._kernel_hung_up)
+        link = Link(self._loop, (control, control), self._receive, self._kernel_hung_up, self._kernel_lost)
         streams = Streams(self._loop, self._channel, self._user)
         kernel = self._kernel = Kernel(link, streams)
 
@@ -181,6 +191,15 @@ class Supervisor:
                 kernel.signal(signal.SIGKILL)
 
         self._loop.later(HANG_UP_GRACE_S, insist)
+
+    def _kernel_lost(self) -> None:
+        """End a kernel that sends nonsense: code has written to its socket, and nothing more from it can be trusted."""
+        kernel = self._kernel
+        if kernel is not None:
+            kernel.link.close()
+            kernel.signal(signal.SIGKILL)
+            if self._run:
+                self._run.feed("stderr", NONSENSE)
 
     def _receive(self, frame: Frame) -> None:
         """Handle a message of the kernel. The user's code could have written it: trust nothing in it."""
@@ -242,9 +261,13 @@ class Supervisor:
             run.refuse("no_kernel", f"the process that runs code ended while starting ({run.died(status)})")
 
     def _replace_kernel(self) -> None:
-        """Start a kernel if there is none, but not while a command runs: the sweep before it would end the command."""
+        """Start a kernel if there is none, but not while a command runs: the sweep before it would end the command.
+
+        If that is not possible now, the next run tries again.
+        """
         if self._kernel is None and not self._shell.run:
-            self._start_kernel()
+            with suppress(OSError):
+                self._start_kernel()
 
     def _command_ended(self, run: Execution, result: dict[str, Any]) -> None:
         self._finish(run, result)

@@ -42,9 +42,9 @@ class User(NamedTuple):
         if self.uid is None or self.gid is None:
             yield
             return
-        os.setegid(self.gid)
-        os.seteuid(self.uid)
         try:
+            os.setegid(self.gid)
+            os.seteuid(self.uid)
             yield
         finally:
             os.seteuid(0)
@@ -58,6 +58,8 @@ class User(NamedTuple):
         terabytes and use little.
         """
         os.setsid()
+        if self.shares_id:
+            set_dumpable(dumpable=True)  # code may debug itself, and the next file is its own only then
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(oom_score))
         with suppress(OSError):  # the agent's own priority is higher
@@ -68,16 +70,19 @@ class User(NamedTuple):
             _limit(resource.RLIMIT_RSS, self.memory_mb * 1024 * 1024)
         elif self.memory_mb:
             _limit_memory(self.memory_mb * 1024 * 1024)
+        self.drop_ids()
+        if self.shares_id:
+            with suppress(OSError):  # the agent cannot raise its own priority here, so code lowers its own
+                os.setpriority(os.PRIO_PROCESS, 0, CODE_NICENESS)
+
+    def drop_ids(self) -> None:
+        """Become this user for good, without a way to gain privileges."""
         set_no_new_privs()
         drop_bounding_set()
         if self.uid is not None and self.gid is not None:
             os.setgroups([])
             os.setgid(self.gid)
             os.setuid(self.uid)
-        elif self.own_pids:
-            set_dumpable(dumpable=True)  # code may debug itself
-            with suppress(OSError):  # the agent cannot raise its own priority here, so code lowers its own
-                os.setpriority(os.PRIO_PROCESS, 0, CODE_NICENESS)
 
     def make_places(self) -> None:
         """Create the user's directories and give the user everything in them."""

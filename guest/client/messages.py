@@ -86,6 +86,7 @@ class WarmUp:
     code: str = ""  # run in the language's kernel
     env: Mapping[str, str] = field(default_factory=dict)  # of every process in the machine
     service: Service | None = None
+    user_namespaces: bool = False  # whether code may create namespaces, see `guest.seccomp`
 
 
 @dataclass(frozen=True, slots=True)

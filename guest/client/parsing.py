@@ -149,7 +149,12 @@ def parse_listing(frame: Frame, limit: int) -> Listing:
 def warm_args(request: WarmUp) -> dict[str, Any]:
     """Return a warm-up as the wire carries it; its code is the body."""
     service = request.service and {**asdict(request.service), "env": dict(request.service.env)}
-    return {"language": request.language, "env": dict(request.env), "service": service}
+    return {
+        "language": request.language,
+        "env": dict(request.env),
+        "service": service,
+        "user_namespaces": request.user_namespaces,
+    }
 
 
 def run_args(request: RunCode) -> dict[str, Any]:

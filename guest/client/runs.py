@@ -124,7 +124,7 @@ class Run:
             self._put(parsing.parse_artifact(header))
         elif kind == "report" and not self._reported:
             self._reported = True
-            self._put(parse_report(body))
+            self._take_report(body)
         else:
             raise ProtocolError(f"the agent sent an unknown event: {str(kind)[:60]!r}")
         return False
@@ -142,6 +142,16 @@ class Run:
         text = self._texts[stream].decode(body, after_gap=gap > 0)
         if text or gap:
             self._put(Output(stream, text, gap))
+
+    def _take_report(self, body: bytes) -> None:
+        """Take a report. One that makes no sense is dropped: the agent passes it on as the code wrote it, unread."""
+        if len(body) > MAX_REPORT_BYTES:
+            raise ProtocolError("the agent's report is too long")
+        try:
+            report = parse_report(body)
+        except ProtocolError:
+            return
+        self._put(report)
 
     def _put(self, event: Event) -> None:
         last = self._events[-1] if self._events else None

@@ -316,7 +316,21 @@ print('ready')
         "forge(event='done', status='exited', exit_code=2**40)",
         "forge(event='done', status='error', name={}, message='ä' * 10_000)",
         "forge(event='done', figures=-10**30)",
+        "forge(event='done', status='killed', signal='<b>no signal</b>')",
+        "forge(event='done', status='killed', signal='SIG' + 'A' * 60_000)",
+        "forge(event='done', status='killed', signal={})",
+        "forge(b'nonsense', event='report')",
+        "forge(b'{\"kind\": \"compiled\"}', event='report')",
+        "forge(b' ' * 1_000_000, event='report')",
+        "forge(event='ready'); forge(event='reseeded'); forge(event=[]); forge(event='done', run=-1)",
+        "forge(event='done'); forge(event='done'); forge(event='display')",
         "wire.sendall(b'nonsense')",
+        "wire.sendall(b'MCSB')",  # and no more
+        "wire.sendall(struct.pack('>4sII', b'MCSB', 4, 0) + b'[[[[')",
+        "wire.sendall(struct.pack('>4sII', b'MCSB', 60_000, 0) + b'[' * 60_000)",
+        "wire.sendall(struct.pack('>4sII', b'MCSB', 2**32 - 1, 2**32 - 1))",
+        "wire.shutdown(socket.SHUT_RDWR)",
+        "wire.shutdown(socket.SHUT_WR)",
         "for _ in range(20_000): forge(event='x', wait=True)",
     ],
 )
@@ -327,6 +341,12 @@ async def test_forged_kernel_messages_do_not_harm_the_machine(machine, lie):
     assert (await run(machine, "1 + 1")).shown == ["2"]
     plot = await run(machine, "import matplotlib.pyplot as plt; plt.plot([1]); plt.show()")
     assert [path for display in plot.displays for path in display.files if path.startswith("/tmp/outputs/figure-")]
+
+
+async def test_nonsense_on_the_kernels_socket_ends_the_kernel_with_a_note(machine):
+    result = await run(machine, FORGE + "wire.sendall(b'nonsense')\nwhile True: pass")
+    assert (result.finished.status, result.finished.signal, result.finished.state) == ("killed", "SIGKILL", "lost")
+    assert "wrote to the socket" in result.stderr
 
 
 async def test_an_interrupted_run_keeps_the_state(machine):

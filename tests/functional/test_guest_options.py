@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from guest.client import AgentClient
-from guest.client.messages import Identity, Output, RunCode
+from guest.client.messages import Identity, Output, RunCode, WarmUp
 from tests.functional.guest_harness import SEPARATE_USER, agent_client, command, run
 from tests.waiting import HANG_S
 
@@ -154,6 +154,28 @@ print({(s['NoNewPrivs'], s['CapEff'], s['CapPrm'], s['Uid'].split()[0]) for s in
         async with agent_client("import numpy; numpy.ones((500, 500)) @ numpy.ones((500, 500))", *options) as client:
             none = "0" * 16
             assert (await run(client, look)).stdout == f"{{('1', '{none}', '{none}', '1000')}} {none}\n"
+
+
+# The harness has changed its root directory: there Linux allows no user namespaces, and answers after any filter.
+SETNS = (
+    "import ctypes, errno; ctypes.CDLL(None, use_errno=True).setns(-1, 0); print(errno.errorcode[ctypes.get_errno()])"
+)
+
+
+@pytest.mark.parametrize(("allowed", "answer"), [(False, "EPERM\n"), (True, "EBADF\n")])
+async def test_a_template_decides_whether_code_may_use_namespaces(allowed, answer):
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(WarmUp(user_namespaces=allowed)) as client:
+            await client.write("setns.py", SETNS.encode())
+            assert (await run(client, SETNS)).stdout == answer
+            assert (await command(client, "python3 setns.py")).stdout == answer
+
+
+async def test_code_is_filtered_in_a_machine_that_was_never_warmed_up():
+    with anyio.fail_after(LIMIT_S):
+        async with agent_client(None) as client:
+            await client.write("setns.py", SETNS.encode())
+            assert (await command(client, "python3 setns.py")).stdout == "EPERM\n"
 
 
 # ---------------------------------------------------------------- agent and code are one unprivileged user

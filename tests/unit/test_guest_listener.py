@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     def gone() -> None:
         listener.next()
 
-    link = Link(loop, None, echo, gone, seeking=True)
+    link = Link(loop, None, echo, gone)
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))

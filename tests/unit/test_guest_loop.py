@@ -1,0 +1,83 @@
+"""The agent's event loop and its links, on sockets of this process."""
+
+import os
+import socket
+
+from guest.agent.loop import READ_BYTES, Link, Loop
+from guest.protocol import Frame, encode
+
+
+def test_a_handler_that_fails_is_printed_and_the_loop_goes_on(capsys):
+    loop = Loop()
+    read, write = os.pipe()
+    os.write(write, b"x")
+
+    def fail(_events: int = 0) -> None:
+        raise OverflowError("a bug")
+
+    loop.add(read, fail)
+    loop.soon(fail)
+    loop.later(0, fail)
+    loop.later(0, loop.stop)
+    loop.run()
+    os.close(read)
+    os.close(write)
+    assert capsys.readouterr().err.count("OverflowError: a bug") == 3
+
+
+def test_a_flood_on_one_link_does_not_hold_up_the_others():
+    """Every frame that is read is followed by the next one at once, as many as the test allows."""
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    header = {"event": "x"}
+    frame = encode(header, b"x" * (READ_BYTES - len(encode(header))))
+    assert len(frame) == READ_BYTES
+    taken, allowed, seen = 0, 1000, []
+
+    def take(_frame: Frame) -> None:
+        nonlocal taken
+        taken += 1
+        if taken < allowed:
+            theirs.sendall(frame)
+        else:
+            loop.stop()
+
+    def other(_events: int) -> None:
+        seen.append(taken)
+        loop.stop()
+
+    control = ours.detach()
+    link = Link(loop, (control, control), take, loop.stop, loop.stop)
+    theirs.sendall(frame)
+    read, write = os.pipe()
+    loop.soon(lambda: loop.add(read, other))  # after the first turn of the link
+    os.write(write, b"x")
+    loop.run()
+    link.close()
+    theirs.close()
+    os.close(read)
+    os.close(write)
+    assert seen
+    assert seen[0] < allowed
+
+
+def test_whatever_cannot_be_handled_is_nonsense_and_not_the_end_of_the_loop(capsys):
+    loop = Loop()
+    ours, theirs = socket.socketpair()
+    control = ours.detach()
+    heard: list[str] = []
+
+    def take(_frame: Frame) -> None:
+        raise RecursionError("too deep")
+
+    def nonsense() -> None:
+        heard.append("nonsense")
+        link.close()
+        loop.stop()
+
+    link = Link(loop, (control, control), take, loop.stop, nonsense)
+    theirs.sendall(encode({"event": "x"}))
+    loop.run()
+    theirs.close()
+    assert heard == ["nonsense"]
+    assert "RecursionError" in capsys.readouterr().err
