@@ -21,7 +21,9 @@ PREFIX = struct.Struct(">4sII")
 MAX_HEADER = 64 * 1024  # bytes; whatever can be large travels in the body
 MAX_BODY = 1024 * 1024  # bytes; a larger frame would hold up the others
 MAX_DISPLAYS = 10_000  # of one run; those without text count against no other limit
+MAX_ARTIFACTS = 1000  # of one run
 MAX_SKIP = 4 * 1024 * 1024  # bytes of garbage skipped before the first frame
+MAX_FALSE_STARTS = 16  # in that garbage: each may cost the parsing of a header
 
 
 class Frame(NamedTuple):
@@ -93,17 +95,20 @@ class Decoder:
     def __init__(self, *, seeking: bool = False) -> None:
         self._held = bytearray()  # the start of an incomplete frame
         self._seeking = seeking
-        self._skipped = 0
+        self._skipped = self._false_starts = 0
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Add received bytes and return the frames that are complete now. Raises ProtocolError on a violation."""
+    def feed(self, data: bytes, most: int = -1) -> list[Frame]:
+        """Add received bytes and return the frames that are complete now, or only the first `most` of them.
+
+        The others wait for the next call, which may add no bytes. Raises ProtocolError on a violation.
+        """
         buffer: bytes | bytearray = data
         if self._held:
             self._held += data
             buffer = self._held
         frames: list[Frame] = []
         start = 0
-        while start < len(buffer):
+        while start < len(buffer) and len(frames) != most:
             try:
                 frame, end = _cut(buffer, start)
             except ProtocolError:
@@ -124,22 +129,24 @@ class Decoder:
 
     @property
     def incomplete(self) -> bytes:
-        """What was received of a frame that is not complete."""
+        """What was received and not returned as a frame yet."""
         return bytes(self._held)
 
     def resync(self) -> None:
         """Discard an incomplete frame and look for the next valid one."""
         self._held.clear()
         self._seeking = True
-        self._skipped = 0
+        self._skipped = self._false_starts = 0
 
     def _skip(self, buffer: bytes | bytearray, start: int) -> int:
         """Return where the next frame might begin."""
         found = buffer.find(MAGIC, start + 1)
         if found < 0:  # the last bytes may be a magic cut in two
             found = max(start + 1, len(buffer) - len(MAGIC) + 1)
+        else:
+            self._false_starts += 1
         self._skipped += found - start
-        if self._skipped > MAX_SKIP:
+        if self._skipped > MAX_SKIP or self._false_starts > MAX_FALSE_STARTS:
             self._seeking = False
             raise ProtocolError(f"no frame in {self._skipped} bytes")
         return found

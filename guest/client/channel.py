@@ -7,12 +7,14 @@ from typing import Any, Protocol
 import anyio
 from anyio.abc import ByteStream
 
+from guest.client.pacing import Pace
 from guest.client.parsing import is_ok, parse_refusal
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
 from guest.protocol import Decoder, Frame, encode
 
 READ_BYTES = 256 * 1024
 MAX_OPEN_REQUESTS = 64
+MAX_STALE_FRAMES = 64  # of an earlier conversation, before the answer to the greeting
 
 
 class Receiver(Protocol):
@@ -47,28 +49,31 @@ class _Answer:
 
 
 class Channel:
-    """The requests on one stream. After a failure every further request fails the same way."""
+    """The requests on one stream. After a failure every further request fails the same way.
 
-    def __init__(self, stream: ByteStream, timeout_s: float) -> None:
+    With `seeking`, what an earlier conversation left in the stream is skipped.
+    """
+
+    def __init__(self, stream: ByteStream, timeout_s: float, *, seeking: bool = False) -> None:
         self.timeout_s = timeout_s
         self.failure: GuestError | None = None
         self._stream = stream
         self._open: dict[int, Receiver] = {}
         self._first_id = self.last_id = secrets.randbits(32)  # not the ids of an earlier conversation
         self._abandoned: set[int] = set()  # sent and given up, not answered yet
-        self._greeted = False
+        self._stale_left = MAX_STALE_FRAMES if seeking else 0
         self._failed = anyio.Event()
         self._sending = anyio.Lock(fast_acquire=True)
-        self._decoder = Decoder(seeking=True)
+        self._decoder = Decoder(seeking=seeking)
+        self._pace = Pace()
         self._reading = anyio.CancelScope()
         self._stopped_reading = anyio.Event()
 
     def resume(self, last_id: int, unread: bytes) -> None:
         """Continue where another channel on this stream stopped, before anything is read."""
         self._first_id = self.last_id = last_id
-        self._greeted = True
-        self._decoder = Decoder()
-        self._handle(unread)
+        for frame in self._decoder.feed(unread):
+            self._dispatch(frame)
 
     async def wait_failed(self) -> None:
         """Return when nothing can be asked any more: `failure` says why."""
@@ -105,7 +110,7 @@ class Channel:
         """Reserve an id for a request whose answers go to `receiver`."""
         if self.failure is not None:
             raise self.failure
-        if len(self._open) >= MAX_OPEN_REQUESTS:
+        if len(self._open) + len(self._abandoned) >= MAX_OPEN_REQUESTS:
             raise RequestRefused("busy", f"{MAX_OPEN_REQUESTS} requests are open on this machine already")
         self.last_id += 1
         self._open[self.last_id] = receiver
@@ -148,7 +153,7 @@ class Channel:
         try:
             with self._reading:
                 while True:
-                    self._handle(await self._stream.receive(READ_BYTES))
+                    await self._handle(await self._stream.receive(READ_BYTES))
         except ProtocolError as error:
             self.fail(error)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
@@ -180,17 +185,26 @@ class Channel:
             await self._stopped_reading.wait()
         return self._decoder.incomplete
 
-    def _handle(self, data: bytes) -> None:
-        for frame in self._decoder.feed(data):
-            self._dispatch(frame)
+    async def _handle(self, data: bytes) -> None:
+        """Handle what was received, in turns. Meanwhile nothing more is read, so the agent has to wait."""
+        pace = self._pace
+        pace.begin_turn()
+        frames = self._decoder.feed(data, most=1)
+        while frames:
+            self._dispatch(frames[0])
+            if pace.turn_is_over():
+                await pace.next_turn()
+            frames = self._decoder.feed(b"", most=1)
+        await pace.end_turn()
 
     def _dispatch(self, frame: Frame) -> None:
         number = frame.header.get("id")
         if type(number) is not int or not self._first_id < number <= self.last_id:
-            if not self._greeted:  # the end of an earlier conversation
+            if self._stale_left:
+                self._stale_left -= 1
                 return
             raise ProtocolError(f"the agent answers a request that was never made: {str(number)[:60]!r}")
-        self._greeted = True
+        self._stale_left = 0
         receiver = self._open.get(number)
         if receiver is not None:
             if receiver.take(frame):

@@ -50,22 +50,23 @@ class AgentClient:
     hello: Hello
     refreshed: Refreshed | None = None  # the outcome of the last refresh
 
-    def __init__(self, stream: ByteStream, timeout_s: float) -> None:
+    def __init__(self, stream: ByteStream, timeout_s: float, *, seeking: bool = False) -> None:
         self._stream = stream
-        self._channel = Channel(stream, timeout_s)
+        self._channel = Channel(stream, timeout_s, seeking=seeking)
         self._detached = False
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, stream: ByteStream, *, timeout_s: float, identity: Identity | None = None
+        cls, stream: ByteStream, *, timeout_s: float, identity: Identity | None = None, seeking: bool = False
     ) -> AsyncIterator["AgentClient"]:
         """Greet the agent and serve requests until the block ends; then the stream is closed.
 
         With an `identity` the machine is refreshed at the same time: every restored machine must be opened so.
-        `timeout_s` bounds the greeting and every later request that is not a run.
+        `timeout_s` bounds the greeting and every later request that is not a run. `seeking` skips what an earlier
+        conversation left in the stream, which only a serial port can have: it knows no connections.
         """
-        client = cls(stream, timeout_s)
+        client = cls(stream, timeout_s, seeking=seeking)
         async with client._serving():
             async with anyio.create_task_group() as greeting:  # both requests travel at once
                 greeting.start_soon(client._greet)

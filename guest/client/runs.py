@@ -11,7 +11,7 @@ from guest.client import parsing
 from guest.client.messages import Artifact, Display, Event, Finished, Output, RunCode, Stream
 from guest.client.reports import MAX_REPORT_BYTES, parse_report
 from guest.errors import AgentGone, GuestError, ProtocolError
-from guest.protocol import MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame
+from guest.protocol import MAX_ARTIFACTS, MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame
 
 QUEUE_ENTRY_BYTES = 512  # memory of an unread event besides its text
 QUEUE_SLACK_BYTES = 8 * 1024 * 1024  # unread events beyond the output itself: artifacts, many short prints
@@ -57,6 +57,7 @@ class Run:
         self._output_left = 2 * (request.head_bytes + request.tail_bytes) + 2
         self._display_left = request.max_display_bytes
         self._displays_left = MAX_DISPLAYS
+        self._artifacts_left = MAX_ARTIFACTS
         self._reported = False
         self._queue_left = (
             self._output_left + self._display_left + MAX_BODY + MAX_HEADER + MAX_REPORT_BYTES + QUEUE_SLACK_BYTES
@@ -114,14 +115,9 @@ class Run:
         if kind == "output":
             self._take_output(header, body)
         elif kind == "display":
-            display = parsing.parse_display(header, body)
-            self._display_left -= 0 if body == b"{}" else len(body)
-            self._displays_left -= 1
-            if self._display_left < 0 or self._displays_left < 0:
-                raise ProtocolError("the agent sent more displays than the run allows")
-            self._put(display)
+            self._take_display(header, body)
         elif kind == "artifact":
-            self._put(parsing.parse_artifact(header))
+            self._take_artifact(header)
         elif kind == "report" and not self._reported:
             self._reported = True
             self._take_report(body)
@@ -152,6 +148,19 @@ class Run:
         except ProtocolError:
             return
         self._put(report)
+
+    def _take_display(self, header: dict[str, object], body: bytes) -> None:
+        self._display_left -= 0 if body == b"{}" else len(body)
+        self._displays_left -= 1
+        if self._display_left < 0 or self._displays_left < 0:  # before the body is parsed
+            raise ProtocolError("the agent sent more displays than the run allows")
+        self._put(parsing.parse_display(header, body))
+
+    def _take_artifact(self, header: dict[str, object]) -> None:
+        self._artifacts_left -= 1
+        if self._artifacts_left < 0:
+            raise ProtocolError("the agent sent more artifacts than the run allows")
+        self._put(parsing.parse_artifact(header))
 
     def _put(self, event: Event) -> None:
         last = self._events[-1] if self._events else None

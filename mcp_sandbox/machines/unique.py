@@ -40,7 +40,9 @@ async def open_unique(
     Raises:
         NotUnique, ClockSkew: the machine must not be used.
     """
-    async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity) as agent:
+    # The agent of a virtual machine uses a serial port, which knows no connections.
+    seeking = isolation is Isolation.VM
+    async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity, seeking=seeking) as agent:
         if warmup is not None:
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
             agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity
