@@ -7,13 +7,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import anyio
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp.server.stdio import stdio_server
 from mcp_types import CallToolResult, InputRequiredResult, Tool
 from pydantic import AnyUrl, ValidationError
 
@@ -26,7 +25,7 @@ from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argument
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
-from mcp_sandbox.serving.stdio import LineReader, TextWriter, claimed_stdio, refusal
+from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
 from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
 from mcp_sandbox.tools.common import lifetime_of
 
@@ -124,23 +123,16 @@ async def serve_stdio(
     opening: AbstractAsyncContextManager[SandboxServer], *, parent: int, max_message_bytes: int
 ) -> None:
     """Serve one client on stdin and stdout until it disconnects, a signal arrives or process `parent` ends."""
-    with claimed_stdio() as (wire_in, wire_out):
-        writer = TextWriter(wire_out)
-
-        async def refuse(start: bytes, end: bytes) -> None:
-            await writer.write(refusal(start, end, max_message_bytes))
-
-        reader = LineReader(wire_in, max_message_bytes, refuse)
+    with claimed_stdio() as wire:
+        ended = anyio.Event()
 
         async def client_left() -> str:
-            await reader.ended.wait()
+            await ended.wait()
             await anyio.sleep(LAST_ANSWERS_S)
             return "the client closed stdin"
 
         async def serve() -> None:
-            # The SDK uses only the methods that these two have.
-            streams = cast("anyio.AsyncFile[str]", reader), cast("anyio.AsyncFile[str]", writer)
-            async with opening as server, stdio_server(*streams) as (incoming, outgoing):
+            async with opening as server, message_streams(*wire, max_message_bytes, ended) as (incoming, outgoing):
                 lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
                 await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 

@@ -4,36 +4,34 @@ The SDK reads stdin in a worker thread. Nothing can interrupt a blocking read in
 stop would wait for its client. Here the event loop waits instead, and only reads and writes what does not block.
 """
 
-import json
+import logging
 import os
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+
+from mcp_sandbox.serving.messages import END_BYTES, InvalidMessage, parse_message, too_long
 
 READ_BYTES = 1 << 16
-END_BYTES = 256  # kept of each end of a line that is too long
-INVALID_REQUEST = -32600  # JSON-RPC's error code
-
-_ID = rb'"id"\s*:\s*(\d+|"[\w-]*")\s*'
-_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
-_FIRST_ID = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb",\s*)?" + _ID + rb",")
-_LAST_ID = re.compile(rb"[}\]\"\w]\s*,\s*(?:" + _VERSION + rb",\s*)?" + _ID + rb"(?:,\s*" + _VERSION + rb")?\}\s*$")
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 PIPE_WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that polls as writable takes without blocking
+
+Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
+logger = logging.getLogger(__name__)
 
 
 class LineReader:
-    """Lines of text from a file descriptor. A line that is too long is refused; only its ends are kept."""
+    """Lines from a file descriptor. A line that is too long is refused; only its ends are kept."""
 
     def __init__(self, fd: int, max_bytes: int, refuse: Callable[[bytes, bytes], Awaitable[None]]) -> None:
         self._fd = fd
         self._max_bytes = max_bytes
         self._refuse = refuse
-        self.ended = anyio.Event()
 
-    async def __aiter__(self) -> AsyncIterator[str]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         pending = bytearray()
         start = b""  # of a line that is too long already
         while True:
@@ -49,29 +47,14 @@ class LineReader:
                     await self._refuse(start or bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
                     start = b""
                 else:
-                    yield _text(line)
+                    yield bytes(line)
             if len(pending) > self._max_bytes:
                 start = start or bytes(pending[:END_BYTES])
                 del pending[:-END_BYTES]
             if not chunk:
                 break
         if pending.strip() and not start:
-            yield _text(pending)
-        self.ended.set()
-
-
-def _text(line: bytearray) -> str:
-    """Decode a message so that the SDK can read it.
-
-    JSON can escape an unpaired surrogate, which UTF-8 cannot encode; the SDK drops such a message without an answer.
-    Each one becomes a question mark.
-    """
-    text = line.decode(errors="replace")
-    if not _SURROGATE.search(text):
-        return text
-    with suppress(ValueError, RecursionError):
-        return json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace").decode()
-    return text
+            yield bytes(pending)
 
 
 class TextWriter:
@@ -85,7 +68,7 @@ class TextWriter:
         """Write all of `text`.
 
         Raises:
-            anyio.ClosedResourceError: the reader is gone; the SDK takes that as the end of the connection.
+            anyio.ClosedResourceError: the reader is gone.
         """
         rest = memoryview(text.encode())
         try:
@@ -96,22 +79,50 @@ class TextWriter:
         except BrokenPipeError:
             raise anyio.ClosedResourceError from None
 
-    async def flush(self) -> None:
-        """Nothing is buffered."""
+
+@asynccontextmanager
+async def message_streams(wire_in: int, wire_out: int, max_bytes: int, ended: anyio.Event) -> AsyncIterator[Streams]:
+    """Yield the client's messages and a stream for the server's. `ended` is set at the end of the client's."""
+    writer = TextWriter(wire_out)
+
+    async def refuse(start: bytes, end: bytes) -> None:
+        await writer.write(too_long(start, end, max_bytes))
+
+    to_server, incoming = anyio.create_memory_object_stream[SessionMessage | Exception]()
+    outgoing, from_server = anyio.create_memory_object_stream[SessionMessage]()
+    async with anyio.create_task_group() as tasks, incoming, outgoing:
+        tasks.start_soon(_receive, LineReader(wire_in, max_bytes, refuse), to_server, writer, ended)
+        tasks.start_soon(_send, from_server, writer)
+        yield incoming, outgoing
 
 
-def refusal(start: bytes, end: bytes, max_bytes: int) -> str:
-    """Return the JSON-RPC answer to a message that was too long to be read.
+async def _receive(
+    lines: AsyncIterable[bytes],
+    to_server: MemoryObjectSendStream[SessionMessage | Exception],
+    writer: TextWriter,
+    ended: anyio.Event,
+) -> None:
+    try:
+        async with to_server:
+            async for line in lines:
+                if line.isspace():
+                    continue
+                try:
+                    await to_server.send(SessionMessage(parse_message(line)))
+                except InvalidMessage as invalid:
+                    logger.info("the client sent an invalid message of %d bytes", len(line))
+                    await writer.write(invalid.answer)
+    except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+        pass  # the client, or our own server, is gone
+    finally:
+        ended.set()
 
-    Its id is found if it is the first or last member besides the version, which is where clients put it.
-    """
-    found = _FIRST_ID.match(start) or _LAST_ID.search(end)
-    message = (
-        f"The message is longer than {max_bytes:,} bytes and was not read. Send large files in parts, "
-        "or let code in the sandbox create them."
-    )
-    error = {"code": INVALID_REQUEST, "message": message}
-    return json.dumps({"jsonrpc": "2.0", "id": json.loads(found[1]) if found else None, "error": error}) + "\n"
+
+async def _send(from_server: MemoryObjectReceiveStream[SessionMessage], writer: TextWriter) -> None:
+    with suppress(anyio.ClosedResourceError):  # the client is gone
+        async with from_server:
+            async for message in from_server:
+                await writer.write(message.message.model_dump_json(by_alias=True, exclude_unset=True) + "\n")
 
 
 async def _ready(wait: Callable[[int], Awaitable[None]], fd: int) -> None:

@@ -30,16 +30,25 @@ class RawClient:
 
     async def send(self, method: str, params: Mapping[str, Any], **more: object) -> None:
         """Send a message, and do not wait for the answer."""
-        assert self.process.stdin is not None
         message = {"jsonrpc": "2.0", "method": method, "params": params, **more}
-        await self.process.stdin.send(json.dumps(message).encode() + b"\n")
+        await self.send_line(json.dumps(message).encode())
+
+    async def send_line(self, line: bytes) -> None:
+        """Send bytes that may be no message, and a line break."""
+        assert self.process.stdin is not None
+        await self.process.stdin.send(line + b"\n")
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message of the server."""
+        message: dict[str, Any] = json.loads(await self._lines.receive_until(b"\n", MAX_LINE_BYTES))
+        return message
 
     async def ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request and wait for its result."""
         self._last_id += 1
         await self.send(method, params, id=self._last_id)
         while True:
-            message = json.loads(await self._lines.receive_until(b"\n", MAX_LINE_BYTES))
+            message = await self.receive()
             if message.get("id") == self._last_id:
                 result: dict[str, Any] = message["result"]
                 return result

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
+from mcp_types import INVALID_REQUEST, PARSE_ERROR
 
 from tests.functional.checkout import REPO
 from tests.functional.raw_client import PARENT, RawClient, started
@@ -87,6 +88,27 @@ async def test_answers_larger_than_the_pipe_arrive_whole(tmp_path: Path):
         assert written["structuredContent"]["size"] == 2_000_000
         read = await client.ask("resources/read", {"uri": f"sandbox://{box}/workspace/big"})
         assert read["contents"][0]["text"] == content
+
+
+BAD_LINES = (
+    b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":' + b"9" * 100_000 + b"}}",
+    b"\xff\xfe",
+    b"[]",
+    b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}',
+)
+
+
+async def test_every_message_that_cannot_be_read_is_answered_and_the_server_goes_on(tmp_path: Path):
+    async with serving(tmp_path) as client:
+        await client.start()
+        for line in BAD_LINES:
+            await client.send_line(line)
+            assert (await client.receive())["error"]["code"] in (PARSE_ERROR, INVALID_REQUEST)
+        await client.send_line(b" \n\n")
+        for number in range(1000):  # of requests that never were
+            await client.send("notifications/cancelled", {"requestId": f"unknown-{number}"})
+        assert (await client.call("list_sandboxes"))["structuredContent"]["sandboxes"]
 
 
 async def test_the_sdks_own_client_works(tmp_path: Path):
