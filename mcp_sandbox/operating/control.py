@@ -201,11 +201,11 @@ def ask(run_dir: Path, server: ProcessId, request: Request, *, timeout_s: float 
             wire.sendall(request.model_dump_json().encode() + b"\n")
             with wire.makefile("rb") as lines:
                 answer = json.loads(lines.readline(MAX_ANSWER_BYTES))
-    except (OSError, ValueError) as error:
+        if not answer["ok"]:
+            raise ControlError(answer["error"])
+        return answer["result"]
+    except (OSError, ValueError, RecursionError, TypeError, LookupError) as error:
         raise ServerGone(f"Server {server.pid} does not answer ({error}).") from error
-    if not answer["ok"]:
-        raise ControlError(answer["error"])
-    return answer["result"]
 
 
 @contextmanager

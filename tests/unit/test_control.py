@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from anyio.abc import SocketStream
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxNotFound
@@ -137,10 +138,24 @@ async def test_a_bug_in_the_server_is_an_answer_and_does_not_end_it(run_dir: Pat
         b'{"do": "close", "sandbox_id": "' + b"x" * 200 + b'"}\n',
         b"x" * 100_000 + b"\n",
         b"\xff\xfe\n",
+        b"[" * 4000 + b"\n",
+        b'{"do":' + b"9" * 4080 + b"}\n",
         b"no end",
         b"",
     ],
-    ids=["empty", "list", "unknown", "extra", "long id", "long line", "no text", "no newline", "silence"],
+    ids=[
+        "empty",
+        "list",
+        "unknown",
+        "extra",
+        "long id",
+        "long line",
+        "no text",
+        "deep nesting",
+        "many digits",
+        "no newline",
+        "silence",
+    ],
 )
 async def test_a_malformed_request_is_refused(run_dir: Path, line: bytes):
     try:
@@ -213,6 +228,25 @@ async def test_asking_a_server_that_is_gone_raises_server_gone(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "1-1-control").touch()
     assert live_servers(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("answer", [b"", b"[" * 100_000, b"9" * 100_000, b"[]", b"{}", b'{"ok": true}', b"\xff"])
+async def test_an_answer_that_makes_no_sense_is_no_answer(tmp_path: Path, answer: bytes):
+    server = myself()
+
+    async def serve(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(answer + b"\n")
+
+    async with (
+        await anyio.create_unix_listener(tmp_path / f"{server.pid}-{server.started}-control") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, serve)
+        with pytest.raises(ServerGone, match="does not answer"):
+            await asked(tmp_path, do="list")
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_server_without_a_control_socket_still_works(tmp_path: Path, caplog: pytest.LogCaptureFixture):
