@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 from guest.agent.user import User
 from guest.errors import RequestRefused
 from guest.places import WORKSPACE
-from guest.protocol import MAX_BODY, encode_json
+from guest.protocol import MAX_BODY, MAX_LISTING, encode_json
 from guest.trees import make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_UPLOADS = 16  # half-sent files at once
-MAX_ENTRIES = 5000  # in one listing; the agent serves nothing else meanwhile
+MAX_ENTRIES = 5000  # looked at for one listing; the agent serves nothing else meanwhile
 END_OF_FILES = 2**63  # bytes; no file is as long
 LATEST = 2.0**36  # seconds, the year 4147; code can set later times, which no calendar has
-LISTING_BYTES = MAX_BODY - 64 * 1024  # room for the last entry
 
 Reply = tuple[dict[str, Any], bytes]
 
@@ -117,32 +116,37 @@ class FileRequests:
                 os.unlink(temporary)
 
     def _list(self, args: dict[str, Any], _body: bytes) -> Reply:
-        wanted = max(0, min(int(args["max_entries"]), MAX_ENTRIES))
-        folders, used, truncated = [_path(args)], 2, False
+        wanted, skip = (max(0, int(args.get(name, 0))) for name in ("max_entries", "skip"))
+        recursive = args["recursive"]
+        folders, used, looked_at, truncated = [_path(args)], 2, 0, False
         entries: list[bytes] = []
         while folders and not truncated:
             folder = folders.pop()
             try:
                 with os.scandir(folder) as found:  # memory for as many as are wanted, however many there are
-                    names = nsmallest(wanted - len(entries) + 1, (entry.name for entry in found))
+                    names = nsmallest(skip + wanted - len(entries) + 1, (entry.name for entry in found))
             except OSError:
-                if not entries:
+                if not looked_at:
                     raise
                 continue  # a directory that the user may not read, or that is gone
+            if not recursive:  # then what is skipped need not be looked at
+                names, skip = names[skip:], 0
             for name in names:
                 path = os.path.join(folder, name)
                 try:
                     facts = os.lstat(path)
                 except OSError:
                     continue  # it is gone
-                raw = encode_json(_info(path, facts))
-                used += len(raw) + 1
-                if len(entries) >= wanted or used > LISTING_BYTES:
+                looked_at += 1
+                if recursive and stat.S_ISDIR(facts.st_mode):
+                    folders.append(path)
+                raw = b"" if looked_at <= skip else encode_json(_info(path, facts))
+                used += len(raw) + 1 if raw else 0
+                if len(entries) >= wanted or used > MAX_LISTING or looked_at > MAX_ENTRIES:
                     truncated = True
                     break
-                entries.append(raw)
-                if args["recursive"] and stat.S_ISDIR(facts.st_mode):
-                    folders.append(path)
+                if raw:
+                    entries.append(raw)
         return {"truncated": truncated}, b"[" + b",".join(entries) + b"]"
 
 

@@ -192,9 +192,9 @@ class AgentClient:
                 await self._abandon(upload)
             raise
 
-    async def list(self, path: str, *, recursive: bool, max_entries: int) -> Listing:
-        """List the entries of a directory, without following links."""
-        args = {"path": path, "recursive": recursive, "max_entries": max_entries}
+    async def list(self, path: str, *, recursive: bool, max_entries: int, skip: int = 0) -> Listing:
+        """List the entries of a directory after the first `skip` of them, without following links."""
+        args = {"path": path, "recursive": recursive, "max_entries": max_entries, "skip": skip}
         return await self._ask("list", args, parse=lambda frame: parsing.parse_listing(frame, max_entries))
 
     async def ping(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from guest.client.reports import Report
-from guest.client.wire import ExitCode, Flag, Number, SignalName, Text, Whole
+from guest.client.wire import ExitCode, Flag, Number, Path, SignalName, Text, Whole, line
 
 Language = Literal["python", "cpp", "go", "shell"]
 RunKind = Literal["code", "command", "invoke"]
@@ -18,6 +18,10 @@ Stream = Literal["stdout", "stderr"]
 Status = Literal["ok", "error", "interrupted", "killed", "exited"]
 State = Literal["kept", "lost"]
 Kind = Literal["file", "dir", "link", "other"]
+
+MAX_NAME = 200  # characters of a name or a version
+MAX_MESSAGE = 4000  # characters of an error message
+MAX_LOSS = 600  # characters of how a service ended
 
 # The wire carries whole nanoseconds.
 Seconds = Annotated[Number, Field(ge=0, validation_alias="duration_ns"), AfterValidator(lambda ns: ns / 1e9)]
@@ -28,9 +32,9 @@ class Hello:
     """Facts about an agent."""
 
     version: Whole  # of the protocol
-    agent: Text
-    language: Text
-    language_version: Text
+    agent: Annotated[Text, line(MAX_NAME)]
+    language: Annotated[Text, line(MAX_NAME)]
+    language_version: Annotated[Text, line(MAX_NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Display:
 class Artifact:
     """A file in the outputs directory that the run created or changed."""
 
-    path: Text
+    path: Path
     size: Whole
 
 
@@ -131,8 +135,8 @@ class Artifact:
 class CodeError:
     """The exception that ended the code, or what killed its process."""
 
-    name: Text
-    message: Text
+    name: Annotated[Text, line(MAX_NAME)]
+    message: Annotated[Text, Field(max_length=MAX_MESSAGE)]
     traceback: str = ""
 
 
@@ -142,8 +146,8 @@ class OutputTotals:
 
     stdout_bytes: Whole
     stderr_bytes: Whole
-    stdout_spill: Text | None = None
-    stderr_spill: Text | None = None
+    stdout_spill: Path | None = None
+    stderr_spill: Path | None = None
     spill_complete: Flag = True  # False: the disk was full, or the output larger than a spill file may be
     displays_dropped: Whole = 0  # values shown beyond max_display_bytes
 
@@ -160,7 +164,9 @@ class Finished:
     duration_s: Seconds
     output: OutputTotals
     artifacts_complete: Flag = True  # False: the outputs directory has more files than the agent looks at
-    service_loss: Text | None = None  # how the machine's service ended, if it had one and it has
+    service_loss: Annotated[Text, line(MAX_LOSS)] | None = (
+        None  # how the machine's service ended, if it had one and it has
+    )
 
 
 Event = Output | Display | Artifact | Report | Finished
@@ -170,7 +176,7 @@ Event = Output | Display | Artifact | Report | Finished
 class FileInfo:
     """One entry of the machine's file system."""
 
-    path: Text
+    path: Path
     kind: Kind
     size: Whole
     mtime: Number

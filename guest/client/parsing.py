@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from guest.client.messages import (
+    MAX_MESSAGE,
     Artifact,
     Display,
     FileChunk,
@@ -17,18 +18,20 @@ from guest.client.messages import (
     RunCode,
     WarmUp,
 )
-from guest.client.wire import Flag, Text, Whole, check
+from guest.client.wire import Flag, Path, Text, Whole, check, line, one_line
 from guest.errors import ProtocolError, RequestRefused
-from guest.protocol import PROTOCOL_VERSION, Frame, decode_json
+from guest.protocol import MAX_LISTING, PROTOCOL_VERSION, Frame, decode_json
 
 MAX_CODE = 40  # characters of a refusal
-MAX_MESSAGE = 4000  # characters of a refusal
 MAX_FILES = 64  # of one display
+MAX_FORMS = 32  # of one display
+MAX_FORM_NAME = 100  # characters
+MAX_TRACEBACK = 64 * 1024  # characters; kernels send less
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    code: Text
+    code: Annotated[Text, line(MAX_CODE)]
     message: Text
 
 
@@ -47,8 +50,8 @@ _FILE_CHUNK = TypeAdapter(FileChunk)
 _LISTING = TypeAdapter(Listing)
 _ARTIFACT = TypeAdapter(Artifact)
 _FINISHED = TypeAdapter(Finished)
-_FORMS = TypeAdapter(dict[Text, Text])
-_FILES = TypeAdapter(Annotated[tuple[Text, ...], Field(max_length=MAX_FILES)])
+_FORMS = TypeAdapter(Annotated[dict[Annotated[Text, line(MAX_FORM_NAME)], Text], Field(max_length=MAX_FORMS)])
+_FILES = TypeAdapter(Annotated[tuple[Path, ...], Field(max_length=MAX_FILES)])
 
 
 def is_ok(frame: Frame) -> bool:
@@ -62,7 +65,8 @@ def is_ok(frame: Frame) -> bool:
 def parse_refusal(header: dict[str, Any]) -> RequestRefused:
     """Return the error that a refused request carries."""
     refusal = check(_REFUSAL, header.get("error"), "refusal")
-    return RequestRefused(refusal.code[:MAX_CODE], refusal.message[:MAX_MESSAGE])
+    lines = refusal.message[:MAX_MESSAGE].splitlines()  # some refusals quote what a program wrote
+    return RequestRefused(refusal.code, "\n".join(one_line(text, MAX_MESSAGE) for text in lines))
 
 
 def parse_file_info(fields: object) -> FileInfo:
@@ -93,7 +97,8 @@ def parse_finished(header: dict[str, Any], body: bytes) -> Finished:
     finished = check(_FINISHED, {"exit_code": None, "signal": None, "error": None, **header}, "result")
     if finished.error is None:
         return finished
-    return replace(finished, error=replace(finished.error, traceback=body.decode("utf-8", "replace")))
+    trace = body[: 4 * MAX_TRACEBACK].decode("utf-8", "replace")[:MAX_TRACEBACK]
+    return replace(finished, error=replace(finished.error, traceback=trace))
 
 
 def parse_hello(header: dict[str, Any], nonce: str) -> Hello:
@@ -140,6 +145,8 @@ def parse_written(frame: Frame, *, last: bool) -> FileInfo | None:
 
 def parse_listing(frame: Frame, limit: int) -> Listing:
     """Parse the entries of a directory."""
+    if len(frame.body) > MAX_LISTING:
+        raise ProtocolError("the agent's listing is too long")
     entries = decode_json(frame.body)
     if type(entries) is not list or len(entries) > limit:
         raise ProtocolError("the agent's listing is not a list, or longer than was asked for")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from guest.client.wire import SignalName, Text, Whole, check
+from guest.client.wire import Path, SignalName, Text, Whole, check, line
 from guest.errors import ProtocolError
 from guest.protocol import decode_json
 
@@ -21,7 +21,7 @@ Verdict = Literal[
 ]
 MAX_CASES = 100
 MAX_REPORT_BYTES = 512 * 1024
-MAX_PATH = 4096  # characters
+MAX_COMMAND = 500  # characters of a compiler's command line; the caller knows the flags
 MAX_NOTE = 500  # characters
 
 
@@ -52,11 +52,13 @@ class CompiledReport:
     """A run of code in a compiled language."""
 
     phase: Phase  # the last one reached; check: the code has no main, so it was compiled and not run
-    command: Text  # that compiled it
+    command: Annotated[Text, line(MAX_COMMAND)]  # that compiled it
     compile_ms: Whole
     diagnostics: Text  # of the compiler, shortened
     warnings: Text  # of a checker besides the compiler, shortened
-    note: Annotated[Text, Field(max_length=MAX_NOTE)]  # what was changed in the code before it was compiled
+    note: Annotated[
+        Text, Field(max_length=MAX_NOTE), line(MAX_NOTE)
+    ]  # what was changed in the code before it was compiled
     end: ProcessEnd | None  # of the program, if there were no cases
     cases: Annotated[tuple[CaseResult, ...], Field(max_length=MAX_CASES)] = ()
     kind: Literal["compiled"] = "compiled"
@@ -68,7 +70,7 @@ class HandlerReport:
 
     result: Text | None  # JSON; None: the handler raised, or returned something that is not JSON
     result_bytes: Whole  # of all the JSON; `result` may be only its beginning
-    result_file: Annotated[Text, Field(max_length=MAX_PATH)] | None  # holds all the JSON if `result` does not
+    result_file: Path | None  # holds all the JSON if `result` does not
     end: ProcessEnd  # its peak is an upper bound for the call
     least_peak_bytes: Whole  # a lower bound for the call; they differ if an earlier peak was higher
     kind: Literal["handler"] = "handler"

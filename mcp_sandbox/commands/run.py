@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TextIO
@@ -16,11 +17,12 @@ from mcp_sandbox.private import users_umask
 from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.lifetime import run_command
-from mcp_sandbox.views import RunView, StreamView
+from mcp_sandbox.views import ArtifactView, RunView, StreamView
 from mcp_sandbox.views.text import compiled_parts, readable
 
 OWNER = "command line"
 TEMPLATES = dict.fromkeys((".cpp", ".cc", ".cxx"), "cpp-algorithm") | {".go": "go-algorithm"}
+MAX_LISTED = 5000  # files and directories; no honest agent lists more
 EXIT_TIMEOUT = 124  # as timeout(1) returns
 _CONTROLS = re.compile(
     r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
@@ -83,7 +85,8 @@ def _text(captured: StreamView) -> str:
 
 
 async def _save(service: SandboxService, box: str, result: RunView, directory: Path) -> None:
-    for artifact in result.artifacts:
+    artifacts, complete = await _artifacts(service, box, result)
+    for artifact in artifacts:
         name = _safe_name(artifact.path)
         if name is None:
             sys.stderr.write(f"not saved: {artifact.path!r} has a hidden name or lies outside the outputs directory\n")
@@ -99,8 +102,22 @@ async def _save(service: SandboxService, box: str, result: RunView, directory: P
             sys.stderr.write(f"not saved: {problem}\n")
         else:
             sys.stderr.write(f"saved {target}\n")
-    if not result.artifacts_complete:
-        sys.stderr.write(f"not saved: {OUTPUTS} has more files than a run reports\n")
+    if not complete:
+        sys.stderr.write(f"not saved: {OUTPUTS} has more files than can be listed\n")
+
+
+async def _artifacts(service: SandboxService, box: str, result: RunView) -> tuple[Sequence[ArtifactView], bool]:
+    """Return the artifacts of the only run in `box`, and whether these are all."""
+    if result.artifacts_complete:
+        return result.artifacts, True
+    found: list[ArtifactView] = []
+    offset: int | None = 0
+    while offset is not None and offset < MAX_LISTED:
+        page = await service.artifacts(OWNER, box, offset=offset)
+        found += page.artifacts
+        offset = page.next_offset
+    spills = (result.stdout.spill, result.stderr.spill)
+    return [artifact for artifact in found if artifact.path not in spills], not page.truncated
 
 
 def _safe_name(path: str) -> PurePosixPath | None:

@@ -3,6 +3,7 @@
 import anyio
 
 from guest.client.messages import Stream
+from guest.client.wire import one_line
 from mcp_sandbox.views import OutputPage
 
 LINE_CHARS = 200  # of the newest line shown as progress
@@ -50,9 +51,9 @@ class OutputLog:
         return OutputPage(text=text, start=start, end=end, size=size)
 
     def newest_line(self) -> str:
-        """Return the last line that is not empty, cut to `LINE_CHARS`."""
+        """Return the last line that is not empty, cut to `LINE_CHARS` and without control characters."""
         lines = self._data[-LINE_SEARCH_BYTES:].decode(errors="ignore").splitlines()
-        return next((line.strip()[:LINE_CHARS] for line in reversed(lines) if line.strip()), "")
+        return next((one_line(line.strip(), LINE_CHARS) for line in reversed(lines) if line.strip()), "")
 
     async def grown(self, size: int) -> None:
         """Wait until the log has `size` bytes or is closed."""

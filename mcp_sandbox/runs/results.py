@@ -14,7 +14,7 @@ from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.views import StreamView
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
-MAX_ARTIFACTS = 1000
+MAX_DISPLAY_CHARS = 512 * 1024  # of all of them, names of files included
 
 
 class HeadTail:
@@ -81,6 +81,7 @@ class Fold:
     stderr: HeadTail
     log: OutputLog = field(default_factory=lambda: OutputLog(0))
     displays: list[Display] = field(default_factory=list)
+    display_room: int = MAX_DISPLAY_CHARS
     artifacts: dict[str, Artifact] = field(default_factory=dict)
     displays_dropped: int = 0
     report: Report | None = None
@@ -92,13 +93,19 @@ class Fold:
                 ends = self.stdout if event.stream == "stdout" else self.stderr
                 ends.add(event.text, event.gap_bytes, len(self.log))
                 self.log.add(event.stream, event.text, event.gap_bytes)
-            case Display() if len(self.displays) < MAX_DISPLAYS:
-                self.displays.append(event)
             case Display():
-                self.displays_dropped += 1
-            case Artifact() if len(self.artifacts) < MAX_ARTIFACTS:
+                self._add_display(event)
+            case Artifact():
                 self.artifacts[event.path] = event
             case CompiledReport() | HandlerReport():
                 self.report = event
             case Finished():
                 self.finished = event
+
+    def _add_display(self, display: Display) -> None:
+        size = sum(map(len, (*display.data, *display.data.values(), *display.files)))
+        if len(self.displays) >= MAX_DISPLAYS or size > self.display_room:
+            self.displays_dropped += 1
+            return
+        self.display_room -= size
+        self.displays.append(display)

@@ -2,18 +2,21 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import anyio
 
+from guest.client.reports import CompiledReport
 from mcp_sandbox.errors import RunNotFound, RunResultDropped, SandboxError
 from mcp_sandbox.runs.output import OutputLog
-from mcp_sandbox.runs.results import Fold
+from mcp_sandbox.runs.results import Fold, HeadTail
 
 if TYPE_CHECKING:
     from mcp_sandbox.views import RunView
 
 PREFIX = "run-"  # of run ids; the number counts the runs of a sandbox
+PART_BYTES = 1024  # of Python's memory for each part of a result, besides its text
 
 
 class RunHandle:
@@ -59,19 +62,22 @@ class RunHandle:
             self.scope.cancel()
 
     def finish(self) -> None:
-        """Mark the run as over, with a result or without."""
+        """Mark the run as over, with a result or without. What is not in the result is forgotten, except the log."""
         self.ended_at = anyio.current_time()
         self.log.close()
+        self.fold = Fold(HeadTail(0, 0), HeadTail(0, 0), self.log)
         self.done.set()
 
-    @property
+    @cached_property
     def kept_bytes(self) -> int:
-        """Roughly how much memory its log and result take."""
-        if self.result is None:
+        """Roughly how much memory its log and its whole result take, once it is over."""
+        result = self.result
+        if result is None:
             return len(self.log)
-        pictures = sum(len(picture.data) for picture in self.result.images)
-        shown = sum(len(form) for display in self.result.displays for form in display.data.values())
-        return len(self.log) + pictures + shown
+        images = sum(len(image.data) for image in result.images)
+        parts = len(result.artifacts) + len(result.displays)
+        parts += len(result.report.cases) if isinstance(result.report, CompiledReport) else 0
+        return len(self.log) + images + len(result.model_dump_json(exclude={"images"})) + PART_BYTES * parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import anyio
 
 from guest.client.messages import Artifact, Finished
 from guest.client.runs import Run
+from guest.client.wire import one_line
 from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.config import OutputSettings
 from mcp_sandbox.errors import BadRequest, FileError, RunRefused, SandboxError
@@ -15,9 +16,17 @@ from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.requests import INTERRUPT_GRACE_S, CheckedRun
 from mcp_sandbox.runs.results import Fold, HeadTail
 from mcp_sandbox.runs.running import RunHandle
-from mcp_sandbox.sandboxes.file_access import FILE_TIMEOUT_S, file_operation, image_mime, mime_of, read_all
+from mcp_sandbox.sandboxes.file_access import (
+    FILE_TIMEOUT_S,
+    MAX_REASON_CHARS,
+    artifact_view,
+    file_operation,
+    image_mime,
+    mime_of,
+    read_all,
+)
 from mcp_sandbox.sandboxes.sandbox import Sandbox
-from mcp_sandbox.views import ArtifactView, ImageView, RunTimings, RunView, StreamView, file_uri
+from mcp_sandbox.views import ImageView, RunTimings, RunView, StreamView, first_page
 
 LOG_SLACK_BYTES = 64 * 1024  # for notes in the log, and for invalid UTF-8, which takes three bytes once replaced
 STOP_BOUND_S = INTERRUPT_GRACE_S + 8.0  # killing a kernel and forking the next takes seconds under emulation
@@ -55,8 +64,11 @@ async def _result(box: Sandbox, handle: RunHandle, run: CheckedRun, output: Outp
         images = await _images(lease, fold.artifacts.values(), output)
         stdout, stderr = await _streams(lease, fold)
     finished = _finished(fold)
+    box_id = None if box.one_off else box.id
+    named = (artifact_view(artifact.path, artifact.size, box_id) for artifact in fold.artifacts.values())
+    artifacts = first_page(named, output.page_bytes)
     return RunView(
-        sandbox_id=None if box.one_off else box.id,
+        sandbox_id=box_id,
         run_id=handle.id,
         lost_before=lost_before,
         status=finished.status,
@@ -70,8 +82,8 @@ async def _result(box: Sandbox, handle: RunHandle, run: CheckedRun, output: Outp
         stderr=stderr,
         displays=tuple(fold.displays),
         displays_dropped=fold.displays_dropped + finished.output.displays_dropped,
-        artifacts=tuple(_artifact(artifact, None if box.one_off else box.id) for artifact in fold.artifacts.values()),
-        artifacts_complete=finished.artifacts_complete,
+        artifacts=tuple(artifacts),
+        artifacts_complete=finished.artifacts_complete and len(artifacts) == len(fold.artifacts),
         images=images,
         timings=_timings(handle, run, lease, ran_at),
         report=fold.report,
@@ -97,9 +109,10 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except RequestRefused as refusal:
+        reason = one_line(refusal.message, MAX_REASON_CHARS)
         if refusal.code in ("bad_request", "too_large"):
-            raise BadRequest(f"{refusal.message}.") from refusal
-        raise RunRefused(refusal.message) from refusal
+            raise BadRequest(f"{reason}.") from refusal
+        raise RunRefused(reason) from refusal
 
 
 async def _drive(handle: RunHandle, events: Run) -> bool:
@@ -125,15 +138,6 @@ async def _stop(events: Run, fold: Fold) -> None:
         await _drain(events, fold)
         return
     raise AgentTimeout(f"a run that was stopped did not end within {STOP_BOUND_S:g} s")
-
-
-def _artifact(artifact: Artifact, sandbox_id: str | None) -> ArtifactView:
-    return ArtifactView(
-        path=artifact.path,
-        size=artifact.size,
-        mime_type=mime_of(artifact.path),
-        uri=None if sandbox_id is None else file_uri(sandbox_id, artifact.path),
-    )
 
 
 async def _images(lease: Lease, artifacts: Iterable[Artifact], output: OutputSettings) -> tuple[ImageView, ...]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import anyio
 
 from guest.client import AgentClient
+from guest.client.wire import one_line
 from guest.errors import RequestRefused
 from guest.places import WORKSPACE
 from mcp_sandbox.errors import (
@@ -22,12 +23,14 @@ from mcp_sandbox.errors import (
     WrongFileKind,
 )
 from mcp_sandbox.machines.unique import AGENT_TIMEOUT_S
+from mcp_sandbox.views import ArtifactView, file_uri
 
 MAX_PATH_BYTES = 4095  # PATH_MAX without its final NUL
 CHUNK_BYTES = 1 << 20  # the most one frame of the guest protocol carries
 # For a whole operation. 16 MB take a second or two, but a guest may be busy, or slow on purpose.
 FILE_TIMEOUT_S = AGENT_TIMEOUT_S - 10.0
 
+MAX_REASON_CHARS = 1000  # of why the agent refused something
 SNIFF_BYTES = 16  # enough to recognise an image
 _IMAGES = (  # types that models accept, by their first bytes
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -64,6 +67,12 @@ def mime_of(path: str) -> str:
     return mimetypes.guess_type(name, strict=False)[0] or "application/octet-stream"
 
 
+def artifact_view(path: str, size: int, sandbox_id: str | None) -> ArtifactView:
+    """Return an artifact of a sandbox; without an id the sandbox is gone."""
+    uri = None if sandbox_id is None else file_uri(sandbox_id, path)
+    return ArtifactView(path=path, size=size, mime_type=mime_of(path), uri=uri)
+
+
 def image_mime(data: bytes) -> str | None:
     """Return the MIME type of an image by its first bytes: clients fail on files that only have an image's name."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -86,7 +95,7 @@ def file_operation(path: str) -> Iterator[None]:
     except RequestRefused as refusal:
         if refusal.code in _REFUSALS:
             raise _REFUSALS[refusal.code](path) from refusal
-        raise FileRefused(path, refusal.message) from refusal
+        raise FileRefused(path, one_line(refusal.message, MAX_REASON_CHARS)) from refusal
 
 
 async def read_all(agent: AgentClient, path: str, max_bytes: int) -> bytes:

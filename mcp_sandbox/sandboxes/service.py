@@ -7,14 +7,14 @@ from typing import Self
 
 from anyio import AsyncContextManagerMixin
 
-from guest.client.messages import FileChunk
+from guest.client.messages import FileChunk, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileTooLarge, RunLimit, RunNotStarted
 from mcp_sandbox.machines.provider import Provider, find_template
 from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
 from mcp_sandbox.sandboxes.admission import Admission
-from mcp_sandbox.sandboxes.file_access import file_operation, mime_of, read_all, resolve
+from mcp_sandbox.sandboxes.file_access import artifact_view, file_operation, read_all, resolve
 from mcp_sandbox.sandboxes.forks import Forks
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, lifespan
 from mcp_sandbox.sandboxes.roster import Roster
@@ -23,14 +23,13 @@ from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
 from mcp_sandbox.sandboxes.view import view_of
 from mcp_sandbox.views import (
     ArtifactList,
-    ArtifactView,
     FileList,
     FileView,
     RunProgress,
     RunView,
     SandboxView,
     WrittenFile,
-    file_uri,
+    first_page,
 )
 
 
@@ -232,24 +231,37 @@ class SandboxService(AsyncContextManagerMixin):
                 info = await lease.agent.write(where, data)
         return WrittenFile(path=info.path, size=info.size)
 
-    async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool) -> FileList:
-        """List a directory."""
+    async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool, offset: int = 0) -> FileList:
+        """List a page of a directory, from the entry number `offset` on."""
         where = resolve(path)
+        listing = await self._list(owner, sandbox_id, where, offset, recursive=recursive)
+        views = (FileView(path=entry.path, kind=entry.kind, size=entry.size) for entry in listing.entries)
+        page = first_page(views, self.settings.output.page_bytes)
+        next_offset = _next_offset(listing, offset, len(page))
+        return FileList(
+            path=where, entries=page, truncated=listing.truncated or next_offset is not None, next_offset=next_offset
+        )
+
+    async def artifacts(self, owner: str, sandbox_id: str, *, offset: int = 0) -> ArtifactList:
+        """List a page of the files that runs left in the outputs directory. Directories count in `offset`."""
+        listing = await self._list(owner, sandbox_id, OUTPUTS, offset, recursive=True)
+        files = [(number, entry) for number, entry in enumerate(listing.entries) if entry.kind == "file"]
+        views = (artifact_view(entry.path, entry.size, sandbox_id) for _, entry in files)
+        page = first_page(views, self.settings.output.page_bytes)
+        used = files[len(page)][0] if len(page) < len(files) else len(listing.entries)
+        next_offset = _next_offset(listing, offset, used)
+        return ArtifactList(
+            artifacts=page, truncated=listing.truncated or next_offset is not None, next_offset=next_offset
+        )
+
+    async def _list(self, owner: str, sandbox_id: str, where: str, offset: int, *, recursive: bool) -> Listing:
         async with self._roster.find(owner, sandbox_id).use() as lease:
             with file_operation(where):
                 limit = self.settings.files.max_entries
-                listing = await lease.agent.list(where, recursive=recursive, max_entries=limit)
-        entries = [FileView(path=entry.path, kind=entry.kind, size=entry.size) for entry in listing.entries]
-        return FileList(path=where, entries=entries, truncated=listing.truncated)
+                return await lease.agent.list(where, recursive=recursive, max_entries=limit, skip=offset)
 
-    async def artifacts(self, owner: str, sandbox_id: str) -> ArtifactList:
-        """List the files that runs left in the outputs directory."""
-        listing = await self.list_files(owner, sandbox_id, OUTPUTS, recursive=True)
-        artifacts = [
-            ArtifactView(
-                path=entry.path, size=entry.size, mime_type=mime_of(entry.path), uri=file_uri(sandbox_id, entry.path)
-            )
-            for entry in listing.entries
-            if entry.kind == "file"
-        ]
-        return ArtifactList(artifacts=artifacts, truncated=listing.truncated)
+
+def _next_offset(listing: Listing, offset: int, used: int) -> int | None:
+    """Return where the next page begins if `used` entries of a listing fit into this one."""
+    more = listing.truncated or used < len(listing.entries)
+    return offset + used if more and used else None

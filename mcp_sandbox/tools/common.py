@@ -26,6 +26,8 @@ ToolContext = Context[SandboxService, Any]
 SandboxId = Annotated[str, Field(min_length=1, max_length=64, description="Id from create_sandbox.")]
 RunId = Annotated[str, Field(min_length=1, max_length=64, description="Id from run_code or run_command.")]
 
+ListOffset = Annotated[int, Field(ge=0, lt=2**31, description="next_offset of the page before.")]
+
 
 def service_of(ctx: ToolContext) -> SandboxService:
     """Return the service behind this server."""

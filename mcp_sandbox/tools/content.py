@@ -2,6 +2,8 @@
 
 import base64
 import json
+from collections.abc import Sequence
+from itertools import accumulate
 
 from mcp_types import ImageContent, ResourceLink, TextContent
 
@@ -36,5 +38,17 @@ def call(tool: str, **arguments: str | int) -> str:
 
 
 def quoted(value: str | int) -> str:
-    """Return a value as JSON, so that a hostile file name can neither break a line nor pass for more than a name."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return a value as JSON, so that a hostile file name can neither break a line nor pass for more than a name.
+
+    Characters that are invisible or turn the writing direction are escaped, too.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def fitting(texts: Sequence[str], room: int) -> list[str]:
+    """Return the first texts that together are no longer than `room`."""
+    lengths = accumulate(map(len, texts))
+    return [text for text, length in zip(texts, lengths, strict=True) if length <= room]

@@ -15,7 +15,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest, FileError, SandboxError, SandboxNotFound
 from mcp_sandbox.sandboxes.file_access import resolve
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
+from mcp_sandbox.tools.common import ListOffset, SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
 from mcp_sandbox.tools.file_content import decoded, file_blocks
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.views import ArtifactList, FileList, WrittenFile, with_next_step
@@ -32,7 +32,7 @@ ArtifactPath = Annotated[
     str,
     Field(min_length=1, max_length=4095, description=f"Path of an artifact, absolute or relative to {OUTPUTS}."),
 ]
-Offset = Annotated[int, Field(ge=0, description="Byte offset in the file.")]
+Offset = Annotated[int, Field(ge=0, lt=2**63, description="Byte offset in the file.")]
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
@@ -87,7 +87,10 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
 
     @mcp.tool(
         title="List files",
-        description=f"List up to {settings.files.max_entries} entries of a directory in a sandbox.",
+        description=(
+            f"List a directory in a sandbox: up to {settings.files.max_entries} entries or "
+            f"{settings.output.page_bytes:,} bytes at a time; next_offset says how to go on."
+        ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_files(
@@ -95,20 +98,24 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         sandbox_id: SandboxId,
         path: WorkspacePath = WORKSPACE,
         recursive: Annotated[bool, Field(description="Include subdirectories.")] = False,
+        offset: ListOffset = 0,
     ) -> FileList:
         with tool_errors():
-            return await service_of(ctx).list_files(owner_of(ctx), sandbox_id, path, recursive=recursive)
+            return await service_of(ctx).list_files(owner_of(ctx), sandbox_id, path, recursive=recursive, offset=offset)
 
 
 def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
     @mcp.tool(
         title="List artifacts",
-        description=f"List the artifacts of a sandbox: all files in {OUTPUTS}. They are deleted with the sandbox.",
+        description=(
+            f"List the artifacts of a sandbox: all files in {OUTPUTS}, up to {settings.output.page_bytes:,} bytes at a "
+            "time; next_offset says how to go on. They are deleted with the sandbox."
+        ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
-    async def list_artifacts(ctx: ToolContext, sandbox_id: SandboxId) -> ArtifactList:
+    async def list_artifacts(ctx: ToolContext, sandbox_id: SandboxId, offset: ListOffset = 0) -> ArtifactList:
         with tool_errors():
-            return await service_of(ctx).artifacts(owner_of(ctx), sandbox_id)
+            return await service_of(ctx).artifacts(owner_of(ctx), sandbox_id, offset=offset)
 
     @mcp.tool(
         title="Read artifact",

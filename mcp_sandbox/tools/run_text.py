@@ -1,13 +1,10 @@
 """A run as a model reads it: one text, most important first, then the images."""
 
-from collections.abc import Sequence
-from itertools import accumulate
-
 from mcp_types import ContentBlock
 
 from guest.client.messages import Display
 from guest.client.reports import CompiledReport, HandlerReport
-from mcp_sandbox.tools.content import call, image_block, quoted, text_block
+from mcp_sandbox.tools.content import call, fitting, image_block, quoted, text_block
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.views import RunProgress, RunView, StreamView, with_next_step
 from mcp_sandbox.views.text import compiled_parts, compiled_summary, handler_usage, readable
@@ -15,7 +12,6 @@ from mcp_sandbox.views.text import compiled_parts, compiled_summary, handler_usa
 MAX_VALUE_CHARS = 8000  # of one displayed value or traceback; longer ones are better read from a file
 MAX_VALUES_CHARS = 10_000  # of all displayed values, about 2,500 tokens
 MAX_RESULT_CHARS = 16 * 1024  # of a handler's result; an honest guest sends no more
-MAX_LOSS_CHARS = 600  # of how a service ended
 MAX_NAMED_ARTIFACTS = 50
 MAX_ARTIFACTS_CHARS = 6000  # of the lines that name artifacts: a path can have 4,095 bytes
 KEEP_WITH_SANDBOX = "lost with the one-off sandbox; use a sandbox from create_sandbox to keep it"
@@ -113,17 +109,11 @@ def _handler_result(run: RunView, report: HandlerReport) -> str:
 
 def _values(run: RunView) -> list[str]:
     values = [text for text in map(_value, run.displays) if text]
-    shown = _fitting(values, MAX_VALUES_CHARS)
+    shown = fitting(values, MAX_VALUES_CHARS)
     omitted = len(values) - len(shown) + run.displays_dropped
     if omitted:
         shown.append(f"({omitted} more values omitted; display fewer at once, or write them to a file)")
     return shown
-
-
-def _fitting(texts: Sequence[str], room: int) -> list[str]:
-    """Return the first texts that together are no longer than `room`."""
-    lengths = accumulate(map(len, texts))
-    return [text for text, length in zip(texts, lengths, strict=True) if length <= room]
 
 
 def _value(display: Display) -> str:
@@ -149,7 +139,7 @@ def _artifacts(run: RunView) -> str:
         f"{', shown below' * (artifact.path in shown)})"
         for artifact in run.artifacts[:MAX_NAMED_ARTIFACTS]
     ]
-    lines = _fitting(lines, MAX_ARTIFACTS_CHARS)
+    lines = fitting(lines, MAX_ARTIFACTS_CHARS)
     if len(run.artifacts) > len(lines):
         lines.append(f"- … and at least {len(run.artifacts) - len(lines)} more (list_artifacts names more)")
     elif not run.artifacts_complete:
@@ -164,8 +154,7 @@ def _artifacts(run: RunView) -> str:
 def _service(run: RunView) -> str:
     if run.service_loss is None:
         return ""
-    reason = run.service_loss[:MAX_LOSS_CHARS]
-    return f"service:\nThe template's service has ended ({reason}). Call create_sandbox to get one that runs."
+    return f"service:\nThe template's service has ended ({run.service_loss}). Call create_sandbox to get one that runs."
 
 
 def _status(run: RunView) -> str:

@@ -1,5 +1,6 @@
 """Tools that create, list and close sandboxes."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from mcp.server.mcpserver import MCPServer
@@ -8,6 +9,7 @@ from pydantic import Field
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
+    ListOffset,
     SandboxId,
     ToolContext,
     hints,
@@ -16,12 +18,16 @@ from mcp_sandbox.tools.common import (
     service_of,
     tool_errors,
 )
-from mcp_sandbox.views import ClosedSandbox, SandboxList, SandboxView
+from mcp_sandbox.tools.content import fitting
+from mcp_sandbox.views import ClosedSandbox, SandboxList, SandboxView, first_page
+from templates.model import Template
+
+MAX_TEMPLATES_CHARS = 4000  # of the templates in the description of create_sandbox
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add these tools."""
-    names = "; ".join(f"{name}: {template.title}" for name, template in settings.catalogue.templates().items())
+    names = _described(settings.catalogue.templates())
 
     @mcp.tool(
         title="Create sandbox",
@@ -60,9 +66,14 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         description="List the live sandboxes.",
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
-    async def list_sandboxes(ctx: ToolContext) -> SandboxList:
-        alive = service_of(ctx).sandboxes(owner_of(ctx))
-        return SandboxList(sandboxes=alive, max_sandboxes=settings.limits.sandboxes)
+    async def list_sandboxes(ctx: ToolContext, offset: ListOffset = 0) -> SandboxList:
+        alive = service_of(ctx).sandboxes(owner_of(ctx))[offset:]
+        page = first_page(alive, settings.output.page_bytes)
+        return SandboxList(
+            sandboxes=page,
+            max_sandboxes=settings.limits.sandboxes,
+            next_offset=offset + len(page) if len(page) < len(alive) else None,
+        )
 
     @mcp.tool(
         title="Close sandbox",
@@ -76,3 +87,11 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         with tool_errors():
             closed = await service_of(ctx).close(owner_of(ctx), sandbox_id)
         return ClosedSandbox(sandbox_id=sandbox_id, closed=closed)
+
+
+def _described(templates: Mapping[str, Template]) -> str:
+    """Return the first templates with their titles, as many as a description has room for."""
+    lines = [f"{name}: {template.title}" for name, template in templates.items()]
+    shown = fitting(lines, MAX_TEMPLATES_CHARS)
+    more = f"; and {len(lines) - len(shown)} more, which `mcp-sandbox template list` shows" * (len(shown) < len(lines))
+    return "; ".join(shown) + more

@@ -3,6 +3,7 @@
 from mcp_sandbox.views.base import View
 from mcp_sandbox.views.errors import ErrorView, with_next_step
 from mcp_sandbox.views.files import ArtifactList, ArtifactView, FileList, FileView, WrittenFile, file_uri
+from mcp_sandbox.views.listing import first_page
 from mcp_sandbox.views.runs import RUN_META, ImageView, OutputPage, RunProgress, RunTimings, RunView, StreamView
 from mcp_sandbox.views.sandboxes import ClosedSandbox, ForkedSandboxes, SandboxList, SandboxView, ServedSandbox
 from mcp_sandbox.views.templates import TemplateView
@@ -29,5 +30,6 @@ __all__ = [
     "View",
     "WrittenFile",
     "file_uri",
+    "first_page",
     "with_next_step",
 ]

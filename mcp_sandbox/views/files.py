@@ -6,6 +6,8 @@ from pydantic import Field
 
 from mcp_sandbox.views.base import View
 
+NEXT_OFFSET = "Give this as offset to go on. null and truncated: list a subdirectory with list_files."
+
 
 class FileView(View):
     """One entry of a sandbox's file system."""
@@ -20,7 +22,8 @@ class FileList(View):
 
     path: str
     entries: list[FileView]
-    truncated: bool = Field(description="true: the directory has more entries")
+    truncated: bool = Field(description="true: there are more entries")
+    next_offset: int | None = Field(None, description=NEXT_OFFSET)
 
 
 class ArtifactView(View):
@@ -37,6 +40,7 @@ class ArtifactList(View):
 
     artifacts: list[ArtifactView]
     truncated: bool = Field(description="true: there are more artifacts")
+    next_offset: int | None = Field(None, description=NEXT_OFFSET)
 
 
 class WrittenFile(View):

@@ -61,8 +61,8 @@ class RunView(View):
     stderr: StreamView
     displays: tuple[Display, ...]
     displays_dropped: int
-    artifacts: tuple[ArtifactView, ...]
-    artifacts_complete: bool = Field(True, description="false: there are more artifacts than a run reports.")
+    artifacts: tuple[ArtifactView, ...] = Field(description="The first ones, as many as fit into a page.")
+    artifacts_complete: bool = Field(True, description="false: there are more artifacts; list_artifacts names them.")
     images: tuple[ImageView, ...]
     timings: RunTimings
     report: Report | None = None

@@ -51,6 +51,7 @@ class SandboxList(View):
 
     sandboxes: list[SandboxView]
     max_sandboxes: int
+    next_offset: int | None = Field(None, description="Give this as offset to go on; null: this is the end.")
 
 
 class ForkedSandboxes(View):

@@ -8,7 +8,6 @@ from guest.client.reports import CaseResult, CompiledReport, HandlerReport, Proc
 
 READABLE_FORMS = ("text/markdown", "text/plain", "text/latex", "application/json")  # best first
 MAX_COMPILER_CHARS = 6000  # the first compiler errors explain the rest
-MAX_COMMAND_CHARS = 500  # the caller knows the flags
 MAX_CASE_CHARS = 500  # output shown for one case
 MAX_CASES_CHARS = 8000  # output shown for all cases, besides one line for each
 
@@ -31,8 +30,7 @@ def compiled_parts(report: CompiledReport) -> list[str]:
 def compiled_summary(report: CompiledReport) -> list[str]:
     """Return phrases for a status line: compile time, command, and what the program used."""
     outcome = "failed to compile after" if report.phase == "compile" else "compiled in"
-    command = report.command if len(report.command) <= MAX_COMMAND_CHARS else f"{report.command[:MAX_COMMAND_CHARS]} …"
-    phrases = [f"{outcome} {report.compile_ms:,} ms ({command})"]
+    phrases = [f"{outcome} {report.compile_ms:,} ms ({report.command})"]
     if report.phase == "check":
         phrases.append("only checked, not run: there is no main function, or the flags produce no program")
     elif report.end is not None:

@@ -136,6 +136,27 @@ os.mkfifo('tree/odd')"""
     assert [entry.path for entry in cut.entries] == [f"/workspace/tree/f{i:02}" for i in range(5)]
 
 
+async def test_a_listing_goes_on_after_the_entries_that_are_skipped(machine):
+    code = """import os
+for i in range(3):
+    os.makedirs(f'pages/{i}')
+    for j in range(400): open(f'pages/{i}/{j:03}' + 'x' * 200, 'w').close()"""
+    await run(machine, code)
+    found: list[str] = []
+    truncated = True
+    while truncated:
+        page = await machine.list("pages", recursive=True, max_entries=10_000, skip=len(found))
+        assert 0 < len(page.entries) < 500  # a page has 64 KiB
+        found += [entry.path for entry in page.entries]
+        truncated = page.truncated
+    assert len(found) == len(set(found)) == 3 + 3 * 400
+    flat = await machine.list("pages/1", recursive=False, max_entries=3, skip=398)
+    assert [entry.path[19:22] for entry in flat.entries] == ["398", "399"]
+    assert not flat.truncated
+    beyond = await machine.list("pages", recursive=False, max_entries=3, skip=2**31)
+    assert (beyond.entries, beyond.truncated) == ((), False)
+
+
 async def test_odd_names_can_be_listed(machine):
     await run(
         machine, r"import os; os.makedirs('odd'); open(b'odd/\xff\xfe', 'w').close(); open('odd/ü €', 'w').close()"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from guest.errors import RequestRefused
+from guest.protocol import MAX_LISTING
 from tests.functional.machines import Clone, Machines
 from vmm.types import Isolation
 
@@ -299,3 +300,23 @@ async def test_a_fork_bomb_left_behind_ends_when_the_next_command_needs_room(clo
     assert ran.out == "runs"
     assert "full of processes" in ran.stderr.head
     assert (await clone.command(COUNT_BOMBS)).out == "0"
+
+
+async def test_code_cannot_make_a_run_or_a_listing_long(clone: Clone):
+    """The deepest paths and the most files that Linux allows."""
+    ran = await clone.run(
+        "import os\n"
+        "os.chdir('/tmp/outputs')\n"
+        "for name in range(600): open(f'{name:03}' + 'n' * 200, 'w').close()\n"
+        "while len(os.getcwd()) < 3800:\n"
+        "    os.mkdir('d' * 200); os.chdir('d' * 200); open('f' * 60, 'w').close()"
+    )
+    assert ran.end.status == "ok"
+    assert not ran.end.artifacts_complete
+    seen, truncated = 0, True
+    while truncated:
+        page = await clone.agent.list("/tmp/outputs", recursive=True, max_entries=10_000, skip=seen)
+        assert sum(len(entry.path) for entry in page.entries) <= MAX_LISTING
+        assert page.entries
+        seen, truncated = seen + len(page.entries), page.truncated
+    assert seen > 600

@@ -156,9 +156,9 @@ class FakeAgent:
         self.files[path] = data
         return FileInfo(path, "file", len(data), 0.0)
 
-    async def list(self, path: str, *, recursive: bool, max_entries: int) -> Listing:
+    async def list(self, path: str, *, recursive: bool, max_entries: int, skip: int = 0) -> Listing:
         found = [name for name in sorted(self.files) if name.startswith(path.rstrip("/") + "/")]
-        entries = tuple(FileInfo(name, "file", len(self.files[name]), 0.0) for name in found)
+        entries = tuple(FileInfo(name, "file", len(self.files[name]), 0.0) for name in found[skip:])
         return Listing(entries[:max_entries], len(entries) > max_entries)
 
     def _file(self, path: str) -> bytes:

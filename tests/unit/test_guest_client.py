@@ -7,12 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guest.client.messages import Artifact, Display, Finished, Identity, Output, RunCode
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
 from guest.protocol import MAGIC, MAX_BODY, PREFIX, PROTOCOL_VERSION, encode
+from tests.unit.json_values import JSON
 from tests.unit.scripted_agent import DONE, TIMEOUT_S, FakeAgent, collect, connected, forever
 
 
@@ -584,17 +585,12 @@ async def test_an_exception_in_the_block_is_not_wrapped():
             raise KeyError("mine")
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
 FIELDS = st.sampled_from(
     ["ok", "event", "stream", "gap", "files", "path", "size", "status", "state", "output", "error"]
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.dictionaries(FIELDS, JSON, max_size=6), st.binary(max_size=50)), max_size=5))
 def test_a_hostile_agent_causes_only_guest_errors(frames):
     async def script(agent: FakeAgent) -> None:

@@ -94,3 +94,12 @@ def test_half_a_surrogate_pair_in_a_report_is_replaced():
     report = parse_report(json.dumps(COMPILED | {"diagnostics": "\ud800"}).encode())
     assert isinstance(report, CompiledReport)
     assert report.diagnostics == "?"
+
+
+def test_what_a_status_line_shows_of_a_report_is_one_short_line():
+    report = parsed(COMPILED | {"command": "g++\n[ok]\x1b\u202e" + "-DX " * 5000, "note": "a\nb"})
+    assert isinstance(report, CompiledReport)
+    assert report.command.startswith(r"g++\n[ok]\x1b\u202e-DX")
+    assert report.command.endswith("…")
+    assert len(report.command) < 600
+    assert report.note == r"a\nb"

@@ -63,7 +63,9 @@ def test_the_newest_line_is_short_and_not_empty():
     log.add("stderr", "10%\r20%\r30%\r\n\n")
     assert log.newest_line() == "30%"
     log.add("stdout", "x" * 50_000)
-    assert log.newest_line() == "x" * 200
+    assert log.newest_line() == "x" * 199 + "…"
+    log.add("stdout", "\nred \x1b[31m\u202e\n")
+    assert log.newest_line() == r"red \x1b[31m\u202e"
 
 
 async def test_waiting_for_output_ends_with_output_or_with_the_run():

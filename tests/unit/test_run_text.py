@@ -6,7 +6,7 @@ from mcp_types import TextContent
 
 from guest.client.reports import CaseResult, CompiledReport, ProcessEnd, Verdict
 from mcp_sandbox.tools.run_text import run_blocks
-from mcp_sandbox.views import RunTimings, RunView, StreamView
+from mcp_sandbox.views import ArtifactView, RunTimings, RunView, StreamView
 
 END = ProcessEnd(0, None, 1204, 1180, 12 * 2**20)
 REPORT = CompiledReport("run", "g++ main.cpp -O2", 312, "", "", "", END)
@@ -68,10 +68,10 @@ def test_a_case_without_expectation_does_not_count_as_passed():
     assert "cases: 1 passed, 1 ran, 1 wrong output\n" in text
 
 
-def test_a_long_compiler_command_is_cut():
-    text = text_of(replace(REPORT, command="g++ " + "-DX " * 5000))
-    assert "(g++ -DX" in text
-    assert len(text) < 1000
+def test_the_name_of_an_artifact_is_escaped():
+    named = ArtifactView(path="/tmp/outputs/a\u202e", size=1, mime_type="text/plain")
+    text = text_of(REPORT, artifacts=(named,))
+    assert '- "/tmp/outputs/a\\u202e" (text/plain, 1 bytes)' in text
 
 
 def test_code_that_was_only_checked_says_so():

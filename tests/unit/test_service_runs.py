@@ -2,13 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
-from guest.client.messages import Event, Output
+from guest.client.messages import Artifact, Display, Event, Output
+from guest.client.reports import CompiledReport
 from guest.errors import AgentGone
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import (
@@ -207,6 +208,57 @@ async def test_large_results_push_out_older_ones(provider: FakeProvider):
             assert (await read(service, second)).page.size == 2000
             with pytest.raises(RunNotFound):
                 await read(service, first)
+
+
+BIG = "x" * 4000
+KEPT: dict[str, Sequence[Event]] = {
+    "artifacts": [Artifact(f"/tmp/outputs/{number}{BIG}", 1) for number in range(3)],
+    "many artifacts": [Artifact(f"/tmp/outputs/{number}", 1) for number in range(10)],
+    "displays": [Display({"text/plain": BIG})],
+    "names of forms and files": [Display({BIG[:90]: ""}, (BIG,))],
+    "a report": [CompiledReport("compile", "", 0, BIG, "", "", None)],
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+async def test_everything_that_is_kept_of_a_run_counts(provider: FakeProvider, what: str):
+    provider.plans["1"] = [*KEPT[what], finished()]
+    settings = Settings(runs={"kept_bytes": 7000})  # two results without anything take less
+    with anyio.fail_after(20):
+        async with SandboxService(provider, settings) as service:
+            box = (await service.create(ME)).sandbox_id
+            first = await started(service, box, "1")
+            await read(service, first)
+            await read(service, await started(service, box, "1"))
+            with pytest.raises(RunNotFound):
+                await read(service, first)
+
+
+async def test_results_without_anything_leave_room_for_another(provider: FakeProvider):
+    with anyio.fail_after(20):
+        async with SandboxService(provider, Settings(runs={"kept_bytes": 7000})) as service:
+            box = (await service.create(ME)).sandbox_id
+            first = await started(service, box, "1")
+            await read(service, first)
+            await read(service, await started(service, box, "1"))
+            assert (await read(service, first)).page.text == "ran\n"
+
+
+async def test_a_result_names_as_many_artifacts_as_fit_into_a_page(provider: FakeProvider):
+    provider.plans["1"] = [*(Artifact(f"/tmp/outputs/{number}{BIG}", 1) for number in range(100)), finished()]
+    async with SandboxService(provider, Settings()) as service:
+        result = await service.run(CodeRun(ME, "1"))
+    assert 1 < len(result.artifacts) < 10
+    assert not result.artifacts_complete
+    assert len(result.model_dump_json()) < 40_000
+
+
+async def test_displays_have_a_size_in_all(provider: FakeProvider):
+    provider.plans["1"] = [*([Display({}, (BIG,) * 20)] * 100), finished()]
+    async with SandboxService(provider, Settings()) as service:
+        result = await service.run(CodeRun(ME, "1"))
+    assert 0 < len(result.displays) < 10
+    assert len(result.displays) + result.displays_dropped == 100
 
 
 async def test_output_missing_from_a_result_can_be_read_from_the_run(provider: FakeProvider):

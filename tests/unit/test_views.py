@@ -35,11 +35,11 @@ RUN = RunView(
 )
 # The first digits of the SHA-256 of each schema. A change here is a change of the contract: mention it in CHANGELOG.md.
 SCHEMAS = {
-    "ArtifactList": "21da3beaebb2",
+    "ArtifactList": "f522dbad6ba3",
     "ArtifactView": "6b8be9d812aa",
     "ClosedSandbox": "c96064fe72ee",
     "ErrorView": "b378374d834d",
-    "FileList": "76d3d67f0b8e",
+    "FileList": "82af88848a25",
     "FileView": "b4a25b921a1c",
     "ForkedSandboxes": "ce3820962f43",
     "ImageView": "dbd752a2a7fc",
