@@ -1,8 +1,13 @@
 """The session's own home, the order of tests, and the check that they leave nothing."""
 
+import hypothesis
 import pytest
 
 from tests.session import TestSession
+
+# The same examples in every run, however slow the host is: a failure can be repeated.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 SESSION = pytest.StashKey[TestSession]()
 LEFTOVERS = pytest.StashKey[list[str]]()

@@ -31,6 +31,7 @@ MAX_FLAG_CHARS = 200
 MIN_MEMORY_MB = 32  # a program's peak is never measured below that of the process that starts it, 20 MB
 
 MAX_PATH_BYTES = 4096  # of a directory, as Linux has it
+MAX_VARIABLES = 1000
 MAX_ENV_BYTES = 64 * 1024  # of all names and values; they reach the shell as one argument
 COMMAND_BYTES = 128 * 1024  # reserved in the message for the command itself
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -6,7 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from guest.client.wire import one_line
+
 NULL = {"type": "null"}
+MAX_NAMES = 5  # of unknown or invalid arguments in an error
+MAX_NAME_CHARS = 60
+MAX_PROBLEM_CHARS = 200
 # Names that models know from other tools and that do not look like ours.
 SYNONYMS = {
     "input": "stdin",
@@ -37,14 +42,20 @@ def unknown_argument(tool: str, given: Collection[str], known: Collection[str]) 
     unknown = [name for name in given if name not in known]
     if not unknown:
         return None
-    hints = [f"{name!r}{_suggestion(name, known)}" for name in unknown]
+    hints = [f"{name[:MAX_NAME_CHARS]!r}{_suggestion(name[:MAX_NAME_CHARS], known)}" for name in unknown[:MAX_NAMES]]
     return f"{tool} has no argument {', '.join(hints)}. Its arguments: {', '.join(known)}."
 
 
 def invalid_arguments(tool: str, error: ValidationError) -> str:
     """Return what to tell a model whose arguments do not match the schema, without pydantic's links and types."""
-    problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-    return f"{tool} got invalid arguments. {'; '.join(problems)}."
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    places = [".".join(map(str, problem["loc"])) for problem in found[:MAX_NAMES]]
+    problems = [
+        f"{one_line(place, MAX_NAME_CHARS)}: {one_line(problem['msg'], MAX_PROBLEM_CHARS)}"
+        for place, problem in zip(places, found, strict=False)
+    ]
+    more = f"; and {len(found) - MAX_NAMES} more" if len(found) > MAX_NAMES else ""
+    return f"{tool} got invalid arguments. {'; '.join(problems)}{more}."
 
 
 def _suggestion(name: str, known: Collection[str]) -> str:

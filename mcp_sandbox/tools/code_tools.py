@@ -10,7 +10,7 @@ from guest.client.reports import MAX_CASES
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs import requests
-from mcp_sandbox.runs.requests import MIN_MEMORY_MB, CodeRun
+from mcp_sandbox.runs.requests import MAX_FLAGS, MIN_MEMORY_MB, SANITIZERS, CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
     OFFLINE,
@@ -90,10 +90,11 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         ] = None,
         flags: Annotated[
             list[str] | None,
-            Field(description="C++: replace -O2 -std=c++20. Go: flags of go build."),
+            Field(max_length=MAX_FLAGS, description="C++: replace -O2 -std=c++20. Go: flags of go build."),
         ] = None,
         sanitize: Annotated[
-            list[Literal["address", "undefined", "thread"]] | None, Field(description="C++: sanitizers.")
+            list[Literal["address", "undefined", "thread"]] | None,
+            Field(max_length=len(SANITIZERS), description="C++: sanitizers."),
         ] = None,
     ) -> CallToolResult:
         request = CodeRun(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from guest.places import WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.requests import CommandRun
+from mcp_sandbox.runs.requests import MAX_VARIABLES, CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import OFFLINE, SandboxId, ToolContext, hints, owner_of
 from mcp_sandbox.tools.run_answers import InBackground, OneOffTemplate, result_of, timeout_field
@@ -41,7 +41,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ] = None,
         env: Annotated[
             dict[str, str] | None,
-            Field(description="Environment variables of this command only."),
+            Field(max_length=MAX_VARIABLES, description="Environment variables of this command only."),
         ] = None,
         stdin: Annotated[str | None, Field(description="Standard input of the command.")] = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,

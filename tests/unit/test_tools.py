@@ -363,6 +363,7 @@ async def test_write_file_takes_text_and_base64(client: Client, provider: FakePr
         "path": "/workspace",
         "entries": [{"path": "/workspace/t.json", "kind": "file", "size": 8}],
         "truncated": False,
+        "next_offset": None,
     }
 
 
@@ -701,3 +702,21 @@ async def test_an_unknown_argument_is_refused_with_the_right_name(
     assert result.is_error
     assert hint in text_of(result)
     assert not provider.agents  # no machine was started
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("run_code", {"code": "1", "flags": [1] * 50}),
+        ("run_code", {"code": "1", "cases": [{"x" * 1000: 1}] * 100}),
+        ("run_command", {"command": "1", "env": {str(number): 1 for number in range(1000)}}),
+        ("run_code", {f"{number}" * 10_000: 1 for number in range(1000)}),
+    ],
+)
+async def test_an_error_about_arguments_is_no_longer_than_a_model_needs(
+    client: Client, tool: str, arguments: dict[str, Any]
+):
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error
+    assert tool in text_of(result)
+    assert len(text_of(result)) < 2000
