@@ -56,9 +56,7 @@ class CompiledReport:
     compile_ms: Whole
     diagnostics: Text  # of the compiler, shortened
     warnings: Text  # of a checker besides the compiler, shortened
-    note: Annotated[
-        Text, Field(max_length=MAX_NOTE), line(MAX_NOTE)
-    ]  # what was changed in the code before it was compiled
+    note: Annotated[Text, Field(max_length=MAX_NOTE), line(MAX_NOTE)]  # what was changed in the code before compiling
     end: ProcessEnd | None  # of the program, if there were no cases
     cases: Annotated[tuple[CaseResult, ...], Field(max_length=MAX_CASES)] = ()
     kind: Literal["compiled"] = "compiled"
