@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from templates import apt_sources
 from templates.private_apt import PrivateApt
+from templates.removal import remove_tree
 from templates.tools import StepFailed, Tools
 from vmm.agent import PYTHON
 
@@ -61,7 +62,7 @@ async def make_interpreter(tools: Tools, staging: Path) -> dict[str, Any]:
     # By hash, not by time, so that copies in an image stay valid.
     compiled = ("-m", "compileall", "-q", "--invalidation-mode=unchecked-hash", str(root / "lib" / _VERSION))
     await tools.run([*run, python, *compiled], env={"PYTHONHOME": str(root), "PYTHONPATH": ""})
-    shutil.rmtree(work)
+    remove_tree(work)
     return {"packages": names}
 
 

@@ -17,6 +17,7 @@ from templates.errors import UnusableKernel
 from templates.guest_code import digest, guest_files
 from templates.kernel_modules import load_order
 from templates.private_apt import PrivateApt
+from templates.removal import remove_tree
 from templates.tools import StepFailed, Tools
 
 VMLINUZ = "vmlinuz"
@@ -140,7 +141,7 @@ async def _fetch_debian_kernel(tools: Tools, staging: Path) -> dict[str, Any]:
     shutil.move(packages.find("boot/vmlinuz-*"), staging / VMLINUZ)
     shutil.move(packages.find("bin/busybox", "usr/bin/busybox"), staging / "busybox")
     _save_modules(staging, packages.find("lib/modules/*", "usr/lib/modules/*"))
-    shutil.rmtree(work)
+    remove_tree(work)
     return {"packages": names}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from templates import apt_sources
 from templates.private_apt import PrivateApt
+from templates.removal import remove_tree
 from templates.tools import StepFailed, Tools
 from vmm.drivers.gvisor.probe import OLDEST
 
@@ -33,7 +34,7 @@ async def make_runsc(tools: Tools, staging: Path) -> dict[str, Any]:
     (name,) = await packages.unpack(PACKAGE)
     shutil.move(packages.find("usr/bin/runsc"), staging / RUNSC)
     (staging / RUNSC).chmod(0o755)  # regardless of the umask: machines run as other users
-    shutil.rmtree(work)
+    remove_tree(work)
     return {"package": name}
 
 

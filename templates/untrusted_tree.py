@@ -4,13 +4,9 @@ A symbolic link in such a tree means something else on the host than in the mach
 /etc. So links are resolved as a machine with that root would, and nothing in the tree is opened by its plain path.
 """
 
-import os
-import secrets
-import shutil
-from contextlib import suppress
-from itertools import count
 from pathlib import Path, PurePosixPath
 
+from templates.removal import remove_tree
 from templates.tools import StepFailed
 
 MAX_LINKS = 40  # as in Linux
@@ -76,9 +72,7 @@ def clear_path_in(tree: Path, name: str) -> Path:
     """Remove whatever has this name, create its parent directories, and return the free path."""
     folder, _, last = name.rpartition("/")
     path = _directory_in(tree, folder) / last
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
+    remove_tree(path)
     return path
 
 
@@ -92,35 +86,3 @@ def _directory_in(tree: Path, name: str) -> Path:
         path.unlink(missing_ok=True)
         path.mkdir()
     return path
-
-
-def remove_tree(tree: Path) -> None:
-    """Remove a directory and everything in it, as far as permissions allow. It need not exist.
-
-    The tree may be nested deeper than recursion, open files or path lengths allow. So each directory is moved to the
-    top before it is scanned. A mount point cannot be moved, so it stays untouched.
-    """
-    prefix, numbers = secrets.token_hex(4), count()
-    pending = [tree]
-    while pending:
-        folder = pending.pop()
-        for entry in _scan(folder):
-            with suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path).rename(tree / f"{prefix}-{next(numbers)}"))
-                else:
-                    Path(entry.path).unlink()
-        if folder != tree:
-            with suppress(OSError):
-                folder.rmdir()
-    with suppress(OSError):
-        tree.rmdir()
-
-
-def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    """List a directory, whatever its permissions are."""
-    with suppress(OSError):
-        folder.chmod(0o700)
-        with os.scandir(folder) as found:
-            return list(found)
-    return []

@@ -2,9 +2,15 @@
 
 import os
 import secrets
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +31,7 @@ from mcp_sandbox.machines.unique import new_identity, open_unique, renewed
 from templates.build import BuiltTemplate
 from templates.locks import hold
 from templates.model import Template
+from templates.removal import remove_tree
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import LaunchFailed, SnapshotFailed, VmmError
 from vmm.process_table import of_pid
@@ -206,7 +213,8 @@ class LocalProvider(AsyncContextManagerMixin):
             yield path
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
+                with suppress(OSError):  # recovery tries again after this server has ended
+                    await anyio.to_thread.run_sync(remove_tree, path)
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ import fcntl
 import logging
 import os
 import re
-import shutil
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ import anyio.to_thread
 
 from mcp_sandbox.operating.database import Machine, Server
 from mcp_sandbox.operating.registry import Registry, ServerStatus, status_of
+from templates.removal import remove_tree
 from templates.store import Store
 from vmm import limits
 from vmm.hierarchy import FOLDER
@@ -143,10 +143,7 @@ def _remove_files(run_dir: Path, kept: set[ProcessId], cleaned: Cleaned) -> None
         if owner is None or owner in kept or is_alive(owner):
             continue
         with suppress(OSError):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            remove_tree(path)
             cleaned.note(cleaned.files, f"{path}")
 
 
