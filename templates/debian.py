@@ -1,6 +1,5 @@
 """Build a small Debian with Python as a tar file, and layers of packages on top of it."""
 
-import os
 import shlex
 import tarfile
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import anyio.to_thread
 
 from templates import apt_sources
 from templates.model import DebianSource
+from templates.namespaces import Private
 from templates.private_apt import release_pattern
 from templates.tools import StepFailed, Tools
 
@@ -65,12 +65,15 @@ async def make_layer(tools: Tools, staging: Path, source: DebianSource, base_tar
         "--variant=custom",
         "--skip=check/empty",
         f"--setup-hook=tar-in {shlex.quote(str(base_tar))} /",
-        *(f'--customize-hook=chroot "$1" sh -ec {shlex.quote(command)}' for command in source.run),
+        *(f'--customize-hook=chroot "$1" env HOME=/root sh -ec {shlex.quote(command)}' for command in source.run),
+        visible=(base_tar,),
     )
     return {}
 
 
-async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequence[str], *options: str) -> None:
+async def _mmdebstrap(
+    tools: Tools, staging: Path, suite: str, packages: Sequence[str], *options: str, visible: tuple[Path, ...] = ()
+) -> None:
     sources = staging / "debian.sources"
     text = sources_of(suite, packages)
     if text is not None:
@@ -78,6 +81,7 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
     await tools.run(
         [
             "mmdebstrap",
+            "--mode=root",  # in its namespaces an ordinary user is root, too
             *options,
             f"--include={','.join(packages)}",
             '--aptopt=Acquire::Languages "none"',
@@ -89,9 +93,9 @@ async def _mmdebstrap(tools: Tools, staging: Path, suite: str, packages: Sequenc
             str(staging / BASE_TAR),
             *([str(sources)] if text is not None else []),
         ],
-        # As root it mounts file systems on the host and leaves them mounted when it is killed.
-        isolated=True,
-        env={"TMPDIR": str(staging)} if os.geteuid() == 0 else None,
+        # It mounts file systems, and leaves them mounted when it is killed.
+        private=Private(staging / "scratch", (staging, *visible)),
+        env={"HOME": "/tmp"},  # noqa: S108 - private to it, and in the image cleaned up
     )
     sources.unlink(missing_ok=True)
     whole = staging / "whole.tar"

@@ -2,18 +2,16 @@
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-import anyio
 import anyio.to_thread
 
 from templates.container_tools import run_container_tool
 from templates.model import Template
 from templates.oci import file_digest, unpack_image
+from templates.removal import remove_tree
 from templates.tools import Tools
-from templates.untrusted_tree import remove_tree
 
 RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
 # Not part of the image: a new warm-up must not rebuild it.
@@ -52,13 +50,10 @@ async def make_dockerfile(tools: Tools, staging: Path, template: Template) -> di
         *("--ignorefile", str(ignore), "--file", str(template.folder / template.source.dockerfile)),
         *("--tag", f"oci:{built}:image", str(template.folder)),
     )
-    try:
-        await run_container_tool(tools, staging, "buildah", *keep, *build)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _remove_storage(tools, staging, storage)
+    await run_container_tool(tools, staging, "buildah", *keep, *build, visible=(template.folder,))
+    await anyio.to_thread.run_sync(remove_tree, storage)
     details = await unpack_image(tools, staging, template, f"oci:{built}:image")
-    await anyio.to_thread.run_sync(shutil.rmtree, built)
+    await anyio.to_thread.run_sync(remove_tree, built)
     ignore.unlink()
     return details
 
@@ -80,11 +75,3 @@ def _ignore_rules(folder: Path) -> str:
     """Return the ignore rules of the template's author, and ours."""
     theirs = next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
     return f"{theirs.read_text() if theirs else ''}\n{NOT_IN_CONTEXT}\n"
-
-
-async def _remove_storage(tools: Tools, staging: Path, storage: Path) -> None:
-    """Remove buildah's storage. For an ordinary user the files belong to subordinate ids, so buildah has to do it."""
-    if os.geteuid() == 0:
-        await anyio.to_thread.run_sync(remove_tree, storage)
-    elif storage.exists():
-        await run_container_tool(tools, staging, "buildah", "unshare", "rm", "-rf", str(storage))

@@ -1,14 +1,19 @@
 """Run the programs of a build step and write their output to the step's log."""
 
-import os
 import shlex
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import anyio
+import anyio.to_thread
+
+from templates.environment import proxies
+from templates.namespaces import Private, in_own_namespaces
+from templates.removal import remove_tree
 from vmm.errors import ToolFailed, ToolMissing
-from vmm.process import find_tool, run_tool
+from vmm.process import run_tool
 
 TAIL_LINES = 30  # shown with an error: enough for a pip traceback or an apt error
 
@@ -24,13 +29,13 @@ class Tools(Protocol):
         self,
         argv: Sequence[str],
         *,
-        isolated: bool = False,
+        private: Private | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Run a program and return the lines it printed; raises StepFailed unless it succeeds.
 
-        With `isolated`, and as root, its processes and mounts end with it, even if this process is killed.
+        Of our environment it gets only PATH and the proxies, and `env`. With `private` it has its own namespaces.
         """
         ...
 
@@ -52,7 +57,7 @@ class LoggedTools:
         self,
         argv: Sequence[str],
         *,
-        isolated: bool = False,
+        private: Private | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
@@ -67,9 +72,9 @@ class LoggedTools:
 
         try:
             await run_tool(
-                in_own_namespaces(argv) if isolated else argv,
+                in_own_namespaces(argv, private) if private else argv,
                 on_line=on_line,
-                env={"LC_ALL": "C.UTF-8", **(env or {})},
+                env={**proxies(), **(env or {})},
                 cwd=cwd,
             )
         except ToolMissing as error:
@@ -77,6 +82,10 @@ class LoggedTools:
         except ToolFailed as error:
             how = f"signal {error.exit.signal}" if error.exit.signal else f"status {error.exit.code}"
             raise StepFailed(f"{Path(argv[0]).name} ended with {how}") from error
+        finally:
+            if private:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(remove_tree, private.scratch)
         return lines
 
     def note(self, text: str) -> None:
@@ -86,21 +95,6 @@ class LoggedTools:
     def _write(self, line: str) -> None:
         with self._log_path.open("a") as log:
             log.write(f"{line}\n")
-
-
-def in_own_namespaces(argv: Sequence[str]) -> list[str]:
-    """Return a command that runs `argv` in its own pid and mount namespaces and kills it when this process dies.
-
-    As an ordinary user it returns `argv`: a user namespace would keep the tools from creating theirs.
-    """
-    if os.geteuid() != 0:
-        return list(argv)
-    if (program := find_tool(argv[0])) is None:
-        raise ToolMissing(argv[0])
-    return [
-        *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"),
-        *(program, *argv[1:]),
-    ]
 
 
 def tail(log_path: Path) -> str:

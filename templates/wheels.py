@@ -2,10 +2,11 @@
 
 import importlib.util
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from templates.environment import pip_settings
+from templates.removal import remove_tree
 from templates.tools import StepFailed, Tools
 
 
@@ -19,11 +20,16 @@ async def install_wheels(tools: Tools, tree: Path, wheels: Sequence[str]) -> lis
     if pip is None or not pip.submodule_search_locations:
         raise StepFailed("pip is not installed in the environment of mcp-sandbox; run: python -m ensurepip")
     command, env = guest_python_command(tree)
+    scratch = tree.parent / "pip"
+    scratch.mkdir()
+    # Nothing of the packages runs, so that pip may have the operator's settings.
+    env = {**pip_settings(), **env, "TMPDIR": str(scratch)}
     options = (
         *("--target", str(site), "--only-binary", ":all:", "--no-compile"),
         *("--no-input", "--progress-bar", "off", "--disable-pip-version-check", "--root-user-action", "ignore"),
     )
     await tools.run([*command, pip.submodule_search_locations[0], "install", *options, *wheels], env=env)
+    remove_tree(scratch)
     _remove_unused(site)
     return sorted(path.name.removesuffix(".dist-info").replace("-", "==", 1) for path in site.glob("*.dist-info"))
 
@@ -56,12 +62,13 @@ def guest_python(tree: Path) -> Path:
 def guest_python_command(tree: Path) -> tuple[list[str], dict[str, str]]:
     """Return the command and environment that run the image's Python on this host.
 
-    It uses the image's loader and libraries, so that pip selects wheels exactly as it would in the machine.
+    It uses the image's loader and libraries, so that pip selects wheels exactly as it would in the machine. Without
+    `site`, packages cannot run code at its start.
     """
     loaders = sorted(tree.glob("usr/lib/*/ld-linux-*.so.*"))
     if not loaders:
         raise StepFailed("the base has no dynamic loader")
-    command = [str(loaders[0]), "--library-path", str(loaders[0].parent), str(guest_python(tree))]
+    command = [str(loaders[0]), "--library-path", str(loaders[0].parent), str(guest_python(tree)), "-S"]
     env = {
         "PYTHONHOME": str(tree / "usr"),
         "PYTHONNOUSERSITE": "1",
@@ -77,4 +84,4 @@ def _remove_unused(site: Path) -> None:
     Nested `tests` stay: numpy.testing imports from one.
     """
     for path in [site / "bin", *site.glob("*/tests")]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)

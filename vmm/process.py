@@ -206,13 +206,12 @@ async def run_tool(
     *,
     on_line: Callable[[str], None] = lambda line: None,
     env: Mapping[str, str] | None = None,
-    bare: bool = False,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> None:
     """Run a command, passing each line that it prints to `on_line`; raise ToolMissing or ToolFailed.
 
-    With `bare` it does not inherit our environment, for commands that run in a machine's namespaces.
+    Of our environment it gets only PATH: the rest may contain secrets. `env` names what else it needs.
     """
     program = find_tool(argv[0])
     if program is None:
@@ -224,7 +223,7 @@ async def run_tool(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**({} if bare else os.environ), "PATH": _search_path(), **(env or {})},
+            env={"PATH": _search_path(), "LC_ALL": "C.UTF-8", **(env or {})},
             cwd=cwd or NOWHERE,
             pass_fds=pass_fds,
         )

@@ -19,6 +19,7 @@ from templates.catalogue import Catalogue
 from templates.errors import BuildFailed
 from templates.inventory import ImagePlan, Inventory
 from templates.model import Template
+from templates.namespaces import Private
 from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
 from tests.unit.fake_driver import FakeDriver
@@ -91,7 +92,7 @@ class FakeTools:
         self,
         argv: Sequence[str],
         *,
-        isolated: bool = False,
+        private: Private | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
@@ -319,8 +320,8 @@ async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_its_
     source = {"debian": {"suite": "bookworm", "run": ["echo 'a b' >/etc/motd", "true"]}}
     await builder.build_image(template(source=source))
     hooks = [word for word in workshop.argv[1] if word.startswith("--customize-hook=")]
-    assert hooks[0] == """--customize-hook=chroot "$1" sh -ec 'echo '"'"'a b'"'"' >/etc/motd'"""
-    assert hooks[1] == """--customize-hook=chroot "$1" sh -ec true"""
+    assert hooks[0] == """--customize-hook=chroot "$1" env HOME=/root sh -ec 'echo '"'"'a b'"'"' >/etc/motd'"""
+    assert hooks[1] == """--customize-hook=chroot "$1" env HOME=/root sh -ec true"""
     workshop.ran.clear()
     await builder.build_image(template(source=source))
     assert workshop.ran == []

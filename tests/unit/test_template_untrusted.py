@@ -16,6 +16,7 @@ from templates.dockerfile import dockerfile_inputs
 from templates.errors import InvalidTemplate
 from templates.image_config import ImageConfig, check_service, explain, from_details, read_config, to_details
 from templates.model import Template
+from templates.oci import LAYERS_TAR
 from templates.snapshot import warm_up_of
 from templates.tools import StepFailed, Tools
 from templates.untrusted_tree import resolve_in
@@ -112,7 +113,7 @@ async def test_a_changed_dockerfile_makes_the_previous_build_outdated(
         return {}
 
     async def unpack_image(_tools: Tools, staging: Path, template: Template, *_: str) -> dict[str, Any]:
-        (staging / "built").mkdir()
+        (staging / LAYERS_TAR).write_text("")
         return {"template": template.name, "config": to_details(ImageConfig(env={"A": "image"}))}
 
     monkeypatch.setattr("templates.interpreter.make_interpreter", make_interpreter)

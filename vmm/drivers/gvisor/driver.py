@@ -79,7 +79,7 @@ class GvisorMachine(StdioMachine):
         argv = command.enter_argv(first[0], self.uid, [*self._runsc, *order, command.NAME])
         try:
             with anyio.fail_after(timeout_s):
-                await run_tool(argv, bare=True, pass_fds=(program, *pass_fds))
+                await run_tool(argv, pass_fds=(program, *pass_fds))
         except (ToolFailed, TimeoutError) as error:
             why = error.gist if isinstance(error, ToolFailed) else f"it took longer than {timeout_s:g} s"
             raise MachineLost(f"runsc {order[0]} failed for machine {self.id}: {why}") from error
