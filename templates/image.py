@@ -9,7 +9,9 @@ from typing import Any
 
 import anyio.to_thread
 
+from templates.disk import require_free
 from templates.model import Template
+from templates.removal import remove_tree
 from templates.tools import Tools
 from templates.untrusted_tree import clear_path_in, link_in, mount_point_in, read_in, remove_in, resolve_in, write_in
 from templates.wheels import compile_python, install_wheels
@@ -102,11 +104,12 @@ async def _finish(tools: Tools, tree: Path, staging: Path) -> None:
     tools.note("packing the image")
     await anyio.to_thread.run_sync(make_readable, tree)
     await pack_tree(tools, tree, staging / IMAGE)
-    await anyio.to_thread.run_sync(shutil.rmtree, tree)
+    await anyio.to_thread.run_sync(remove_tree, tree)
 
 
 async def extract_tree(tools: Tools, base_tar: Path, tree: Path) -> None:
     """Unpack a base. Ordinary users can do it: all files become theirs."""
+    require_free(tree.parent, 2 * base_tar.stat().st_size, "the image")  # its files, which are packed later
     tree.mkdir()
     options = ("--no-same-owner", "--same-permissions")
     await tools.run(["tar", "--extract", *options, f"--file={base_tar}", f"--directory={tree}"])

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from templates.disk import require_free
 from templates.tools import StepFailed
 
 MAX_NAMES = 1_000_000  # an image with a desktop and all of TeX has half as many
-MAX_BYTES = 64 * 1024**3  # a few bytes of a sparse file can claim any size
 MAX_DEPTH = 256  # nested directories: code that later walks the tree recurses once for each
 MAX_READ = 1024 * 1024  # bytes: contents are read in small chunks, so only a malicious header asks for more
+# Bytes of headers, which are kept in memory: for each member, and once more for each layer, for maps of sparse files.
+MEMBER_HEADERS, MORE_HEADERS = 4096, 64 * 1024**2
 KEPT_MODE = 0o1777  # without set-user-id and set-group-id
 MAX_LINKS = 40  # followed for one name, as in Linux
 WHITEOUT = ".wh."  # prefix: the lower layers' file of this name is removed
@@ -45,13 +47,15 @@ def _directory(mode: int = 0o755, mtime: int = 0) -> Node:
 class Layers:
     """The merged contents of layers."""
 
+    max_bytes: int  # of all files; a few bytes of a sparse file can claim any size
     root: Node = field(default_factory=_directory)
     names: int = 0
     size: int = 0
 
-    def add(self, layer: tarfile.TarFile) -> None:
+    def add(self, file: "LayerFile", layer: tarfile.TarFile) -> None:
         """Add a layer on top. Its whiteouts apply to the layers below it, not to itself."""
-        members = [(_parts(member.name), member) for member in self._counted(layer)]
+        members = [(_parts(member.name), member) for member in self._counted(file, layer)]
+        file.headers_left = None
         for parts, _ in members:
             if parts and parts[-1].startswith(WHITEOUT):
                 self._whiteout(parts)
@@ -66,12 +70,15 @@ class Layers:
                 if name != "dev" and not name.startswith("dev/"):
                     _write(tar, name, node)
 
-    def _counted(self, layer: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    def _counted(self, file: "LayerFile", layer: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         for member in layer:
+            assert file.headers_left is not None
+            file.headers_left += MEMBER_HEADERS
             self.names += 1
             self.size += member.size
-            if self.names > MAX_NAMES or self.size > MAX_BYTES:
-                raise StepFailed(f"the image is too large: more than {MAX_NAMES} files or {MAX_BYTES // 1024**3} GB")
+            if self.names > MAX_NAMES or self.size > self.max_bytes:
+                most = f"{MAX_NAMES} files or {self.max_bytes / 1024**3:.1f} GB"
+                raise StepFailed(f"the image is too large: more than {most}")
             yield member
 
     def _whiteout(self, parts: list[str]) -> None:
@@ -140,24 +147,31 @@ class Layers:
         return found
 
 
-class _LayerFile(io.FileIO):
-    """A layer on disk. It refuses to read a header that claims a huge size."""
+class LayerFile(io.FileIO):
+    """A layer on disk. It refuses to read headers of a huge size."""
+
+    headers_left: int | None = MORE_HEADERS  # bytes; None once all headers are read
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= MAX_READ:
             raise tarfile.ReadError(f"a header of {size} bytes")
+        if self.headers_left is not None:
+            self.headers_left -= size
+            if self.headers_left < 0:
+                raise tarfile.ReadError("its headers are larger than any image needs")
         return super().read(size)
 
 
-def merge_layers(layers: Sequence[Path], target: Path) -> None:
-    """Merge layers, lowest first, into one tar file."""
-    merged = Layers()
+def merge_layers(layers: Sequence[Path], target: Path, max_bytes: int) -> None:
+    """Merge layers, lowest first, into one tar file of at most about `max_bytes`."""
+    merged = Layers(max_bytes)
     with ExitStack() as stack:
         try:
             for path in layers:
                 # Uncompressed tar only: skopeo has decompressed it.
-                file = stack.enter_context(_LayerFile(path))
-                merged.add(stack.enter_context(tarfile.open(fileobj=file, mode="r:")))
+                file = stack.enter_context(LayerFile(path))
+                merged.add(file, stack.enter_context(tarfile.open(fileobj=file, mode="r:")))
+            require_free(target.parent, merged.size, "the merged image")
             merged.write(target)
         except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
             raise StepFailed(f"a layer of the image is damaged: {error}") from None

@@ -3,21 +3,26 @@
 import hashlib
 import json
 import re
-import shutil
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
 from templates.container_tools import run_container_tool
+from templates.disk import disk_usage, require_free, run_bounded
 from templates.image_config import read_config, to_details
 from templates.layers import merge_layers
 from templates.model import Template
+from templates.removal import remove_tree
 from templates.tools import StepFailed, Tools
 
 LAYERS_TAR = "layers.tar"
 RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
+MAX_BYTES = 64 * 1024**3  # of an unpacked image
+MAX_RATIO = 50  # unpacked to packed size; 2 to 5 is usual, and text has 20
+SMALL = 1024**3  # bytes that any image may have unpacked, whatever the ratio
+REFUSED = "the image is refused: unpacked, it is"
 MAX_JSON = 4 * 1024 * 1024  # bytes of a manifest; registries refuse larger ones
 _FILE = re.compile(r"(oci|oci-archive|docker-archive):([^:]+)(:.+)?")  # kind, path, image within the file
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -41,7 +46,8 @@ async def make_oci(tools: Tools, staging: Path, template: Template) -> dict[str,
     kind, path, which = file.groups()
     if not (template.folder / path).exists():
         raise StepFailed(f"{template.folder / path} does not exist")
-    return await unpack_image(tools, staging, template, f"{kind}:{template.folder / path}{which or ''}")
+    found = template.folder / path
+    return await unpack_image(tools, staging, template, f"{kind}:{found}{which or ''}", visible=(found,))
 
 
 async def _fetch(tools: Tools, staging: Path, template: Template, name: str) -> dict[str, Any]:
@@ -74,20 +80,33 @@ def _tls(name: str) -> str:
     return "tls-verify=false" if _LOOPBACK.match(name) else "tls-verify=true"
 
 
-async def unpack_image(tools: Tools, staging: Path, template: Template, source: str, *options: str) -> dict[str, Any]:
+async def unpack_image(
+    tools: Tools, staging: Path, template: Template, source: str, *options: str, visible: tuple[Path, ...] = ()
+) -> dict[str, Any]:
     """Copy an image with skopeo, which verifies every digest, and merge its layers into one tar file."""
-    copy = staging / "copy"
+    packed, copy = staging / "packed", staging / "copy"
+    run_skopeo = partial(run_container_tool, tools, staging, "skopeo", visible=visible)
+    await run_skopeo("copy", *options, source, f"dir:{packed}")
+    limit = unpacked_limit(size := disk_usage(packed))
+    require_free(staging, 2 * size, "the image")  # at least: layers that are unpacked and then merged
     # Only with a `dir:` destination does skopeo decompress layers of every format.
-    await run_container_tool(tools, staging, "skopeo", "copy", *options, "--dest-decompress", source, f"dir:{copy}")
+    unpack = partial(run_skopeo, "copy", "--dest-decompress", f"dir:{packed}", f"dir:{copy}")
+    await run_bounded(copy, limit, REFUSED, unpack)
+    await anyio.to_thread.run_sync(remove_tree, packed)
     manifest = _read_json(copy / "manifest.json")
     if not isinstance(manifest, dict) or not isinstance(manifest.get("layers"), list):
         raise StepFailed("the image's manifest is damaged")
     config = read_config(_read_json(_blob(copy, manifest.get("config"))))
     layers = [_blob(copy, layer) for layer in manifest["layers"]]
     tools.note(f"merging {len(layers)} layers")
-    await anyio.to_thread.run_sync(merge_layers, layers, staging / LAYERS_TAR)
-    await anyio.to_thread.run_sync(shutil.rmtree, copy)
+    await anyio.to_thread.run_sync(merge_layers, layers, staging / LAYERS_TAR, limit)
+    await anyio.to_thread.run_sync(remove_tree, copy)
     return {"template": template.name, "config": to_details(config)}
+
+
+def unpacked_limit(packed: int) -> int:
+    """Return how large an image of `packed` bytes may become: a few megabytes can unpack to any size."""
+    return min(MAX_BYTES, max(SMALL, MAX_RATIO * packed))
 
 
 def _name(template: Template) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guest.errors import GuestError, first_error
+from templates.disk import MAX_STEP, require_free, run_bounded
 from templates.errors import BuildFailed
 from templates.store import Entry, Store, key_of
 from templates.tools import LoggedTools, StepFailed, Tools, tail
@@ -57,7 +58,9 @@ class Steps:
             self._report(Progress(step, state, message, time.monotonic() - started))
 
         async def make_logged(staging: Path) -> Mapping[str, Any]:
-            return await make(self._make_tools(log_path, partial(report, "running")), staging)
+            require_free(staging, 0, f"step {step!r}")
+            tools = self._make_tools(log_path, partial(report, "running"))
+            return await run_bounded(staging, MAX_STEP, "its files are", partial(make, tools, staging))
 
         report("started")
         try:

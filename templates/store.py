@@ -17,7 +17,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import tempfile
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -31,8 +30,9 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from templates.disk import disk_usage
 from templates.locks import exclusive, same_file
-from templates.untrusted_tree import remove_tree
+from templates.removal import remove_tree
 
 MAX_CHECKSUMS = 64  # files; images and snapshots have a handful, trees ten thousand
 KEY_CHARS = 20  # 80 bits of SHA-256: no accidental collisions, and short enough to read
@@ -102,7 +102,7 @@ class Store:
                     "inputs": inputs,
                     "details": details,
                     "made": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "size_bytes": await anyio.to_thread.run_sync(_disk_usage, staging),
+                    "size_bytes": await anyio.to_thread.run_sync(disk_usage, staging),
                     "files": await anyio.to_thread.run_sync(_checksums, staging),
                 }
                 (staging / META).write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
@@ -158,8 +158,8 @@ class Store:
         """Remove staging directories and lock files of processes that died."""
         for folder in ("staging", "locks"):
             for path in self.home.glob(f"{folder}/*"):
-                # A read-only home has nothing to sweep.
-                with suppress(PermissionError), self._try_lock(path.name.partition(".")[0]) as locked:
+                # A read-only home has nothing to sweep, and what cannot be removed now may be later.
+                with suppress(OSError), self._try_lock(path.name.partition(".")[0]) as locked:
                     if locked and folder == "staging":
                         remove_tree(path)
 
@@ -216,18 +216,20 @@ class Store:
         parent = self.home / "staging"
         parent.mkdir(parents=True, exist_ok=True)
         for stale in parent.glob(f"{kind}-{key}.*"):
-            remove_tree(stale)
+            with suppress(OSError):
+                remove_tree(stale)
         # A new name each time: a tool that outlived its maker must not write into the next attempt.
         path = Path(tempfile.mkdtemp(prefix=f"{kind}-{key}.", dir=parent))
         try:
             yield path
         finally:
-            remove_tree(path)
+            with suppress(OSError):  # a later sweep tries again
+                remove_tree(path)
 
     def _publish(self, staging: Path, final: Path) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():  # not an entry without its meta.json: it was partly removed by hand
-            shutil.rmtree(final)
+            remove_tree(final)
         staging.rename(final)
         _sync(final.parent)
         return final
@@ -253,16 +255,6 @@ def _read_entry(meta: Path) -> Entry:
         size_bytes=data["size_bytes"],
         files={name: (size, crc) for name, (size, crc) in data.get("files", {}).items()},
     )
-
-
-def _disk_usage(tree: Path) -> int:
-    """Return the disk space of a tree. Holes take none, and hard links count once."""
-    taken: dict[int, int] = {}
-    for folder, folders, files in os.walk(tree):
-        for name in (*folders, *files):
-            found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - Path is slow for ten thousand files
-            taken[found.st_ino] = found.st_blocks * 512  # the unit of st_blocks
-    return sum(taken.values())
 
 
 def _checksums(tree: Path) -> dict[str, Checksum]:

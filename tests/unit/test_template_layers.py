@@ -41,10 +41,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "layers"
 
 
-def merged(folder: Path, *paths: Path) -> dict[str, str | None]:
+def merged(folder: Path, *paths: Path, max_bytes: int = 1024**3) -> dict[str, str | None]:
     """Every name of the merged tree: content of files, target of links, None for directories."""
     target = folder.parent / "merged.tar"
-    merge_layers(paths, target)
+    merge_layers(paths, target, max_bytes)
     with tarfile.open(target) as tar:
         return {info.name: _shown(tar, info) for info in tar}
 
@@ -136,9 +136,8 @@ def test_devices_pipes_and_set_user_id_bits_are_dropped(folder: Path):
 
 
 def test_an_image_that_is_too_large_is_refused_before_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(layers, "MAX_BYTES", 10)
     with pytest.raises(StepFailed, match="too large"):
-        merged(folder, layer(folder, ("a", "123456"), ("b", "123456")))
+        merged(folder, layer(folder, ("a", "123456"), ("b", "123456")), max_bytes=10)
     monkeypatch.setattr(layers, "MAX_NAMES", 1)
     with pytest.raises(StepFailed, match="too large"):
         merged(folder, layer(folder, ("a", ""), ("b", "")))
@@ -165,6 +164,30 @@ def test_a_header_that_claims_a_huge_size_is_not_read(folder: Path):
     path.write_bytes(header.tobuf())
     os.truncate(path, header.size + 8192)  # a hole, as from a layer of a few packed bytes
     with pytest.raises(StepFailed, match="a header of 4294967296 bytes"):
+        merged(folder, path)
+
+
+def test_a_sparse_file_counts_with_its_full_size(folder: Path):
+    path = folder / "sparse.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = member("huge")
+        info.pax_headers = {"GNU.sparse.size": str(2 * 1024**3), "GNU.sparse.map": "0,0"}
+        tar.addfile(info)
+    assert path.stat().st_size < 20_000
+    with pytest.raises(StepFailed, match="too large"):
+        merged(folder, path)
+
+
+def test_headers_that_would_fill_the_memory_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(layers.LayerFile, "headers_left", 64 * 1024)
+    ordinary = [(f"{number}", "") for number in range(200)]
+    assert len(merged(folder, layer(folder, *ordinary))) == len(ordinary)
+    path = folder / "sparse.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = member("pieces")
+        info.pax_headers = {"GNU.sparse.size": "1", "GNU.sparse.map": ",".join("0" * 40_000)}
+        tar.addfile(info)
+    with pytest.raises(StepFailed, match="headers are larger"):
         merged(folder, path)
 
 
