@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from guest.errors import first_error
@@ -37,37 +36,32 @@ async def run_bounded(folder: Path, limit: int, too_large: str, work: Callable[[
 
     `folder` need not exist yet, but its parent must.
     """
-    trouble: str | None = None
-    results: list[_Result] = []
 
     async def watch() -> None:
-        nonlocal trouble
-        while trouble is None:
+        while True:
             started = time.monotonic()
-            trouble = await anyio.to_thread.run_sync(_trouble, folder, limit, too_large)
+            await anyio.to_thread.run_sync(_check, folder, limit, too_large)
             # Measuring many files takes a while: spend at most a tenth of the time on it.
-            await anyio.sleep(max(POLL_S, 10 * (time.monotonic() - started)) if trouble is None else 0)
-        tasks.cancel_scope.cancel()
+            await anyio.sleep(max(POLL_S, 10 * (time.monotonic() - started)))
 
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
-            results.append(await work())
+            result = await work()
+            await anyio.to_thread.run_sync(_check, folder, limit, too_large)  # what it wrote last
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise first_error(group) from None
-    if trouble is not None:
-        raise StepFailed(trouble)
-    await anyio.lowlevel.checkpoint_if_cancelled()  # cancelled from outside, without an error and without a result
-    return results[0]
+    return result
 
 
-def _trouble(folder: Path, limit: int, too_large: str) -> str | None:
+def _check(folder: Path, limit: int, too_large: str) -> None:
     if disk_usage(folder) > limit:
-        return f"{too_large} larger than {_size(limit)}"
+        raise StepFailed(f"{too_large} larger than {_size(limit)}")
     if (free := shutil.disk_usage(folder.parent).free) < RESERVE:
-        return f"the disk of {folder.parent} is full: {_size(free)} is free, and builds leave {_size(RESERVE)}"
-    return None
+        raise StepFailed(
+            f"the disk is full: {_size(free)} is free in {folder.parent}, and builds leave {_size(RESERVE)} free"
+        )
 
 
 def disk_usage(tree: Path) -> int:
@@ -75,7 +69,7 @@ def disk_usage(tree: Path) -> int:
     taken: dict[int, int] = {}
     for folder, folders, files in os.walk(tree):
         for name in (*folders, *files):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # gone, or of a subordinate id
                 found = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - Path is slow for ten thousand files
                 taken[found.st_ino] = found.st_blocks * BLOCK
     return sum(taken.values())

@@ -57,9 +57,9 @@ def _mounts(private: Private) -> Iterator[tuple[Path, Path]]:
     for place in places:
         _inside(private.scratch, place).mkdir(parents=True)
         _inside(private.scratch, place).chmod(EVERYONE)
-    needed = {path for given in private.visible for path in (given.absolute(), given.resolve())}
+    needed = {path for given in (private.scratch, *private.visible) for path in (given.absolute(), given.resolve())}
     for path in sorted(needed):
-        if any(path.is_relative_to(place) for place in places):
+        if path.exists() and any(path.is_relative_to(place) for place in places):
             target = _inside(private.scratch, path)
             (target if path.is_dir() else target.parent).mkdir(parents=True, exist_ok=True)
             if not path.is_dir():
