@@ -41,7 +41,7 @@ pytestmark = [
 ]
 
 
-def tiny(name: str, packages: list[str]) -> Template:
+def tiny(name: str, packages: list[str], *run: str) -> Template:
     return Template.model_validate(
         {
             "name": name,
@@ -49,7 +49,7 @@ def tiny(name: str, packages: list[str]) -> Template:
             "title": "Tiny",
             "description": "Nothing but the base.",
             "language": "python",
-            "source": {"debian": {"suite": "bookworm", "packages": packages}},
+            "source": {"debian": {"suite": "bookworm", "packages": packages, "run": list(run)}},
             "machine": {"memory_mb": 128, "disk_mb": 64},
         }
     )
@@ -135,6 +135,23 @@ async def test_more_packages_are_installed_without_rebuilding_the_base(store: St
     layers = [entry for entry in store.entries() if entry.inputs.get("packages") == ["tree"]]
     await extract_tree(LoggedTools(tmp_path / "log", print), layers[0].path / BASE_TAR, tmp_path / "tree")
     assert (tmp_path / "tree/usr/bin/tree").is_file()
+
+
+async def test_commands_see_no_secret_of_the_operator_and_no_file_of_the_host(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("PIP_INDEX_URL", "hunter2")
+    monkeypatch.setenv("no_proxy", "mirror.example")
+    look = "env >/environment; cat /proc/[0-9]*/environ >>/environment 2>/dev/null || true"
+    with anyio.fail_after(BUILD_S):
+        await Builder(store).build_image(tiny("test-secret", [], look))
+    (layer,) = [entry for entry in store.entries() if entry.inputs.get("run") == [look]]
+    tar = (layer.path / BASE_TAR).read_bytes()
+    assert b"no_proxy=mirror.example" in tar
+    assert b"HOME=/root\n" in tar
+    assert b"hunter2" not in tar
+    assert b"SECRET_TOKEN" not in tar
 
 
 async def test_the_images_python_has_its_whole_standard_library(store: Store, tmp_path: Path):
