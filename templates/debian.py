@@ -16,6 +16,7 @@ from templates.tools import StepFailed, Tools
 
 BASE_TAR = "base.tar"
 RECIPE = 4  # part of the cache key: raise it when a change here requires a rebuild
+LAYER_RECIPE = 5  # the same for layers
 
 # The agent and all kernels need Python with its whole standard library; compiled wheels need the C++ library.
 # There is no apt: sandboxes are offline.
@@ -45,7 +46,7 @@ def layer_inputs(base_key: str, source: DebianSource) -> dict[str, Any] | None:
     """Return the inputs of a template's layer on top of a base; None if it needs none."""
     if not source.packages and not source.run:
         return None
-    return {"recipe": RECIPE, "base": base_key, "packages": sorted(set(source.packages)), "run": source.run}
+    return {"recipe": LAYER_RECIPE, "base": base_key, "packages": sorted(set(source.packages)), "run": source.run}
 
 
 async def make_base(tools: Tools, staging: Path, suite: str) -> dict[str, Any]:

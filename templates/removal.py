@@ -35,7 +35,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(FileNotFoundError), _opened(os.open(path.parent, os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
+    with suppress(FileNotFoundError), _opened(os.open(path.parent, _DIRECTORY)) as parent:
         if _unlinked(path.name, parent):
             return
         with _opened(_open_directory(path.name, parent)) as top:

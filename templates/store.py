@@ -158,10 +158,10 @@ class Store:
         """Remove staging directories and lock files of processes that died."""
         for folder in ("staging", "locks"):
             for path in self.home.glob(f"{folder}/*"):
-                # A read-only home has nothing to sweep, and what cannot be removed now may be later.
-                with suppress(OSError), self._try_lock(path.name.partition(".")[0]) as locked:
+                # A read-only home has nothing to sweep.
+                with suppress(PermissionError), self._try_lock(path.name.partition(".")[0]) as locked:
                     if locked and folder == "staging":
-                        remove_tree(path)
+                        _remove_if_possible(path)
 
     def tidy(self) -> None:
         """Sweep, and remove logs whose entry neither exists nor is being made: those of failed builds."""
@@ -216,15 +216,13 @@ class Store:
         parent = self.home / "staging"
         parent.mkdir(parents=True, exist_ok=True)
         for stale in parent.glob(f"{kind}-{key}.*"):
-            with suppress(OSError):
-                remove_tree(stale)
+            _remove_if_possible(stale)
         # A new name each time: a tool that outlived its maker must not write into the next attempt.
         path = Path(tempfile.mkdtemp(prefix=f"{kind}-{key}.", dir=parent))
         try:
             yield path
         finally:
-            with suppress(OSError):  # a later sweep tries again
-                remove_tree(path)
+            _remove_if_possible(path)
 
     def _publish(self, staging: Path, final: Path) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -233,6 +231,11 @@ class Store:
         staging.rename(final)
         _sync(final.parent)
         return final
+
+
+def _remove_if_possible(path: Path) -> None:
+    with suppress(OSError):  # a later sweep tries again
+        remove_tree(path)
 
 
 def _changed_ns(directory: Path) -> int:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
 ]
 
+PLACES = [place for place in ("/tmp", "/var/tmp", "/dev/shm", "/run") if Path(place).is_dir()]
 # What takes long to build and is the same for every user. Snapshots are not: the user takes their own.
 COPIED = {
     "qemu": ("image", "kernel", "initramfs"),
@@ -28,17 +30,18 @@ COPIED = {
     "bubblewrap": ("image", "tree", "agent"),
 }
 # The inside of a machine is the same for every user.
+BUILDS = [f"tests/functional/test_{part}.py" for part in ("image_limits", "image_sources", "template_build")]
 WHERE_RIGHTS_MATTER = [
     *(f"tests/contract/test_{part}.py" for part in ("failed_starts", "forks", "limits", "machine", "offline")),
     "tests/security/test_machine_processes.py",
 ]
 
 
-def copy_store(settings: Settings, driver: str, user: OrdinaryUser) -> Path:
+def copy_store(settings: Settings, kinds: Sequence[str], user: OrdinaryUser) -> Path:
     """Copy what the default template needs into a store of the user."""
     store = user.home / "store"
     for entry in Store(settings.home).entries():
-        if entry.kind in COPIED[driver] and entry.details.get("template", settings.template) == settings.template:
+        if entry.kind in kinds and entry.details.get("template", settings.template) == settings.template:
             shutil.copytree(entry.path, store / entry.kind / entry.key, symlinks=True)
     user.give(store)
     return store
@@ -47,11 +50,33 @@ def copy_store(settings: Settings, driver: str, user: OrdinaryUser) -> Path:
 @pytest.mark.parametrize("driver", list(DRIVERS))
 def test_an_ordinary_user_has_machines_that_keep_the_contract(driver: str):
     with ordinary_user() as user:
-        store = copy_store(load_settings(), driver, user)
-        command = [sys.executable, "-m", "pytest", "-q", "-k", f"[{driver}", "--no-header", "-x", *WHERE_RIGHTS_MATTER]
-        ran = subprocess.run(
-            user.command(command, {"MCP_SANDBOX_HOME": str(store)}), cwd=REPO, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
-        assert " passed" in ran.stdout
-        assert [process for process in psutil.process_iter() if process.uids().real == user.uid] == []
+        store = copy_store(load_settings(), COPIED[driver], user)
+        run_tests(user, store, "-k", f"[{driver}", *WHERE_RIGHTS_MATTER)
+
+
+def test_an_ordinary_user_builds_templates_and_leaves_nothing():
+    with ordinary_user() as user:
+        # Some need a base, so this user makes one.
+        store = copy_store(load_settings(), ("image", "agent", "runsc", "kernel", "initramfs", "interpreter"), user)
+        wanted = "explodes or without_end or secret or cancelled or (gvisor and single_program) or come_from_files"
+        assert "skipped" not in run_tests(user, store, "-k", wanted, *BUILDS)
+        left = subprocess.run(["find", *PLACES, "-not", "-path", f"{user.home}*", *_owned(user)], capture_output=True)
+        assert left.stdout == b""
+
+
+def run_tests(user: OrdinaryUser, store: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-x", *arguments]
+    ran = subprocess.run(
+        user.command(command, {"MCP_SANDBOX_HOME": str(store)}), cwd=REPO, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
+    assert " passed" in ran.stdout
+    assert [process for process in psutil.process_iter() if process.uids().real == user.uid] == []
+    return ran.stdout
+
+
+def _owned(user: OrdinaryUser) -> list[str]:
+    """Return the options with which find prints the files of a user and of the user's subordinate ids."""
+    lines = [line.split(":") for line in Path("/etc/subuid").read_text().splitlines()]
+    ((first, count),) = [(int(first), int(count)) for name, first, count in lines if name == user.name]
+    return ["(", "-user", user.name, "-o", "-uid", f"+{first - 1}", "-uid", f"-{first + count}", ")", "-print"]
