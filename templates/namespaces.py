@@ -14,9 +14,10 @@ from vmm.process import find_tool
 
 COVERED = ("/tmp", "/var/tmp", "/dev/shm", "/run/user")  # noqa: S108 - none of them is used
 EVERYONE = 0o1777  # inside a private directory: maintainer scripts and apt run as several users
-# Takes pairs of a source and a target, then "--" and the program. /run is read-only where it has no /run/user to cover.
+# Takes pairs of a source and a target, then "--" and the program. Where /run has no /run/user to cover, root must not
+# create one.
 _MOUNT = """set -e
-[ -d /run/user ] || { mount --bind /run /run && mount -o remount,bind,ro /run; }
+[ -d /run/user ] || [ ! -w /run ] || { mount --bind /run /run && mount -o remount,bind,ro /run; }
 while [ "$1" != -- ]; do mount --rbind -- "$1" "$2"; shift 2; done
 shift
 exec "$@"
@@ -33,10 +34,10 @@ class Private:
 
 
 def in_own_namespaces(argv: Sequence[str], private: Private) -> list[str]:
-    """Return a command that runs `argv` as root of its own pid and mount namespaces.
+    """Create the scratch directory; return a command that runs `argv` as root of its own pid and mount namespaces.
 
     Its processes and mounts end with it, and it is killed when this process dies. For an ordinary user it is root of a
-    user namespace.
+    user namespace. The caller removes the scratch directory.
     """
     if (program := find_tool(argv[0])) is None:
         raise ToolMissing(argv[0])

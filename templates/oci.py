@@ -19,7 +19,7 @@ from templates.tools import StepFailed, Tools
 
 LAYERS_TAR = "layers.tar"
 RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
-MAX_BYTES = 64 * 1024**3  # of an unpacked image
+MAX_BYTES = 20 * 1024**3  # of an unpacked image, which is on disk three times while it is merged
 MAX_RATIO = 50  # unpacked to packed size; 2 to 5 is usual, and text has 20
 SMALL = 1024**3  # bytes that any image may have unpacked, whatever the ratio
 REFUSED = "the image is refused: unpacked, it is"

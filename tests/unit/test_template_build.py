@@ -70,6 +70,7 @@ class Workshop:
     def __init__(self) -> None:
         self.ran: list[str] = []
         self.argv: list[Sequence[str]] = []
+        self.env: dict[str, Mapping[str, str]] = {}  # by tool
         self.broken: str | None = None
         self.hanging: str | None = None
         self.simulated: list[str] = []  # what a simulated upgrade prints
@@ -102,6 +103,7 @@ class FakeTools:
             tool = "pip" if "install" in argv else "compileall"
         shop.ran.append(tool)
         shop.argv.append(argv)
+        shop.env[tool] = env or {}
         self.note(f"I am {tool}")
         if tool == shop.hanging:
             shop.started.set()
@@ -312,6 +314,17 @@ async def test_more_packages_are_a_layer_on_the_shared_base(builder: Builder, wo
     assert workshop.ran == ["mmdebstrap", "tar", "compileall", "mkfs.erofs"]
     assert "--include=dpkg,jq" in workshop.argv[0]
     assert any(word.startswith("--setup-hook=tar-in ") for word in workshop.argv[0])
+
+
+async def test_only_pip_is_given_the_operators_settings(
+    builder: Builder, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PIP_INDEX_URL", "with a password")
+    monkeypatch.setenv("SECRET_TOKEN", "of the operator")
+    await builder.build_image(template())
+    assert {"mmdebstrap", "tar", "pip", "compileall", "mkfs.erofs"} == set(workshop.env)
+    assert [tool for tool, env in workshop.env.items() if "PIP_INDEX_URL" in env] == ["pip"]
+    assert not any("SECRET_TOKEN" in env for env in workshop.env.values())
 
 
 async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_its_key(
