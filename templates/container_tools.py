@@ -43,7 +43,7 @@ async def run_container_tool(
 def _login() -> Path | None:
     """Return the user's login file, which the tools cannot find in their private directories."""
     if LOGIN_FILE in os.environ:
-        return Path(os.environ[LOGIN_FILE])
+        return Path(os.environ[LOGIN_FILE]).absolute()
     uid = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{uid}")
     files = (Path(file.format(runtime=runtime, uid=uid, home=Path.home())) for file in LOGINS)

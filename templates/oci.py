@@ -44,9 +44,9 @@ async def make_oci(tools: Tools, staging: Path, template: Template) -> dict[str,
     if file is None:
         return await _fetch(tools, staging, template, name)
     kind, path, which = file.groups()
-    if not (template.folder / path).exists():
-        raise StepFailed(f"{template.folder / path} does not exist")
     found = template.folder / path
+    if not found.exists():
+        raise StepFailed(f"{found} does not exist")
     return await unpack_image(tools, staging, template, f"{kind}:{found}{which or ''}", visible=(found,))
 
 

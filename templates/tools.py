@@ -16,6 +16,8 @@ from vmm.errors import ToolFailed, ToolMissing
 from vmm.process import run_tool
 
 TAIL_LINES = 30  # shown with an error: enough for a pip traceback or an apt error
+MAX_LINES = 10_000  # of a program's output that are returned: apt's longest answers have a few hundred
+MAX_LOG = 32 * 1024**2  # bytes; ordinary builds write less than one megabyte
 
 
 class StepFailed(Exception):
@@ -33,7 +35,7 @@ class Tools(Protocol):
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Run a program and return the lines it printed; raises StepFailed unless it succeeds.
+        """Run a program and return the last lines it printed; raises StepFailed unless it succeeds.
 
         Of our environment it gets only PATH and the proxies, and `env`. With `private` it has its own namespaces.
         """
@@ -62,7 +64,7 @@ class LoggedTools:
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
         self._write(f"$ {shlex.join(argv)}")
-        lines: list[str] = []
+        lines: deque[str] = deque(maxlen=MAX_LINES)
 
         def on_line(line: str) -> None:
             lines.append(line)
@@ -86,7 +88,7 @@ class LoggedTools:
             if private:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(remove_tree, private.scratch)
-        return lines
+        return list(lines)
 
     def note(self, text: str) -> None:
         self._write(text)
@@ -94,6 +96,9 @@ class LoggedTools:
 
     def _write(self, line: str) -> None:
         with self._log_path.open("a") as log:
+            if log.tell() > MAX_LOG:  # the end matters: errors are there
+                log.truncate(0)
+                log.write("(earlier output is left out)\n")
             log.write(f"{line}\n")
 
 

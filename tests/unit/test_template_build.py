@@ -745,3 +745,14 @@ async def test_a_missing_or_failing_tool_is_named(tmp_path: Path):
         await tools.run(["sh", "-c", "echo to stdout; echo to stderr >&2; exit 3"])
     assert lines == ["to stdout", "to stderr"]
     assert "$ sh -c" in (tmp_path / "log").read_text()
+
+
+async def test_a_flood_of_output_fills_neither_memory_nor_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("templates.tools.MAX_LINES", 10)
+    monkeypatch.setattr("templates.tools.MAX_LOG", 1000)
+    tools = LoggedTools(tmp_path / "log", lambda line: None)
+    assert await tools.run(["seq", "2000"]) == [str(number) for number in range(1991, 2001)]
+    log = (tmp_path / "log").read_text()
+    assert len(log) < 1100
+    assert log.startswith("(earlier output is left out)")
+    assert log.endswith("\n2000\n")
