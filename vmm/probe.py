@@ -110,7 +110,7 @@ async def version_output(program: str, *arguments: str, pass_fds: Sequence[int] 
     """Return what a program prints about its version; nothing if it fails or does not end."""
     lines: list[str] = []
     with suppress(ToolFailed, ToolMissing, OSError, TimeoutError), anyio.fail_after(VERSION_S):
-        await run_tool([program, *arguments], on_line=lines.append, bare=True, pass_fds=pass_fds)
+        await run_tool([program, *arguments], on_line=lines.append, pass_fds=pass_fds)
     return "\n".join(lines)
 
 
