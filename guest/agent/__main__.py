@@ -47,7 +47,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--user", default="1000:1000", help="UID:GID that code runs as; none: the agent's own")
     parser.add_argument("--own-pids", action="store_true", help="every visible process may be killed; with --user none")
     parser.add_argument("--one-kernel", action="store_true", help="keep no warm process besides the one that runs code")
-    parser.add_argument("--memory-mb", type=int, default=0, help="memory limit of each process of code")
+    parser.add_argument("--memory-mb", type=int, default=0, help="memory limit of code: of each process, and in all")
+    parser.add_argument("--own-kernel", action="store_true", help="/proc/meminfo is about this machine alone")
     options = parser.parse_args()
     if options.own_pids and in_first_pid_namespace():
         parser.error("--own-pids needs a PID namespace: it ends every visible process")
@@ -74,7 +75,9 @@ def protect_agent(user: User) -> None:
 def main() -> None:
     """Run the agent."""
     options = parse_options()
-    user = parse_user(options.user, own_pids=options.own_pids, memory_mb=options.memory_mb)
+    user = parse_user(
+        options.user, own_pids=options.own_pids, memory_mb=options.memory_mb, own_kernel=options.own_kernel
+    )
     pipes = take_pipes() if options.stdio else None
     user.make_places()
     protect_agent(user)

@@ -45,6 +45,7 @@ class Execution:
         self._code_bytes = _whole(header, "code_bytes", MAX_BODY) if "code_bytes" in header else None
         self.begun = False  # a kernel has the code
         self.kernel_lost = False  # the kernel died while this command ran
+        self.over_memory = ""  # why its processes were ended, if the machine had no memory left
         self._reported = False
         self.stopped = False
         self._send = send
@@ -129,6 +130,12 @@ class Execution:
 
     def died(self, status: int) -> dict[str, Any]:
         """Return the result of a run whose process ended with a status of `waitpid`."""
+        if self.over_memory:
+            return {
+                "status": "error",
+                "state": "lost",
+                "error": {"name": "MemoryLimitExceeded", "message": self.over_memory},
+            }
         if not os.WIFSIGNALED(status):
             return {"status": "exited", "state": "lost", "exit_code": os.waitstatus_to_exitcode(status)}
         return {"status": "killed", "state": "lost", "signal": signal_name(os.WTERMSIG(status))}
@@ -136,7 +143,7 @@ class Execution:
     def command_ended(self, status: int) -> dict[str, Any]:
         """Return the result of a command whose shell ended with a status of `waitpid`."""
         result = {"status": "ok", "exit_code": 0} if status == 0 else self.died(status)
-        if self.stopped:
+        if self.stopped and not self.over_memory:
             result["status"] = "interrupted"
         return {**result, "state": "lost" if self.kernel_lost else "kept"}
 

@@ -61,6 +61,11 @@ class Shell:
         """The command that is running."""
         return self._current and self._current.run
 
+    @property
+    def pid(self) -> int:
+        """The shell of the command that is running, or 0."""
+        return self._current.pid if self._current else 0
+
     def start(self, run: Execution, ended: Ended) -> None:
         """Run a command; `ended` gets its result. Raises RequestRefused."""
         if run.kind not in ("code", "command"):

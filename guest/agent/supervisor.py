@@ -13,6 +13,7 @@ from guest.agent.execution import Execution
 from guest.agent.kernel_source import KernelSource
 from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.loop import Link, Loop
+from guest.agent.memory_watch import MemoryWatch
 from guest.agent.service import Service
 from guest.agent.shell import Shell
 from guest.agent.streams import Streams
@@ -26,6 +27,9 @@ MAX_FIGURES = 10**9  # no honest kernel reports more
 MAX_FAILED_STARTS = 3  # of kernels in a row
 HANG_UP_GRACE_S = 1.0  # for a kernel to end after it closed its socket
 NONSENSE = b"mcp-sandbox: code wrote to the socket of the process that runs it; that process was ended.\n"
+
+OVER_MEMORY = "the sandbox used more than its {} MB of memory; files count, too"
+OTHERS_ENDED = "mcp-sandbox: {}. Processes that earlier runs had left running were ended.\n"
 
 SHELL = "shell"  # the language without a kernel: code is a command
 
@@ -63,6 +67,8 @@ class Supervisor:
         self._source = KernelSource(loop, user, children, one_kernel=one_kernel)
         self._shell = Shell(loop, channel, user, children, self._own_processes)
         self._service = service
+        self._memory = MemoryWatch(loop, user, children, self._jobs, self._spared, self._over_memory)
+        self._note = b""  # for the next run, about what happened before it
         self._kernel: Kernel | None = None
         self._run: Execution | None = None  # in the kernel
         self._figures = 0
@@ -95,7 +101,11 @@ class Supervisor:
         """Start a run. `send` gets its events and its result. Raises RequestRefused."""
         if self._run or self._shell.run:
             raise RequestRefused("busy", "another run is active in this sandbox; wait for it or stop it")
+        self._memory.start()
         run = Execution(header, code, self._runs + 1 if counted else 0, self._user, send)
+        if self._note:
+            run.feed("stderr", self._note)
+            self._note = b""
         if run.kind == "command" or self.language == SHELL:
             self._shell.start(run, self._command_ended)
         else:
@@ -161,6 +171,25 @@ class Supervisor:
     def _own_processes(self) -> set[int]:
         """Return the processes that a sweep must spare, with their descendants."""
         return {self._kernel.pid if self._kernel else 0, self._source.zygote_pid, self._service.pid} - {0}
+
+    # ------------------------------------------------------------ memory
+
+    def _jobs(self) -> set[int]:
+        return {self._kernel.pid if self._kernel else 0, self._shell.pid, self._service.pid} - {0}
+
+    def _spared(self) -> set[int]:
+        return {self._source.zygote_pid} - {0}
+
+    def _over_memory(self, root: int) -> None:
+        """Report that the processes of a job were ended because the machine had no memory left."""
+        why = OVER_MEMORY.format(self._user.memory_mb)
+        run = self._run or self._shell.run
+        if run and root and root == (self._shell.pid or (self._kernel.pid if self._kernel else 0)):
+            run.over_memory = why
+        elif run:
+            run.feed("stderr", OTHERS_ENDED.format(why).encode())
+        else:
+            self._note = OTHERS_ENDED.format(why).encode()
 
     def _kernel_ready(self, kernel: Kernel) -> None:
         kernel.ready, self._failed_starts = True, 0

@@ -21,16 +21,16 @@ FULL = MAX_PROCESSES * 9 // 10  # processes with which a program can hardly star
 def sweep(user: User, children: Children, keep: set[int]) -> None:
     """Kill all processes of the user, but not those in `keep`, the process groups they lead, and their descendants."""
     if user.has_process_limit:
-        end_all(partial(_find_others, user, keep), children.reap, SWEEP_S, _broadcast(user))
+        end_all(partial(_find_others, user, keep), children.reap, SWEEP_S, broadcast_to(user))
 
 
 def make_room(user: User, children: Children, keep: set[int]) -> bool:
     """Sweep if most processes of a full machine are not those that a sweep keeps; returns whether it did."""
-    broadcast = _broadcast(user)
+    broadcast = broadcast_to(user)
     if broadcast is None or process_count() < FULL:
         return False
     broadcast(signal.SIGSTOP)
-    full = len(_find_others(user, keep)) > FULL // 2 and len(_owned(user)) >= FULL
+    full = len(_find_others(user, keep)) > FULL // 2 and len(owned_by(user)) >= FULL
     broadcast(signal.SIGCONT)
     if full:
         sweep(user, children, keep)
@@ -48,7 +48,7 @@ class CommandProcesses:
     def __init__(self, user: User, children: Children) -> None:
         """Prepare to find the processes of a command that is about to start."""
         self._children = children
-        self._broadcast = _broadcast(user)
+        self._broadcast = broadcast_to(user)
         self._few = process_count() + FEW
         self._shell = 0
         self._others: set[int] = set()
@@ -80,10 +80,10 @@ class CommandProcesses:
 def _find_others(user: User, keep: set[int]) -> set[int]:
     table = process_table()
     members = {pid for pid, process in table.items() if process.group in keep}
-    return _owned(user) - {1, os.getpid()} - tree_of(keep | members, table)
+    return owned_by(user) - {1, os.getpid()} - tree_of(keep | members, table)
 
 
-def _owned(user: User) -> set[int]:
+def owned_by(user: User) -> set[int]:
     """Return the processes of the user; all visible ones if it is the agent's own."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     return pids if user.uid is None else {pid for pid in pids if _owner(pid) == user.uid}
@@ -96,7 +96,7 @@ def _owner(pid: int) -> int:
         return -1
 
 
-def _broadcast(user: User) -> Callable[[int], None] | None:
+def broadcast_to(user: User) -> Callable[[int], None] | None:
     """Return a function that signals all processes of the user at once, if that is safe: see `User.own_pids`."""
     if user.uid is not None:
         return partial(_signal_user, user.uid)

@@ -15,6 +15,7 @@ from guest.prctl import drop_bounding_set, set_dumpable, set_no_new_privs
 
 CODE_NICENESS = 15  # where agent and code are one user: the agent must respond among many busy processes
 CODE_OOM_SCORE = 500  # if memory runs out, the kernel kills code before the agent
+WATCHERS_MB = 32  # of a machine's memory, for the agent and the kernel that watches a program
 MAX_PROCESSES = 160  # and threads, of the sandbox's user; a fork costs 1.4 MB, a small machine has 350 MB to spare
 
 
@@ -24,7 +25,8 @@ class User(NamedTuple):
     uid: int | None
     gid: int | None
     own_pids: bool = False  # all visible processes belong to this machine
-    memory_mb: int = 0  # limit of each process; 0: none
+    memory_mb: int = 0  # limit of each process, and of all together with their files; 0: none
+    own_kernel: bool = False  # /proc/meminfo is about this machine alone
 
     @property
     def shares_id(self) -> bool:
@@ -67,7 +69,7 @@ class User(NamedTuple):
         if self.has_process_limit:
             _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
         if self.memory_mb and memory_watched:
-            _limit(resource.RLIMIT_RSS, self.memory_mb * 1024 * 1024)
+            _limit(resource.RLIMIT_RSS, (self.memory_mb - WATCHERS_MB) * 1024 * 1024)
         elif self.memory_mb:
             _limit_memory(self.memory_mb * 1024 * 1024)
         self.drop_ids()
@@ -118,9 +120,9 @@ def _limit_memory(size: int) -> None:
     _limit(resource.RLIMIT_AS, size + read_only)
 
 
-def parse_user(name: str, *, own_pids: bool = False, memory_mb: int = 0) -> User:
+def parse_user(name: str, *, own_pids: bool = False, memory_mb: int = 0, own_kernel: bool = False) -> User:
     """Parse `UID:GID`, or `none` for the agent's own."""
     if name == "none":
-        return User(None, None, own_pids, memory_mb)
+        return User(None, None, own_pids, memory_mb, own_kernel)
     uid, _, gid = name.partition(":")
-    return User(int(uid), int(gid), own_pids, memory_mb)
+    return User(int(uid), int(gid), own_pids, memory_mb, own_kernel)

@@ -1,15 +1,19 @@
 """Code can exhaust its own machine and nothing else."""
 
+from pathlib import Path
+
 import anyio
 import psutil
 import pytest
 
 from guest.errors import AgentGone, AgentTimeout
+from tests.footprint import groups_of
 from tests.functional.machines import SHOWN_BYTES, Clone, Machines, Ran
 from tests.waiting import promised
 
 pytestmark = pytest.mark.vm
 
+MIB = 1024 * 1024
 MOST_PROCESSES = 400
 MEMORY_BOMB = """
 hoard = []
@@ -23,6 +27,31 @@ while True:
         os.fork()
     except OSError:
         pass
+"""
+SLEEPING_FORKS = """
+import os, time
+for _ in range(200):
+    if os.fork() == 0:
+        time.sleep(600)
+"""
+GREEDY_CHILDREN = """
+import subprocess, sys
+hoard = "hoard = bytearray(200 << 20); print('full', flush=True); import time; time.sleep(600)"
+children = [subprocess.Popen([sys.executable, "-c", hoard]) for _ in range(8)]
+print([child.wait() for child in children])
+"""
+FILES_AND_MEMORY = """
+import os
+hoard = []
+places = ["/workspace", "/tmp", "/dev/shm"]
+for number in range(64):
+    hoard.append(bytearray(16 << 20))
+    for place in list(places):
+        try:
+            with open(f"{place}/{number}", "wb") as file:
+                file.write(bytes(16 << 20))
+        except OSError:
+            places.remove(place)
 """
 FILL_DISK = """
 import os, subprocess
@@ -45,6 +74,12 @@ async def outcome(clone: Clone, code: str, stop_after_s: float) -> Ran | None:
     except (AgentTimeout, TimeoutError):
         pass
     return None
+
+
+def peak_file(group: Path) -> Path | None:
+    """Return the file with the highest memory use of a cgroup, if it counts memory."""
+    files = [group / name for name in ("memory.peak", "memory.max_usage_in_bytes")]
+    return next((file for file in files if file.exists()), None)
 
 
 async def assert_works(machines: Machines) -> None:
@@ -74,6 +109,27 @@ async def test_a_fork_bomb_stays_in_its_machine_and_can_be_stopped(machines: Mac
         assert ran.end.status in ("interrupted", "killed")
         assert (await clone.run("print('fine')")).out == "fine"
     await assert_works(machines)
+
+
+@pytest.mark.parametrize("code", [SLEEPING_FORKS, GREEDY_CHILDREN, FILES_AND_MEMORY])
+async def test_code_that_takes_too_much_memory_in_any_way_is_ended_and_the_sandbox_goes_on(
+    machines: Machines, clone: Clone, code: str
+):
+    ran = await outcome(clone, code, stop_after_s=25)
+    assert ran is not None, "the machine was lost"
+    assert (await clone.run("print('fine')")).out == "fine"
+    if machines.host.driver.name == "gvisor":  # elsewhere forks cost little, and the kernel of host or guest may kill
+        assert ran.end.error is not None
+        assert ran.end.error.name in ("MemoryLimitExceeded", "MemoryError")
+
+
+async def test_a_machine_takes_no_more_of_the_host_than_its_memory_and_the_overhead(machines: Machines, clone: Clone):
+    peaks = [file for group in groups_of(clone.pid) if (file := peak_file(group)) is not None]
+    if not peaks:
+        pytest.skip("no cgroup counts the memory of a machine")
+    await outcome(clone, GREEDY_CHILDREN, stop_after_s=15)
+    [peak] = [int(file.read_text()) for file in peaks]
+    assert 10 * MIB < peak <= machines.built.spec("any").host_bytes
 
 
 async def test_a_full_disk_is_only_an_error_in_the_machine(clone: Clone):

@@ -332,7 +332,7 @@ async def test_sanitizers_work_with_a_memory_limit_and_the_limit_holds():
     """As in gVisor and bubblewrap: a limit on address space would break every sanitized program."""
     async with agent_client(CPP, "--memory-mb", "256") as client:
         assert (await run(client, HELLO, options={"sanitize": ["address"]})).stdout == "hello\n"
-        assert "more than 256 MB" in (await run(client, HOG)).error.message
+        assert "more than 224 MB" in (await run(client, HOG)).error.message
         await client.write("/workspace/hello.cpp", HELLO.encode())
         build = "g++ -fsanitize=address hello.cpp -o hello && ./hello"
         assert (await run(client, build, kind="command")).stdout == "hello\n"

@@ -64,7 +64,7 @@ def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:
 
 def config_json(spec: MachineSpec, image: str) -> bytes:
     """Return the OCI config of a machine whose root file system is the erofs file `image`."""
-    agent = agent_argv("--one-kernel", "--memory-mb", str(spec.memory_mb))
+    agent = agent_argv("--one-kernel", "--own-kernel", "--memory-mb", str(spec.memory_mb))
     bundle = {
         **_process(agent, dict(ENVIRONMENT)),
         "hostname": "sandbox",

@@ -1,0 +1,106 @@
+"""Keeps a machine below its memory limit: it ends the largest job before the host would end the whole machine."""
+
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
+# ruff: noqa: PTH123
+
+import os
+import re
+import signal
+from collections.abc import Callable
+
+from guest.agent.children import Children
+from guest.agent.loop import Loop
+from guest.agent.sweep import broadcast_to, owned_by
+from guest.agent.user import User
+from guest.processes import Process, end_all, process_table, tree_of
+
+MIB = 1024 * 1024
+GROWTH_MB_S = 2000  # faster than code can fill memory
+# Between two looks. The host's limit is higher, but what code takes until the next look must fit in between.
+SOONEST_S, LATEST_S = 0.01, 0.25
+END_S = 1.0  # for the processes of a job to end
+ANONYMOUS = re.compile(rb"^AnonPages:\s+(\d+) kB", re.MULTILINE)  # files in memory included, in gVisor
+PROPORTIONAL = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+
+
+class MemoryWatch:
+    """Measures the machine from its first run on, more often the less memory is left.
+
+    A job is a process that `roots` returns, with its descendants; everything else of the user's is one more job.
+    `spare` returns processes that are part of no job. `ended(root)` is called when a job was ended; root 0 is the rest.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        user: User,
+        children: Children,
+        roots: Callable[[], set[int]],
+        spare: Callable[[], set[int]],
+        ended: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._user = user
+        self._children = children
+        self._roots, self._spare, self._ended = roots, spare, ended
+        self._places: list[str] = []
+        self._started = False
+
+    def start(self) -> None:
+        """Begin to watch, if the machine has a limit and nothing else watches it."""
+        if self._user.memory_mb and not self._started:
+            self._started = True
+            self._places = [] if self._user.own_kernel else writable_places()
+            self._look()
+
+    def _look(self) -> None:
+        limit = self._user.memory_mb * MIB
+        left = limit - self._used(limit)
+        if left < 0:
+            self._end_largest()
+        self._loop.later(min(max(left / MIB / GROWTH_MB_S, SOONEST_S), LATEST_S), self._look)
+
+    def _used(self, enough: int) -> int:
+        """Return how many bytes the machine uses; of more than `enough`, any number above it."""
+        if self._user.own_kernel:
+            return _kilobytes(ANONYMOUS, "/proc/meminfo") * 1024
+        files = sum((space.f_blocks - space.f_bfree) * space.f_frsize for space in map(os.statvfs, self._places))
+        table = process_table()
+        resident = files + sum(process.resident_bytes for process in table.values())
+        if resident <= enough:  # it counts shared pages several times, so the truth is less
+            return resident
+        return files + sum(_kilobytes(PROPORTIONAL, f"/proc/{pid}/smaps_rollup") * 1024 for pid in table)
+
+    def _end_largest(self) -> None:
+        broadcast = broadcast_to(self._user) or (lambda number: None)
+        broadcast(signal.SIGSTOP)  # before anything else: code that fills memory leaves no time to look at it
+        jobs = self._jobs(table := process_table())
+        sizes = {root: sum(table[pid].resident_bytes for pid in pids) for root, pids in jobs.items()}
+        root = max(sizes, key=lambda root: sizes[root], default=None)
+        if root is None:
+            broadcast(signal.SIGCONT)
+            return
+        end_all(lambda: self._jobs(process_table()).get(root, set()), self._children.reap, END_S, broadcast)
+        self._ended(root)
+
+    def _jobs(self, table: dict[int, Process]) -> dict[int, set[int]]:
+        jobs = {root: tree_of({root}, table) & table.keys() for root in self._roots() if root in table}
+        others = owned_by(self._user) & (table.keys() - {1, os.getpid()} - tree_of(self._spare(), table))
+        rest = others.difference(*jobs.values())
+        return {**jobs, 0: rest} if rest else jobs
+
+
+def writable_places() -> list[str]:
+    """Return where files in memory are mounted."""
+    with open("/proc/mounts") as file:
+        mounts = [line.split() for line in file]
+    return [place for _, place, kind, options, *_ in mounts if kind == "tmpfs" and "rw" in options.split(",")]
+
+
+def _kilobytes(what: re.Pattern[bytes], path: str) -> int:
+    try:
+        with open(path, "rb") as file:
+            found = what.search(file.read())
+    except OSError:  # the process has ended
+        return 0
+    return int(found[1]) if found else 0

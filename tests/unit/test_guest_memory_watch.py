@@ -1,0 +1,111 @@
+"""Which processes are ended when a machine has no memory left. Nothing here is a real machine."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from guest.agent import memory_watch
+from guest.agent.memory_watch import LATEST_S, SOONEST_S, MemoryWatch
+from guest.agent.user import User
+from guest.processes import Process
+
+if TYPE_CHECKING:
+    from guest.agent.children import Children
+    from guest.agent.loop import Loop
+
+MIB = 1024 * 1024
+USER = User(1000, 1000, own_pids=False, memory_mb=512, own_kernel=True)
+KERNEL, ITS_CHILD, SHELL, LEFTOVER, ZYGOTE = 10, 11, 20, 30, 40
+
+
+class Timers:
+    """Remembers when the next look is due."""
+
+    def __init__(self) -> None:
+        self.delays: list[float] = []
+
+    def later(self, delay_s: float, _action: Callable[[], None]) -> None:
+        self.delays.append(delay_s)
+
+
+class Machine:
+    """A made-up machine: the sizes of its processes in megabytes, and what was ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **sizes_mb: int) -> None:
+        parents = {KERNEL: os.getpid(), ITS_CHILD: KERNEL, SHELL: os.getpid(), LEFTOVER: 1, ZYGOTE: os.getpid()}
+        names = {"kernel": KERNEL, "its_child": ITS_CHILD, "shell": SHELL, "leftover": LEFTOVER, "zygote": ZYGOTE}
+        self.table = {names[name]: Process(parents[names[name]], 0, size * MIB) for name, size in sizes_mb.items()}
+        self.ended: list[int] = []
+        self.killed: set[int] = set()
+        self.used_mb: int | None = None  # None: the sum of the processes
+        self.timers = Timers()
+        monkeypatch.setattr(memory_watch, "process_table", lambda: self.table)
+        monkeypatch.setattr(memory_watch, "owned_by", lambda user: set(self.table))
+        monkeypatch.setattr(memory_watch, "broadcast_to", lambda user: None)
+        monkeypatch.setattr(memory_watch, "end_all", lambda find, *_: self.killed.update(find()))
+        monkeypatch.setattr(memory_watch, "_kilobytes", lambda *_: self._used() * 1024)
+
+    def _used(self) -> int:
+        processes = sum(process.resident_bytes for process in self.table.values()) // MIB
+        return processes if self.used_mb is None else self.used_mb
+
+    def watch(self, user: User = USER) -> None:
+        roots = {KERNEL, SHELL} & self.table.keys()
+        children = cast("Children", type("NoChildren", (), {"reap": None}))
+        loop = cast("Loop", self.timers)
+        MemoryWatch(loop, user, children, lambda: roots, lambda: {ZYGOTE}, self.ended.append).start()
+
+
+def test_a_machine_within_its_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, kernel=400, shell=112)
+    machine.watch()
+    assert (machine.killed, machine.ended) == (set(), [])
+
+
+def test_the_largest_job_is_ended_with_all_its_processes(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, kernel=100, its_child=300, shell=200)
+    machine.watch()
+    assert (machine.killed, machine.ended) == ({KERNEL, ITS_CHILD}, [KERNEL])
+
+
+def test_a_command_that_takes_too_much_does_not_cost_the_variables_of_the_kernel(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, kernel=250, shell=300)
+    machine.watch()
+    assert (machine.killed, machine.ended) == ({SHELL}, [SHELL])
+
+
+def test_what_earlier_runs_left_running_is_a_job_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, kernel=100, leftover=450)
+    machine.watch()
+    assert (machine.killed, machine.ended) == ({LEFTOVER}, [0])
+
+
+def test_the_zygote_is_never_ended(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, zygote=600)
+    machine.watch()
+    assert (machine.killed, machine.ended) == (set(), [])
+
+
+def test_files_count_against_the_machines_memory(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, kernel=90)
+    machine.used_mb = 513
+    machine.watch()
+    assert machine.ended == [KERNEL]
+
+
+@pytest.mark.parametrize(("used_mb", "delay_s"), [(1, LATEST_S), (112, 0.2), (511, SOONEST_S), (600, SOONEST_S)])
+def test_the_less_memory_is_left_the_sooner_it_looks_again(
+    monkeypatch: pytest.MonkeyPatch, used_mb: int, delay_s: float
+):
+    machine = Machine(monkeypatch, kernel=90)
+    machine.used_mb = used_mb
+    machine.watch()
+    assert machine.timers.delays == [delay_s]
+
+
+def test_a_machine_whose_kernel_limits_its_memory_is_not_watched(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, kernel=900)
+    machine.watch(User(1000, 1000))
+    assert machine.timers.delays == []
