@@ -46,9 +46,9 @@ class LimitSettings(Group):
     """How much may be in use at once."""
 
     sandboxes: int = Field(8, ge=1, le=1000, description="Live sandboxes, one-off runs included.")
-    memory_mb: int | None = Field(None, ge=128, description="Memory of all live sandboxes, by template size.")
+    memory_mb: int | None = Field(None, ge=128, description="Memory that live sandboxes may take, with overhead.")
     owner_sandboxes: int | None = Field(None, ge=1, description="Live sandboxes of one owner.")
-    owner_memory_mb: int | None = Field(None, ge=128, description="Memory of one owner's live sandboxes.")
+    owner_memory_mb: int | None = Field(None, ge=128, description="Memory that one owner's live sandboxes may take.")
     owner_runs: int | None = Field(None, ge=1, description="Active runs of one owner.")
     paused: int = Field(8, ge=0, le=1000, description="Paused sandboxes; their state is on disk.")
     owner_paused: int | None = Field(None, ge=0, description="Paused sandboxes of one owner.")
@@ -61,7 +61,7 @@ class PoolSettings(Group):
 
     min: int = Field(1, ge=0, le=64, description="Machines kept ready per template.")
     max: int = Field(4, ge=0, le=64, description="Machines kept ready per template after a burst; 0 turns it off.")
-    memory_mb: int = Field(4096, ge=0, description="Memory of all pooled machines, by template size.")
+    memory_mb: int = Field(4096, ge=0, description="Memory that pooled machines may take, with overhead.")
     max_age_s: float = Field(3600, gt=0, description="Age at which a pooled machine is replaced.")
     idle_s: float = Field(600, gt=0, description="Seconds after which a burst no longer counts.")
 

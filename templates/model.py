@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from vmm.types import OVERHEAD_MB
+
 Language = Literal["python", "cpp", "go", "shell"]
 PoolMode = Literal["pooled", "cold"]
 SourceKind = Literal["debian", "oci", "dockerfile"]
@@ -67,6 +69,11 @@ class MachineSize(_Strict):
     memory_mb: int = Field(ge=128, le=65536)
     vcpus: int = Field(default=1, ge=1, le=64)
     disk_mb: int = Field(ge=64, le=1_048_576, description="space for files that the machine writes")
+
+    @property
+    def host_mb(self) -> int:
+        """How much of the host's memory a machine may take, which limits on memory count."""
+        return self.memory_mb + OVERHEAD_MB
 
 
 class Warmup(_Strict):

@@ -4,10 +4,11 @@ async with control_group(detect(), name, Limits(...)) as group, spawn(group.wrap
 """
 
 import hashlib
+import math
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -16,11 +17,21 @@ import anyio
 from vmm.hierarchy import Hierarchy, detect, make_v1, make_v2, pid_namespace, read, server
 from vmm.process_table import ProcessId, is_alive
 from vmm.scopes import find_scope, scope_argv
-from vmm.types import Limits
+from vmm.types import CPU_PERIOD_US, CpuPriority, Limits
 
 __all__ = ["ControlGroup", "Hierarchy", "control_group", "detect", "rlimit_argv", "settings", "sweep"]
 
-CPU_PERIOD_US = 100_000  # the kernel's own default
+# Weights, in percent of an ordinary cgroup's. All machines together yield to the server, and to the host's other work.
+MACHINES_WEIGHT = 50
+WEIGHTS = {  # among machines
+    CpuPriority.STARTING: 100,
+    CpuPriority.INTERACTIVE: 100,
+    CpuPriority.BATCH: 20,
+    CpuPriority.UNUSED: 4,
+}
+STARTING_CPUS = 1  # more than the machine has
+UNUSED_CPUS = 0.25  # enough for a service that waits, and for the agent's answer to a ping
+NICENESS = 10  # of machines on hosts without cgroups
 REMOVE_ATTEMPTS = 100  # times 10 ms: the kernel releases a cgroup a moment after its last process was reaped
 FREEZE_ATTEMPTS = 2000  # times 1 ms: the first succeeds, unless a process waits for a disk that hangs
 OOM_FILES = ("memory.events", "memory.oom_control")  # version 2, version 1
@@ -30,6 +41,8 @@ NPROC_PER_NAMESPACE = (5, 14)  # the first Linux that counts a user's processes 
 class ControlGroup:
     """The limits of one machine. This base class is for hosts without cgroups: it limits each process by itself."""
 
+    _version: int | None = None  # of its files
+
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
@@ -37,7 +50,7 @@ class ControlGroup:
         """Return the command to start instead of `argv`."""
         limits = self._limits
         processes = limits.pids if limits.own_user else None
-        return [*rlimit_argv(limits.file_bytes, limits.address_space_bytes, processes), *argv]
+        return ["nice", "-n", str(NICENESS), *rlimit_argv(limits.file_bytes, limits.data_bytes, processes), *argv]
 
     def add(self, pid: int) -> None:
         """Move a process in. Its later children will be in the cgroup, too."""
@@ -50,6 +63,11 @@ class ControlGroup:
         """Return whether the kernel killed a process of the cgroup because of its memory limit."""
         events = "".join(read(place / file) for place in self.directories() for file in OOM_FILES)
         return re.search(r"^oom_kill [1-9]", events, re.MULTILINE) is not None
+
+    def prioritize(self, priority: CpuPriority) -> None:
+        """Set how much CPU the machine gets. It takes effect at once."""
+        with suppress(OSError):  # the machine has just ended
+            self._write(cpu_settings(self._limits.cpus, priority, self._version))
 
     async def freeze(self) -> bool:
         """Freeze all processes of the cgroup; return False if this host cannot. They can still be killed."""
@@ -69,10 +87,14 @@ class ControlGroup:
         """Kill what is still in the cgroup and remove it."""
 
     def _write_freezer(self, value: str) -> bool:
-        files = [file for place in self.directories() if (file := place / "cgroup.freeze").exists()]
-        for file in files:
-            file.write_text(value)
-        return bool(files)
+        return self._write({"cgroup.freeze": value})
+
+    def _write(self, files: Mapping[str, str]) -> bool:
+        """Write the files that the cgroup has; return whether there were any."""
+        found = [(path, value) for place in self.directories() for path, value in in_directory(place, files)]
+        for path, value in found:
+            path.write_text(value)
+        return bool(found)
 
 
 class OwnGroup(ControlGroup):
@@ -87,10 +109,10 @@ class OwnGroup(ControlGroup):
         """Create the cgroup and write its limits."""
         for directory in self._directories:
             (make_v2 if self._version == 2 else make_v1)(directory.parent)
+            for path, value in in_directory(directory.parent, weight_settings(MACHINES_WEIGHT, self._version)):
+                path.write_text(value)
             directory.mkdir()
-            for file, value in settings(self._limits, self._version).items():
-                if (directory / file).exists():
-                    (directory / file).write_text(value)
+        self._write(settings(self._limits, self._version))
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
         return [*rlimit_argv(self._limits.file_bytes), *argv]
@@ -114,6 +136,7 @@ class SystemdScope(ControlGroup):
     def __init__(self, limits: Limits, manager: Path, name: str) -> None:
         super().__init__(limits)
         self._manager = manager
+        self._version = 2
         self._unit = f"mcp-sandbox-{server()}-{name}"
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
@@ -151,14 +174,14 @@ def machine_group(run_dir: Path, machine_id: str, limits: Limits) -> AbstractAsy
 
 
 def rlimit_argv(
-    file_bytes: int | None = None, address_space_bytes: int | None = None, processes: int | None = None
+    file_bytes: int | None = None, data_bytes: int | None = None, processes: int | None = None
 ) -> list[str]:
     """Return the beginning of a command that sets limits on each of its processes. None of them dumps core.
 
     The kernel counts `processes` by user and user namespace, so the machine must share neither with others. Older
     kernels count by user alone; there the limit is left out.
     """
-    limits = {"core": 0, "fsize": file_bytes, "as": address_space_bytes}
+    limits = {"core": 0, "fsize": file_bytes, "data": data_bytes}
     if nproc_is_per_machine():
         limits["nproc"] = processes
     return ["prlimit", *(f"--{name}={value}" for name, value in limits.items() if value is not None)]
@@ -171,22 +194,40 @@ def nproc_is_per_machine() -> bool:
 
 
 def settings(limits: Limits, version: int | None) -> dict[str, str]:
-    """Return the files to write. A file that a directory does not have belongs to another controller."""
+    """Return the files to write for limits, with the priority of a machine that has just started."""
     files: dict[str, str] = {}
     if limits.memory_bytes is not None:
         files["memory.max" if version == 2 else "memory.limit_in_bytes"] = str(limits.memory_bytes)
         # No swap. Version 1 counts memory and swap together, and this file must be written second.
         files |= {"memory.swap.max": "0"} if version == 2 else {"memory.memsw.limit_in_bytes": str(limits.memory_bytes)}
-    if limits.cpus != float("inf"):
-        quota = int(limits.cpus * CPU_PERIOD_US)
-        files |= (
-            {"cpu.max": f"{quota} {CPU_PERIOD_US}"}
-            if version == 2
-            else {"cpu.cfs_period_us": str(CPU_PERIOD_US), "cpu.cfs_quota_us": str(quota)}
-        )
     if limits.pids is not None:
         files["pids.max"] = str(limits.pids)
-    return files
+    return files | cpu_settings(limits.cpus, CpuPriority.STARTING, version)
+
+
+def cpu_settings(cpus: float, priority: CpuPriority, version: int | None) -> dict[str, str]:
+    """Return the files that give a cgroup at most `cpus`, and its share of them when others want them."""
+    if math.isinf(cpus):
+        return {}
+    if priority is CpuPriority.STARTING:
+        cpus += STARTING_CPUS
+    elif priority is CpuPriority.UNUSED:
+        cpus = min(cpus, UNUSED_CPUS)
+    quota = int(cpus * CPU_PERIOD_US)
+    files = weight_settings(WEIGHTS[priority], version)
+    if version == 2:
+        return files | {"cpu.max": f"{quota} {CPU_PERIOD_US}"}
+    return files | {"cpu.cfs_period_us": str(CPU_PERIOD_US), "cpu.cfs_quota_us": str(quota)}
+
+
+def weight_settings(weight: int, version: int | None) -> dict[str, str]:
+    """Return the file that says how a cgroup shares CPUs. An ordinary one has weight 100, in version 1 1024 shares."""
+    return {"cpu.weight": str(weight)} if version == 2 else {"cpu.shares": str(weight * 1024 // 100)}
+
+
+def in_directory(directory: Path, files: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """Return the files that a cgroup's directory has. Others belong to controllers that are elsewhere or missing."""
+    return [(path, value) for name, value in files.items() if (path := directory / name).exists()]
 
 
 def installation(run_dir: Path) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmm.process import find_tool, probe_child
-from vmm.types import Limits
+from vmm.types import CPU_PERIOD_US, Limits
 
 TRIAL_S = 5.0  # systemd creates a scope in 20 ms
 RUNTIME = "XDG_RUNTIME_DIR"
@@ -42,6 +42,7 @@ def scope_argv(manager: Path, unit: str, limits: Limits, argv: list[str]) -> lis
         "MemoryMax": limits.memory_bytes,
         "MemorySwapMax": None if limits.memory_bytes is None else 0,
         "CPUQuota": None if math.isinf(limits.cpus) else f"{limits.cpus:.0%}",
+        "CPUQuotaPeriodSec": None if math.isinf(limits.cpus) else f"{CPU_PERIOD_US}us",
         "TasksMax": limits.pids,
     }
     properties = [f"--property={name}={value}" for name, value in values.items() if value is not None]

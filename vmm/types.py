@@ -2,9 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Literal
+
+# What a machine may take from its host besides its own memory: the monitor or the application kernel, the agent.
+OVERHEAD_MB = 150
+# A machine with many busy processes uses up its quota on all CPUs at once, and others wait for that long. So the period
+# is much shorter than the kernel's default of 100 ms.
+CPU_PERIOD_US = 10_000
 
 
 class Isolation(StrEnum):
@@ -78,6 +84,20 @@ class MachineSpec:
     vcpus: int
     disk_mb: int  # for files that the machine writes
     network: NetworkMode = NetworkMode.NONE
+
+    @property
+    def host_bytes(self) -> int:
+        """Return how much of the host's memory the machine may take, files that it keeps in memory included."""
+        return (self.memory_mb + OVERHEAD_MB) * 1024 * 1024
+
+
+class CpuPriority(Enum):
+    """How much CPU a machine gets when others want it, too."""
+
+    STARTING = "starting"  # no code has run in it yet: one CPU more, for the monitor that restores it
+    INTERACTIVE = "interactive"  # a caller waits for a short answer
+    BATCH = "batch"  # it has been busy for a while, so short answers of other machines come first
+    UNUSED = "unused"  # no caller uses it: it gets little, even if nobody else wants it
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,5 +180,5 @@ class Limits:
     cpus: float = math.inf
     pids: int | None = None
     file_bytes: int | None = None  # the largest file that a process may write
-    address_space_bytes: int | None = None  # of each process, on hosts without cgroups
+    data_bytes: int | None = None  # private memory that a process may write to, on hosts without cgroups
     own_user: bool = False  # no other machine runs as its user or in its user namespace, so RLIMIT_NPROC can count

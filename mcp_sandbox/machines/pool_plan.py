@@ -60,7 +60,7 @@ class TemplateState:
     """One template's part of the pool."""
 
     name: str
-    memory_mb: int  # of one machine
+    memory_mb: int  # that one machine may take from the host
     mode: PoolMode = "pooled"
     ready: tuple[ReadyMachine, ...] = ()
     starting: int = 0

@@ -86,7 +86,7 @@ class Shelf:
         ready = tuple(ReadyMachine(m.id, m.since, m.healthy(now, wall, self.version)) for m in self.ready)
         return TemplateState(
             self.name,
-            self.template.machine.memory_mb,
+            self.template.machine.host_mb,
             self.template.pool if self.version is not None else "cold",
             ready,
             self.starting,

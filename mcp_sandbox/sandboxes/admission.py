@@ -43,7 +43,7 @@ class Ticket:
     """One machine's claim on the limits, from the request until the machine is torn down."""
 
     owner: str
-    memory_mb: int
+    memory_mb: int  # that the machine may take from its host
     short_lived: bool = False  # its place is free again soon: it is for one run, or being closed
 
 

@@ -117,8 +117,8 @@ class Roster(AsyncContextManagerMixin):
             SandboxError: there is none.
         """
         name = template or self._settings.template
-        memory_mb = find_template(self._catalogue, name).machine.memory_mb
-        ticket = Ticket(owner, memory_mb, short_lived=one_off)
+        host_mb = find_template(self._catalogue, name).machine.host_mb
+        ticket = Ticket(owner, host_mb, short_lived=one_off)
         source = self.admitted(ticket, self._provider.acquire(MachineRequest(name, owner)))
         box = self.add(name, span, ticket, source, one_off=one_off)
         with all_or_none([box]):

@@ -11,6 +11,8 @@ from tests.footprint import groups_of
 from tests.functional.bubblewrap_harness import SIZE, Bubblewrap, RunnableMachine
 from vmm.drivers.bubblewrap import command
 from vmm.process_table import with_descendants
+from vmm.scratch import scratch_mb
+from vmm.types import CPU_PERIOD_US, OVERHEAD_MB, CpuPriority
 
 pytestmark = pytest.mark.vm
 
@@ -132,7 +134,7 @@ for place in %s:
         os.remove(f"{place}/ballast")
 print(sorted(failed) == sorted(%s), set(failed.values()) <= {27, 28})
 """
-    places = sorted(command.scratch_mb(SIZE["disk_mb"]))
+    places = sorted(scratch_mb(inside.machine.spec))
     assert await inside.run(code % (places, places)) == "True True"
 
 
@@ -165,16 +167,16 @@ async def test_its_memory_cpu_and_processes_are_limited(inside: RunnableMachine)
     groups = groups_of(inside.machine.pid)
     if not groups and os.geteuid() != 0:
         pytest.skip("only root can create cgroups on this host")
+    inside.machine.prioritize(CpuPriority.INTERACTIVE)
     limits = {
         path.name: path.read_text().split()[0]
         for group in groups
         for path in group.iterdir()
         if "." in path.name and re.search(r"memory\.(max|limit_in_bytes)|pids\.max|cpu\.(max|cfs_quota_us)", path.name)
     }
-    room = SIZE["memory_mb"] + sum(command.scratch_mb(SIZE["disk_mb"]).values())
     memory = int(limits.get("memory.max") or limits["memory.limit_in_bytes"])
-    assert room * MIB < memory <= (room + 128) * MIB
+    assert SIZE["memory_mb"] * MIB < memory <= (SIZE["memory_mb"] + OVERHEAD_MB) * MIB  # its files included
     assert int(limits["pids.max"]) <= 256
-    assert int(limits.get("cpu.max") or limits["cpu.cfs_quota_us"]) == SIZE["vcpus"] * 100_000
+    assert int(limits.get("cpu.max") or limits["cpu.cfs_quota_us"]) == SIZE["vcpus"] * CPU_PERIOD_US
     for pid in with_descendants(inside.machine.pid)[1:]:
         assert groups_of(pid) == groups

@@ -9,17 +9,38 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
+from guest.errors import AgentGone
 from tests.footprint import groups_of
 from tests.functional.machines import Clone, Machines, only
+from tests.waiting import promised
+from vmm import limits
 from vmm.drivers.gvisor import command
+from vmm.hierarchy import Hierarchy
 from vmm.process_table import children_of, with_descendants
+from vmm.types import OVERHEAD_MB, CpuPriority
 
 pytestmark = [pytest.mark.vm, only("gvisor")]
 
 MIB = 1024 * 1024
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
+FULL_SOCKETS = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+kept, filled = [], 0
+while filled < 600 << 20:
+    pair = socket.socketpair()
+    kept.append(pair)
+    for end in pair:
+        end.setblocking(False)
+        try:
+            while True:
+                filled += end.send(bytes(65536))
+        except BlockingIOError:
+            pass
+"""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -184,6 +205,7 @@ def test_it_does_not_inherit_the_servers_environment(shared: Clone, within: list
 
 def test_its_memory_cpu_and_processes_are_limited(machines: Machines, shared: Clone):
     groups, size = groups_of(shared.pid), machines.built.template.machine
+    shared.machine.prioritize(CpuPriority.INTERACTIVE)
     if not groups and os.geteuid() != 0:
         pytest.skip("only root can create cgroups on this host")
     assert all(groups_of(pid) == groups for pid in with_descendants(shared.pid))
@@ -192,13 +214,12 @@ def test_its_memory_cpu_and_processes_are_limited(machines: Machines, shared: Cl
         """Return the words of the first file that exists: the cgroup versions have different names."""
         return next(path.read_text().split() for name in names for group in groups if (path := group / name).exists())
 
-    room = size.memory_mb + command.disk_mb(machines.built.spec("any"))  # its files are in memory
     [memory] = limit("memory.max", "memory.limit_in_bytes")
-    assert room * MIB < int(memory) <= (room + command.OVERHEAD_MB) * MIB
+    assert size.memory_mb * MIB < int(memory) <= (size.memory_mb + OVERHEAD_MB) * MIB  # its files included
     [processes] = limit("pids.max")
     assert int(processes) <= command.THREADS
     quota, *period = limit("cpu.max", "cpu.cfs_quota_us")
-    assert size.vcpus <= int(quota) / int((period or limit("cpu.cfs_period_us"))[0]) <= size.vcpus + 1
+    assert int(quota) / int((period or limit("cpu.cfs_period_us"))[0]) == size.vcpus
 
 
 def test_its_processes_dump_no_core_and_have_a_limit_on_file_size(shared: Clone):
@@ -206,6 +227,18 @@ def test_its_processes_dump_no_core_and_have_a_limit_on_file_size(shared: Clone)
         limits = Path(f"/proc/{pid}/limits").read_text()
         assert re.search(r"^Max core file size\s+0\s+0\s", limits, re.MULTILINE)
         assert re.search(r"^Max file size\s+\d+\s+\d+\s", limits, re.MULTILINE)
+
+
+async def test_without_cgroups_code_cannot_make_the_sentry_as_large_as_it_likes(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+):
+    """Data in sockets is in the sentry's own memory, not in the machine's memory file."""
+    monkeypatch.setattr(limits, "detect", lambda: Hierarchy(None, reason="none in this test"))
+    async with machines.clone() as clone:
+        with pytest.raises(AgentGone):
+            await clone.run(FULL_SOCKETS)
+        with anyio.fail_after(promised()):
+            assert "memory limit" in str(await clone.machine.wait())
 
 
 def _fdinfo(pid: int, name: str) -> str:

@@ -321,7 +321,7 @@ async def test_the_pool_grows_after_a_burst_and_shrinks_later():
 
 
 async def test_the_less_used_template_gives_way_when_memory_is_short():
-    size = template("x").machine.memory_mb
+    size = template("x").machine.host_mb
     async with filled(template("a"), template("b"), memory_mb=size) as bench:
         await bench.use("a")
         await bench.use("b")
@@ -333,7 +333,7 @@ async def test_the_less_used_template_gives_way_when_memory_is_short():
 
 
 async def test_a_stopping_machine_uses_memory_until_it_has_ended():
-    size = template("x").machine.memory_mb
+    size = template("x").machine.host_mb
     async with filled(template("a"), template("b"), memory_mb=size) as bench:
         bench.source.hold_end = anyio.Event()
         async with bench.pool.acquire(B):

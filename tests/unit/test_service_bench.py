@@ -78,7 +78,7 @@ class BootingHost:
 
 
 def subject_of(host: BootingHost, plan: Plan) -> Subject:
-    template = SimpleNamespace(name="a", machine=SimpleNamespace(memory_mb=512))
+    template = SimpleNamespace(name="a", machine=SimpleNamespace(host_mb=512))
     built = SimpleNamespace(spec=lambda name: name, warm_up=None, template=template)
     return Subject(cast("Host", host), FACTS, cast("BuiltTemplate", built), plan, lambda _: None)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from vmm.driver import DriverConfig, load_driver
 from vmm.drivers.gvisor import command, driver, probe
 from vmm.errors import SnapshotFailed
-from vmm.types import Download, GuestCode, MachineSpec
+from vmm.scratch import scratch_mb
+from vmm.types import OVERHEAD_MB, Download, GuestCode, MachineSpec
+
+MIB = 1024 * 1024
 
 
 @pytest.fixture
@@ -37,6 +41,19 @@ def test_every_writable_file_system_has_a_size(spec):
     writable = {mount["destination"]: mount["options"] for mount in bundle["mounts"] if mount["type"] == "tmpfs"}
     assert {"/workspace", "/tmp", "/var/tmp", "/dev/shm", "/run"} == set(writable)
     assert all(any(option.startswith("size=") for option in options) for options in writable.values())
+
+
+def test_files_in_all_writable_places_fit_into_what_the_host_gives_a_machine(spec):
+    for memory_mb in (128, 512, 65536):
+        assert sum(scratch_mb(replace(spec, memory_mb=memory_mb)).values()) < memory_mb + OVERHEAD_MB / 2
+
+
+def test_the_host_gives_a_machine_its_memory_and_a_fixed_overhead(spec):
+    limits = driver._limits(spec)
+    assert limits.memory_bytes == (spec.memory_mb + OVERHEAD_MB) * MIB
+    assert limits.cpus == spec.vcpus
+    assert limits.file_bytes == 1024 * MIB  # the memory file grows by gigabytes
+    assert driver._limits(replace(spec, memory_mb=1024)).file_bytes == 2048 * MIB
 
 
 def test_a_machines_config_contains_no_path_of_the_host(spec, tmp_path):

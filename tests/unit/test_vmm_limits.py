@@ -9,10 +9,10 @@ import pytest
 
 from vmm import limits
 from vmm.hierarchy import Hierarchy, detect, find, server, with_scopes
-from vmm.limits import OwnGroup, SystemdScope, control_group, rlimit_argv, settings, sweep
+from vmm.limits import OwnGroup, SystemdScope, control_group, cpu_settings, rlimit_argv, settings, sweep
 from vmm.process import Confinement, probe_child, spawn
 from vmm.scopes import find_manager
-from vmm.types import Limits
+from vmm.types import CpuPriority, Limits
 
 V1 = """\
 30 25 0:26 / /cg/cpu rw,relatime - cgroup cgroup rw,cpu
@@ -99,16 +99,58 @@ def test_both_versions_get_the_same_limits_in_their_own_files():
     assert settings(ALL, 2) == {
         "memory.max": "512",
         "memory.swap.max": "0",
-        "cpu.max": "150000 100000",
+        "cpu.weight": "100",
+        "cpu.max": "25000 10000",
         "pids.max": "64",
     }
     assert settings(ALL, 1) == {
         "memory.limit_in_bytes": "512",
         "memory.memsw.limit_in_bytes": "512",
-        "cpu.cfs_period_us": "100000",
-        "cpu.cfs_quota_us": "150000",
+        "cpu.shares": "1024",
+        "cpu.cfs_period_us": "10000",
+        "cpu.cfs_quota_us": "25000",
         "pids.max": "64",
     }
+
+
+@pytest.mark.parametrize(
+    ("version", "weight", "quota"),
+    [
+        (2, "cpu.weight", {"cpu.max": "2500 10000"}),
+        (1, "cpu.shares", {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "2500"}),
+    ],
+)
+def test_a_machine_that_is_not_in_use_gets_less_cpu_until_it_is_used_again(
+    tmp_path, monkeypatch, version, weight, quota
+):
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
+    group = OwnGroup(ALL, Hierarchy(version, (tmp_path,)), "box")
+    [directory] = group.directories()
+    directory.mkdir()
+    used = cpu_settings(ALL.cpus, CpuPriority.INTERACTIVE, version)
+    for name in used:
+        (directory / name).touch()
+
+    def written() -> dict[str, str]:
+        return {file.name: file.read_text() for file in directory.iterdir()}
+
+    group.prioritize(CpuPriority.UNUSED)
+    assert written() == {weight: str(int(used[weight]) * 4 // 100), **quota}
+    group.prioritize(CpuPriority.INTERACTIVE)
+    assert written() == used
+
+
+def test_the_priority_of_a_machine_that_has_just_ended_is_not_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
+    OwnGroup(ALL, Hierarchy(2, (tmp_path,)), "box").prioritize(CpuPriority.UNUSED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_machines_together_weigh_less_than_the_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
+    (tmp_path / "cpu.shares").write_text("1024")
+    OwnGroup(ALL, Hierarchy(1, (tmp_path,)), "box").create()
+    assert (tmp_path / "cpu.shares").read_text() == "512"
 
 
 def test_no_limits_write_no_files():
@@ -128,7 +170,7 @@ async def test_a_cgroup_that_could_not_be_created_completely_is_removed(tmp_path
 
 
 async def test_without_cgroups_each_process_has_limits():
-    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, own_user=True)
+    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, data_bytes=1 << 30, own_user=True)
     async with control_group(Hierarchy(None, reason="none here"), "box", bounded) as group:
         argv = group.wrap(["cat", "/proc/self/limits"])
         assert await group.freeze() is False
@@ -139,19 +181,19 @@ async def test_without_cgroups_each_process_has_limits():
     assert in_force(process.tail) == {
         "Max core file size": "0",
         "Max file size": "4096",
-        "Max address space": str(1 << 30),
+        "Max data size": str(1 << 30),
         "Max processes": "64",
     }
 
 
 def in_force(limits: str) -> dict[str, str]:
     """Return the limits in /proc/PID/limits that we may set."""
-    names = ("Max core file size", "Max file size", "Max address space", "Max processes")
+    names = ("Max core file size", "Max file size", "Max data size", "Max processes")
     return {name: line[len(name) :].split()[0] for line in limits.splitlines() for name in names if name in line}
 
 
 def test_with_a_cgroup_only_the_file_size_is_limited_per_process():
-    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, address_space_bytes=1 << 30, own_user=True)
+    bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, data_bytes=1 << 30, own_user=True)
     assert OwnGroup(bounded, Hierarchy(2), "box").wrap(["qemu"]) == ["prlimit", "--core=0", "--fsize=4096", "qemu"]
 
 
@@ -165,7 +207,7 @@ def test_a_systemd_scope_has_the_same_limits_and_hides_the_session_from_the_prog
     assert SystemdScope(ALL, tmp_path, "box").wrap(["qemu", "-M"]) == [
         *("env", f"XDG_RUNTIME_DIR={tmp_path}", "systemd-run", "--user", "--scope", "--quiet", "--collect"),
         *("--unit=mcp-sandbox-1-1-box", "--property=MemoryMax=512", "--property=MemorySwapMax=0"),
-        *("--property=CPUQuota=150%", "--property=TasksMax=64", "--"),
+        *("--property=CPUQuota=150%", "--property=CPUQuotaPeriodSec=10000us", "--property=TasksMax=64", "--"),
         *("env", "--unset=XDG_RUNTIME_DIR", "prlimit", "--core=0", "qemu", "-M"),
     ]
 

@@ -120,7 +120,7 @@ def pool_of(subject: Subject, ready: int) -> dict[str, object]:
 
     A minimum applies to every built template. Without one, the pool keeps machines of the templates in demand.
     """
-    memory_mb = ready * subject.built.template.machine.memory_mb
+    memory_mb = ready * subject.built.template.machine.host_mb
     return {"pool.min": 0, "pool.max": ready, "pool.memory_mb": memory_mb, "pool.idle_s": POOL_IDLE_S}
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from vmm import seccomp
 from vmm.agent import ENVIRONMENT, PYTHON
+from vmm.scratch import mode_of, scratch_mb
 from vmm.types import MachineSpec
 
 PROGRAM = "bwrap"
 READY = b"!"
 USER = "1000"  # inside the machine; outside it is the user who runs bubblewrap
 MIB = 1024 * 1024
-SMALL_MB = {"/var/tmp": 64, "/run": 16, "/dev/shm": 64}  # noqa: S108 - the machine's own
-OPEN_TO_ALL = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - the machine's own
+PROBE_SCRATCH_MB = {"/workspace": 1, "/tmp": 1}  # noqa: S108 - the machine's own
 EMPTY = ("--size", "4096", "--perms", "0555")
 
 # Entries of /proc that programs need besides processes. The others reveal the host, its kernel and its devices.
@@ -47,18 +47,13 @@ class Command:
 
 def machine_box(spec: MachineSpec, place: str) -> Box:
     """Return the box of a machine whose tree is at `place`."""
-    return Box(spec.id, ("--ro-bind", place, "/"), scratch_mb(spec.disk_mb), spec.vcpus)
+    return Box(spec.id, ("--ro-bind", place, "/"), scratch_mb(spec), spec.vcpus)
 
 
 def probe_box(usr: str) -> Box:
     """Return a box with the host's own programs, for a probe that has no template. `usr` is where /usr is."""
     links = [option for name in ("/bin", "/lib", "/lib64") for option in ("--ro-bind-try", name, name)]
-    return Box("probe", ("--tmpfs", "/", "--ro-bind", usr, "/usr", *links), dict.fromkeys(scratch_mb(1), 1), 1)
-
-
-def scratch_mb(disk_mb: int) -> dict[str, int]:
-    """Return the size of each tmpfs that a machine writes to."""
-    return {"/workspace": disk_mb, "/tmp": max(1, disk_mb // 2), **SMALL_MB}  # noqa: S108 - the machine's own
+    return Box("probe", ("--tmpfs", "/", "--ro-bind", usr, "/usr", *links), PROBE_SCRATCH_MB, 1)
 
 
 @contextmanager
@@ -112,8 +107,7 @@ def _options(box: Box, filters: Sequence[int], cpus: Sequence[int]) -> list[str]
 
 
 def _scratch(place: str, size_mb: int) -> list[str]:
-    mode = "1777" if place in OPEN_TO_ALL else "0755"
-    return ["--size", str(size_mb * MIB), "--perms", mode, "--tmpfs", place]
+    return ["--size", str(size_mb * MIB), "--perms", mode_of(place), "--tmpfs", place]
 
 
 def _masks() -> list[str]:

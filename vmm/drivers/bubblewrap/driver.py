@@ -22,7 +22,6 @@ from vmm.types import GuestCode, Limits, MachineSpec, Probe
 
 MIB = 1024 * 1024
 START_S = 20.0  # it takes 50 ms; a busy host needs much longer
-OVERHEAD_MB = 96  # the agent, and kernel memory for the processes
 PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
 
@@ -113,13 +112,12 @@ async def _send_agent(spec: MachineSpec, process: RunningProcess) -> None:
 
 def _limits(spec: MachineSpec) -> Limits:
     """Return a machine's limits. Its files are in memory."""
-    megabytes = spec.memory_mb + sum(command.scratch_mb(spec.disk_mb).values()) + OVERHEAD_MB
-    return Limits(memory_bytes=megabytes * MIB, cpus=spec.vcpus, pids=PROCESSES)
+    return Limits(memory_bytes=spec.host_bytes, cpus=spec.vcpus, pids=PROCESSES)
 
 
 def _process_limits(spec: MachineSpec) -> dict[int, int]:
     """Return limits on each process and on their number, which hold without cgroups, too."""
-    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES, resource.RLIMIT_FSIZE: spec.disk_mb * MIB}
+    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: OPEN_FILES, resource.RLIMIT_FSIZE: spec.memory_mb * MIB}
     if limits.nproc_is_per_machine():
         wanted[resource.RLIMIT_NPROC] = PROCESSES
     own = {kind: resource.getrlimit(kind)[1] for kind in wanted}  # we cannot raise our own

@@ -10,16 +10,13 @@ from typing import Any
 from vmm.agent import ENVIRONMENT, agent_argv
 from vmm.limits import rlimit_argv
 from vmm.namespaces import in_namespaces
+from vmm.scratch import mode_of, scratch_mb
 from vmm.types import GuestCode, MachineSpec
 
 NAME = "machine"  # each machine has its own state directory, so all can have the same name
 
-# What gVisor itself may use besides the machine's memory and files: heap, page tables, one stub per process.
-OVERHEAD_MB = 256
 # Threads on the host: one for each thread of the machine, and gVisor's own.
 THREADS = 768
-SMALL_MB, RUN_MB = 64, 16
-TMP_SHARE = 2  # /tmp gets 1/TMP_SHARE of the disk's size in addition
 
 STATE, BUNDLE = "/run/runsc", "/run/bundle"
 CONFIG, ROOT = f"{BUNDLE}/config.json", f"{BUNDLE}/root"
@@ -71,11 +68,7 @@ def config_json(spec: MachineSpec, image: str) -> bytes:
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
-            _tmpfs("/run", RUN_MB, "0755"),
-            _tmpfs("/workspace", spec.disk_mb, "0755"),
-            _tmpfs("/tmp", spec.disk_mb // TMP_SHARE, "1777"),  # noqa: S108 - the machine's own
-            _tmpfs("/var/tmp", SMALL_MB, "1777"),  # noqa: S108
-            _tmpfs("/dev/shm", SMALL_MB, "1777"),  # noqa: S108
+            *(_tmpfs(place, megabytes) for place, megabytes in scratch_mb(spec).items()),
         ],
         "annotations": {"dev.gvisor.spec.rootfs.source": image, "dev.gvisor.spec.rootfs.type": "erofs"},
     }
@@ -87,14 +80,9 @@ def probe_json() -> bytes:
     return json.dumps({**_process(["true"], dict(ENVIRONMENT)), "root": {"path": "/", "readonly": True}}).encode()
 
 
-def disk_mb(spec: MachineSpec) -> int:
-    """Return how much a machine may write to files, which are in the host's memory."""
-    return spec.disk_mb + spec.disk_mb // TMP_SHARE + 2 * SMALL_MB + RUN_MB
-
-
 def recipe() -> str:
     """Return a hash of the machines that this module describes: a checkpoint of another kind cannot be restored."""
-    spec = MachineSpec("machine", Path("/"), GuestCode(Path("/")), memory_mb=1, vcpus=1, disk_mb=2)
+    spec = MachineSpec("machine", Path("/"), GuestCode(Path("/")), memory_mb=1024, vcpus=1, disk_mb=1024)
     parts = (config_json(spec, "/"), *runsc_argv("runsc", ""))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -117,6 +105,6 @@ def _process(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _tmpfs(place: str, megabytes: int, mode: str) -> dict[str, Any]:
-    options = [f"size={megabytes}m", f"mode={mode}"]
+def _tmpfs(place: str, megabytes: int) -> dict[str, Any]:
+    options = [f"size={megabytes}m", f"mode={mode_of(place)}"]
     return {"destination": place, "type": "tmpfs", "source": "tmpfs", "options": options}

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -25,7 +26,7 @@ from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
 from vmm.process_table import children_of, with_descendants
 from vmm.trust import trusted
-from vmm.types import GuestCode, Limits, MachineSpec, Probe, Snapshot, Usage
+from vmm.types import Exit, GuestCode, Limits, MachineSpec, Probe, Snapshot, Usage
 from vmm.usage import cpu_s, memory_of
 
 MIB = 1024 * 1024
@@ -34,6 +35,11 @@ SAVE_S = 120.0  # a checkpoint of 100 MB takes 0.3 s
 IMAGE = "checkpoint"  # gVisor's directory in a snapshot
 # Uncompressed: unpacking would take longer in every restore than reading does.
 CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
+MEMORY_STEP = 1024 * MIB  # by which gVisor extends the file that holds a machine's memory
+# What gVisor's kernel keeps of its own, such as inodes and full socket buffers. It starts with 50 MB and grows in steps
+# of 64 MB. In large machines there may be more of everything.
+SENTRY_DATA_MB, SENTRY_DATA_SHARE = 256, 4
+GO_CRASHED = 2  # the exit code of a Go program that gets no memory
 MEMORY_FILE = "/memfd:runsc-memory (deleted)"
 BLOCK_BYTES = 512  # what st_blocks counts in
 PRIVATE_DIR = 0o700
@@ -56,6 +62,12 @@ class GvisorMachine(StdioMachine):
             await send_code(self.process.stream, archive)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise LaunchFailed(f"gVisor did not start machine {self.id}: {await self.wait()}") from error
+
+    async def wait(self) -> Exit:
+        end = await super().wait()
+        if end.code == GO_CRASHED and not end.detail:
+            return replace(end, detail="gVisor's kernel crashed, as it does when it exceeds its memory limit")
+        return end
 
     def _measure(self) -> Usage:
         """Count the machine's memory file as a whole: no process need have its pages mapped."""
@@ -178,13 +190,13 @@ class GvisorDriver:
 
 
 def _limits(spec: MachineSpec) -> Limits:
-    megabytes = spec.memory_mb + command.disk_mb(spec)  # a machine's files are in its memory
     return Limits(
-        memory_bytes=(megabytes + command.OVERHEAD_MB) * MIB,
-        cpus=spec.vcpus + 1,  # one more for gVisor itself
+        memory_bytes=spec.host_bytes,
+        cpus=spec.vcpus,
         pids=command.THREADS,
-        # gVisor keeps all memory of a machine in one file, which grows by gigabytes.
-        file_bytes=math.ceil(megabytes / 1024) * 1024 * MIB,
+        # All memory of the machine, files included, is one file.
+        file_bytes=math.ceil(spec.host_bytes / MEMORY_STEP) * MEMORY_STEP,
+        data_bytes=max(SENTRY_DATA_MB, spec.memory_mb // SENTRY_DATA_SHARE) * MIB,
     )
 
 

@@ -16,12 +16,9 @@ SYSTEM = "qemu-system-x86_64"
 # QEMU's cache of translated code. A smaller one saves memory per machine, but code that does not fit is translated
 # again and again.
 TCG_CACHE_MB = 64
-# What QEMU itself may use besides the guest's memory: heap, stacks, page tables, dirty pages of its disk.
-OVERHEAD_MB = 192
 # Threads of QEMU: one per CPU, main, RCU, and a pool for disk requests.
 THREADS = 96
-STACK_MB, HEAP_MB = 8, 64  # addresses that the C library reserves for each thread's stack and heap
-HEAPS_PER_CPU = 8  # the C library's limit
+STACK_MB = 8  # the C library maps so much for each thread's stack
 
 CONSOLE_ARGS = "console=ttyS0 quiet reboot=t panic=-1"  # a reboot ends the machine, see -no-reboot
 # One tenant, thrown away after use: no security modules, no accounting, no zeroing of memory before use, no huge pages,
@@ -61,14 +58,6 @@ def in_machine(argv: list[str], accel: Accel) -> list[str]:
     powerless = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
     # Inside the namespaces the kernel counts only the machine's threads, outside all of the user's.
     return in_namespaces([*powerless, *argv], programs=True, devices=devices, limits=rlimit_argv(processes=THREADS))
-
-
-def reserved_mb(cpus: int) -> int:
-    """Return how much address space QEMU may reserve without using it when all its threads run.
-
-    Measured: a machine of 512 MB reserves 0.9 GB when it starts, and 1.7 GB with 14 threads that copy files.
-    """
-    return THREADS * STACK_MB + min(THREADS, HEAPS_PER_CPU * cpus) * HEAP_MB
 
 
 def machine_argv(

@@ -237,13 +237,12 @@ def _ignore_shared(*, on: bool) -> dict[str, object]:
 
 
 def _limits(spec: MachineSpec) -> Limits:
-    megabytes = spec.memory_mb + command.TCG_CACHE_MB + command.OVERHEAD_MB
     return Limits(
-        memory_bytes=megabytes * MIB,
-        cpus=spec.vcpus + 1,
+        memory_bytes=spec.host_bytes,
+        cpus=spec.vcpus,
         pids=command.THREADS,
         file_bytes=max(spec.memory_mb, spec.disk_mb) * MIB,
-        address_space_bytes=(megabytes + command.reserved_mb(os.cpu_count() or 1)) * MIB,
+        data_bytes=spec.host_bytes + command.THREADS * command.STACK_MB * MIB,
         own_user=True,
     )
 
