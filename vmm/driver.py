@@ -12,7 +12,18 @@ from typing import Any, Protocol, runtime_checkable
 from anyio.abc import ByteStream
 
 from vmm.errors import DriverUnavailable, NetworkUnsupported
-from vmm.types import Accel, Capabilities, DriverInfo, Exit, GuestKernel, MachineSpec, Probe, Snapshot, Usage
+from vmm.types import (
+    Accel,
+    Capabilities,
+    CpuPriority,
+    DriverInfo,
+    Exit,
+    GuestKernel,
+    MachineSpec,
+    Probe,
+    Snapshot,
+    Usage,
+)
 
 # Where each driver's package is. `doctor` shows drivers in this order.
 DRIVERS = {
@@ -47,6 +58,10 @@ class Machine(Protocol):
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+    def prioritize(self, priority: CpuPriority) -> None:
+        """Set how much CPU the machine gets. Does nothing on hosts without cgroups."""
+        ...
 
     async def usage(self) -> Usage: ...
 

@@ -8,7 +8,7 @@ from anyio.abc import ByteStream
 from vmm.errors import MachineLost
 from vmm.limits import ControlGroup
 from vmm.process import RunningProcess
-from vmm.types import Exit, MachineSpec, Usage
+from vmm.types import CpuPriority, Exit, MachineSpec, Usage
 from vmm.usage import usage
 
 
@@ -27,6 +27,9 @@ class ProcessMachine:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def prioritize(self, priority: CpuPriority) -> None:
+        self.group.prioritize(priority)
 
     async def usage(self) -> Usage:
         return await anyio.to_thread.run_sync(self._measure)  # it reads a file of each process

@@ -16,7 +16,7 @@ from templates.errors import InvalidTemplate
 from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import Template
 from vmm.driver import DRIVERS, driver_info
-from vmm.types import Accel, Exit, Isolation, NetworkMode, Usage
+from vmm.types import Accel, CpuPriority, Exit, Isolation, NetworkMode, Usage
 
 LEVELS = {
     Isolation.VM: "every sandbox is a virtual machine with its own kernel",
@@ -101,6 +101,10 @@ class LeasedMachine(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    def prioritize(self, priority: CpuPriority) -> None:
+        """Set how much CPU the machine gets, as far as its host can. Does not wait."""
+        ...
 
     async def usage(self) -> Usage:
         """Measure what the machine takes from its host.

@@ -1,5 +1,6 @@
 """One sandbox: its owner, its state, and how it is used. `keeper` has the task that holds its machine."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -14,7 +15,9 @@ from mcp_sandbox.runs.running import LostRun, RunHandle, RunHistory
 from mcp_sandbox.sandboxes.admission import Ticket
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
 from mcp_sandbox.sandboxes.machine_slot import MachineSlot, MachineSource
+from vmm.types import CpuPriority
 
+LONG_USE_S = 2.0  # a use that takes longer yields to short ones of other sandboxes
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class Sandbox:
         self._over = anyio.Event()
         self._uses: set[anyio.CancelScope] = set()
         self._unused = anyio.Event()
+        self._long_use: asyncio.TimerHandle  # of the current use
         self._entrance = anyio.Lock(fast_acquire=True)  # passed by every use, held by an exclusive one
 
     # -- state ---------------------------------------------------------------------------------------------
@@ -138,6 +142,7 @@ class Sandbox:
         """Let the sandbox be used: its machine is here, `waited_s` after it was wanted."""
         with self._observed():
             self._observer.machine_ready(self, machine, waited_s)
+        machine.prioritize(CpuPriority.UNUSED)
         self._move(State.READY)
         self.last_used = anyio.current_time()
 
@@ -182,6 +187,8 @@ class Sandbox:
     async def _use(self) -> AsyncIterator[Lease]:
         lease = self.usable()
         with anyio.CancelScope() as scope:
+            if not self._uses:
+                self._begin_use(lease.machine)
             self._uses.add(scope)
             try:
                 yield lease
@@ -193,10 +200,21 @@ class Sandbox:
             finally:
                 self._uses.discard(scope)
                 if not self._uses:
+                    self._end_use(lease.machine)
                     self._unused.set()
                 self.last_used = anyio.current_time()
         if scope.cancelled_caught:
             raise self.error()
+
+    def _begin_use(self, machine: LeasedMachine) -> None:
+        machine.prioritize(CpuPriority.INTERACTIVE)
+        later = asyncio.get_running_loop().call_later
+        self._long_use = later(LONG_USE_S, machine.prioritize, CpuPriority.BATCH)
+
+    def _end_use(self, machine: LeasedMachine) -> None:
+        """Leave little CPU to what the sandbox's code has left running."""
+        self._long_use.cancel()
+        machine.prioritize(CpuPriority.UNUSED)
 
     def touch(self) -> None:
         """Restart the idle timeout after a use that needs no machine.

@@ -13,7 +13,7 @@ from anyio.abc import ByteStream, SocketStream
 
 from vmm.driver import Machine, check_network
 from vmm.errors import MachineLost, SnapshotFailed
-from vmm.types import Capabilities, Exit, Isolation, MachineSpec, Probe, Snapshot, Usage
+from vmm.types import Capabilities, CpuPriority, Exit, Isolation, MachineSpec, Probe, Snapshot, Usage
 
 Memory = dict[str, Any]  # the state of a machine, which a snapshot saves
 Guest = Callable[[ByteStream, Memory], Coroutine[Any, Any, None]]
@@ -45,6 +45,9 @@ class FakeMachine:
 
     async def resume(self) -> None:
         self.paused = False
+
+    def prioritize(self, priority: CpuPriority) -> None:
+        pass
 
     async def usage(self) -> Usage:
         return Usage(memory_bytes=0, private_bytes=0, cpu_s=0.0)

@@ -26,7 +26,7 @@ from guest.client.messages import (
 from guest.errors import AgentGone, GuestError, RequestRefused
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
 from templates.catalogue import Catalogue
-from vmm.types import Accel, Exit, Isolation, Usage
+from vmm.types import Accel, CpuPriority, Exit, Isolation, Usage
 
 if TYPE_CHECKING:
     from guest.client import AgentClient
@@ -47,9 +47,13 @@ def finished(status: Status = "ok", state: State = "kept", error: CodeError | No
 
 class FakeMachine:
     id = "fake"
+    priority: CpuPriority | None = None
 
     async def usage(self) -> Usage:
         return Usage(0, 0, 0.0)
+
+    def prioritize(self, priority: CpuPriority) -> None:
+        self.priority = priority
 
     def __init__(self) -> None:
         self.ended = anyio.Event()

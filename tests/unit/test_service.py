@@ -24,13 +24,17 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.machines.provider import Lease, LeasedMachine, MachineRequest
 from mcp_sandbox.runs.requests import CodeRun, RunRequest
+from mcp_sandbox.sandboxes import sandbox
 from mcp_sandbox.sandboxes.lifecycle import End, State
 from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
 from mcp_sandbox.sandboxes.service import SandboxService
+from templates.catalogue import Catalogue
 from tests.unit.fakes import PNG, TEMPLATE, FakeAgent, FakeProvider, FakeRun, finished
 from tests.waiting import HANG_S
+from vmm.types import CpuPriority
 
 ME = "me"
+HOST_MB = Catalogue().load(TEMPLATE).machine.host_mb  # memory and overhead of one sandbox
 
 
 @pytest.fixture
@@ -151,8 +155,8 @@ async def test_a_waiting_creation_gets_the_place_of_a_closed_sandbox(service: Sa
     ("settings", "limit"),
     [
         (Settings(limits={"owner_sandboxes": 1}), "limits.owner_sandboxes = 1"),
-        (Settings(limits={"owner_memory_mb": 600}), "limits.owner_memory_mb = 600"),
-        (Settings(limits={"memory_mb": 600}), "limits.memory_mb = 600"),
+        (Settings(limits={"owner_memory_mb": HOST_MB}), f"limits.owner_memory_mb = {HOST_MB}"),
+        (Settings(limits={"memory_mb": HOST_MB}), f"limits.memory_mb = {HOST_MB}"),
     ],
 )
 async def test_limits_per_owner_and_on_memory_are_enforced(provider: FakeProvider, settings: Settings, limit: str):
@@ -163,6 +167,46 @@ async def test_limits_per_owner_and_on_memory_are_enforced(provider: FakeProvide
                 await service.create(ME)
             if settings.limits.memory_mb is None:
                 await service.create("other")
+
+
+@pytest.mark.parametrize("setting", ["memory_mb", "owner_memory_mb"])
+async def test_limits_on_memory_count_the_overhead_of_a_machine(provider: FakeProvider, setting: str):
+    async with SandboxService(provider, Settings(limits={setting: HOST_MB - 1})) as service:
+        with pytest.raises(LimitReached, match=f"limits.{setting} = {HOST_MB - 1}"):
+            await service.create(ME)
+
+
+def seen(agent: FakeAgent) -> CpuPriority | None:
+    """Return the priority of the agent's machine."""
+    return agent.machine.priority
+
+
+async def test_a_machine_gets_little_cpu_while_no_call_uses_it(service: SandboxService, provider: FakeProvider):
+    sandbox_id = (await service.create(ME)).sandbox_id
+    [agent] = provider.agents
+    assert seen(agent) is CpuPriority.UNUSED
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run, CodeRun(ME, "forever", sandbox_id))
+        await agent.running.wait()
+        await service.write(ME, sandbox_id, "/workspace/a", b"a")  # the other use is not over
+        assert seen(agent) is CpuPriority.INTERACTIVE
+        tasks.cancel_scope.cancel()
+    await anyio.wait_all_tasks_blocked()
+    assert seen(agent) is CpuPriority.UNUSED
+
+
+async def test_a_long_run_yields_to_other_sandboxes(
+    service: SandboxService, provider: FakeProvider, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sandbox, "LONG_USE_S", 0)
+    sandbox_id = (await service.create(ME)).sandbox_id
+    [agent] = provider.agents
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(service.run, CodeRun(ME, "forever", sandbox_id))
+        await agent.running.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert seen(agent) is CpuPriority.BATCH
+        tasks.cancel_scope.cancel()
 
 
 async def test_an_unknown_template_is_refused_before_waiting_for_a_place(
