@@ -34,6 +34,8 @@ def load_sealed(file: Path) -> int:
         memory = new_memory(os.fstat(source).st_size)
         try:
             copy_data(source, memory)
+            # No holes: a machine that writes to one would pay for the page of the file and for its own copy of it.
+            os.posix_fallocate(memory, 0, os.fstat(memory).st_size)
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
             os.close(memory)
