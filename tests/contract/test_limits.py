@@ -106,7 +106,10 @@ async def test_a_fork_bomb_stays_in_its_machine_and_can_be_stopped(machines: Mac
     # The host sees no process of a virtual machine, and a process for each one of other machines.
     assert len(psutil.pids()) - before < MOST_PROCESSES
     if ran is not None:
-        assert ran.end.status in ("interrupted", "killed")
+        over_memory = (
+            ran.end.error is not None and ran.end.error.name == "MemoryLimitExceeded"
+        )  # in gVisor forks are large
+        assert over_memory or ran.end.status in ("interrupted", "killed")
         assert (await clone.run("print('fine')")).out == "fine"
     await assert_works(machines)
 
