@@ -1,0 +1,1 @@
+"""The web behind a guarded bridge: what sandboxes may reach, and how."""
