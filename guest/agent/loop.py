@@ -117,7 +117,7 @@ class Link:
         self._by_piece = False  # a short read does not mean that nothing is left
         self.closed = True
         self.reads = 0
-        self.on_drained: Callable[[], None] | None = None
+        self.on_drained: list[Callable[[], None]] = []
         if fds is not None:
             self.attach(fds)
 
@@ -185,8 +185,9 @@ class Link:
     def _writable(self, _events: int) -> None:
         if self._unsent:
             self.flush()
-            if not self._unsent and self.on_drained:
-                self.on_drained()
+            if not self._unsent:
+                for action in self.on_drained:
+                    action()
 
     def _ready(self, events: int) -> None:
         if events & select.EPOLLOUT:

@@ -15,6 +15,7 @@ from guest.agent.loop import Link, Loop
 from guest.agent.offline import go_offline
 from guest.agent.service import Service
 from guest.agent.supervisor import Supervisor
+from guest.agent.tunnel import Tunnel
 from guest.agent.user import User
 from guest.errors import RequestRefused
 from guest.protocol import PROTOCOL_VERSION, Frame
@@ -40,6 +41,7 @@ class Agent:
         self._service = Service(self._loop, children, user)
         self._kernels = Supervisor(self._loop, self._channel, user, children, self._service, one_kernel=one_kernel)
         self._files = FileRequests(user)
+        self._tunnel = Tunnel(self._loop, self._channel)
         self._identity = Identity()
         self._language_version = version_of(self._kernels.language)
         self._confined = False  # the seccomp filter is installed
@@ -74,6 +76,9 @@ class Agent:
     def _receive(self, frame: Frame) -> None:
         """Carry out a request. Whatever goes wrong with it is its answer, and never ends the agent."""
         header, body = frame
+        if "do" in header:
+            self._tunnel.take(header, body)
+            return
         request = header.get("id")
         if type(request) is not int:
             return  # no answer to it could be recognised
@@ -126,6 +131,10 @@ class Agent:
         self._identity.set_clock(int(header["time_ns"]))
         answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
         self._identity.set_network(str(header["network"]))
+        if header["network"] == "proxy":
+            self._tunnel.listen()
+        else:
+            self._tunnel.close()
         if header["reseed"]:
             self._kernels.reseed(done)
         else:

@@ -76,7 +76,7 @@ class Supervisor:
         self._failed_starts = 0  # kernels in a row that ended before they were ready
         self._swept = True  # earlier kernels have left no processes
         self._on_reseeded: Callable[[], None] | None = None
-        channel.on_drained = self._resume
+        channel.on_drained.append(self._resume)
 
     # ------------------------------------------------------------ requests
 

@@ -9,6 +9,7 @@ from anyio.abc import ByteStream
 
 from guest.client.pacing import Pace
 from guest.client.parsing import is_ok, parse_refusal
+from guest.client.streams import Streams
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused
 from guest.protocol import Decoder, Frame, encode
 
@@ -63,6 +64,7 @@ class Channel:
         self._abandoned: set[int] = set()  # sent and given up, not answered yet
         self._stale_left = MAX_STALE_FRAMES if seeking else 0
         self._failed = anyio.Event()
+        self.streams = Streams(self.send_frame)
         self._sending = anyio.Lock(fast_acquire=True)
         self._decoder = Decoder(seeking=seeking)
         self._pace = Pace()
@@ -125,8 +127,12 @@ class Channel:
         return self._open.pop(number, None) is not None
 
     async def send(self, number: int, op: str, args: Mapping[str, Any], body: bytes) -> None:
+        """Send a request."""
+        await self.send_frame({"id": number, "op": op, **args}, body)
+
+    async def send_frame(self, header: dict[str, Any], body: bytes) -> None:
         """Send one frame. Half a frame would break the stream: once begun, sending is not cancelled."""
-        data = encode({"id": number, "op": op, **args}, body)
+        data = encode(header, body)
         async with self._sending:
             if self.failure is not None:
                 raise self.failure
@@ -146,6 +152,7 @@ class Channel:
         for receiver in self._open.values():
             receiver.fail(self.failure)
         self._open.clear()
+        self.streams.fail()
         return error
 
     async def read(self) -> None:
@@ -198,6 +205,9 @@ class Channel:
         await pace.end_turn()
 
     def _dispatch(self, frame: Frame) -> None:
+        if "do" in frame.header:
+            self.streams.take(frame)
+            return
         number = frame.header.get("id")
         if type(number) is not int or not self._first_id < number <= self.last_id:
             if self._stale_left:

@@ -24,6 +24,7 @@ from guest.client.messages import (
     WarmUp,
 )
 from guest.client.runs import Run
+from guest.client.streams import ServeStream
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
 from guest.protocol import MAX_BODY, PROTOCOL_VERSION, Frame, encode_json
 
@@ -58,16 +59,23 @@ class AgentClient:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, stream: ByteStream, *, timeout_s: float, identity: Identity | None = None, seeking: bool = False
+        cls,
+        stream: ByteStream,
+        *,
+        timeout_s: float,
+        identity: Identity | None = None,
+        seeking: bool = False,
+        serve_stream: ServeStream | None = None,
     ) -> AsyncIterator["AgentClient"]:
         """Greet the agent and serve requests until the block ends; then the stream is closed.
 
         With an `identity` the machine is refreshed at the same time: every restored machine must be opened so.
         `timeout_s` bounds the greeting and every later request that is not a run. `seeking` skips what an earlier
-        conversation left in the stream, which only a serial port can have: it knows no connections.
+        conversation left in the stream, which only a serial port can have: it knows no connections. The machine may
+        open streams if there is a function that serves them.
         """
         client = cls(stream, timeout_s, seeking=seeking)
-        async with client._serving():
+        async with client._serving(serve_stream):
             async with anyio.create_task_group() as greeting:  # both requests travel at once
                 greeting.start_soon(client._greet)
                 if identity is not None:
@@ -76,11 +84,13 @@ class AgentClient:
 
     @classmethod
     @asynccontextmanager
-    async def adopt(cls, stream: ByteStream, state: AgentState, *, timeout_s: float) -> AsyncIterator["AgentClient"]:
+    async def adopt(
+        cls, stream: ByteStream, state: AgentState, *, timeout_s: float, serve_stream: ServeStream | None = None
+    ) -> AsyncIterator["AgentClient"]:
         """Take over an agent that another client has greeted and detached: `open` without the greeting."""
         client = cls(stream, timeout_s)
         client.hello, client.refreshed = state.hello, state.refreshed
-        async with client._serving(resume=state):
+        async with client._serving(serve_stream, resume=state):
             yield client
 
     async def detach(self) -> Detached:
@@ -197,6 +207,10 @@ class AgentClient:
         args = {"path": path, "recursive": recursive, "max_entries": max_entries, "skip": skip}
         return await self._ask("list", args, parse=lambda frame: parsing.parse_listing(frame, max_entries))
 
+    async def close_streams(self) -> int:
+        """End all streams that the machine has opened; returns how many. A machine must have none when it is frozen."""
+        return await self._channel.streams.close()
+
     async def ping(self) -> None:
         """Return when the agent has answered, which it does after all earlier file requests."""
         await self._ask("ping", {}, parse=_nothing)
@@ -204,7 +218,7 @@ class AgentClient:
     # ---------------------------------------------------------------- helpers
 
     @asynccontextmanager
-    async def _serving(self, resume: AgentState | None = None) -> AsyncIterator[None]:
+    async def _serving(self, serve: ServeStream | None, resume: AgentState | None = None) -> AsyncIterator[None]:
         """Read from the agent until the block ends; then close the stream, unless the client was detached."""
         channel = self._channel
         try:
@@ -212,6 +226,8 @@ class AgentClient:
                 parsing.require_version(resume.hello.version)
                 channel.resume(resume.last_id, resume.unread)
             async with anyio.create_task_group() as tasks:
+                if serve is not None:
+                    channel.streams.allow(tasks, serve)
                 tasks.start_soon(channel.read)
                 try:
                     yield

@@ -1,0 +1,203 @@
+"""The host's end of streams that a machine opens: byte streams to serve, and limits on the machine."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream, TaskGroup
+
+from guest.errors import GuestError, ProtocolError
+from guest.protocol import Frame
+from guest.streams import CHUNK, MAX_STREAMS, WINDOW, OpenRate
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 2  # a machine's clock may run faster than ours
+SendFrame = Callable[[dict[str, Any], bytes], Awaitable[None]]
+ServeStream = Callable[[ByteStream], Awaitable[None]]
+
+
+class GuestStream(ByteStream):
+    """One stream of a machine. Only one task may receive, and only one may send."""
+
+    def __init__(self, number: int, send: SendFrame, closed: Callable[[int], None]) -> None:
+        self._number = number
+        self._send_frame = send
+        self._closed = closed
+        self._received = bytearray()
+        self._used = 0  # bytes since the last window frame
+        self._credit = WINDOW  # bytes that the machine takes
+        self._in_ended = self._out_ended = self._broken = self._over = False
+        self._changed = anyio.Event()
+
+    async def receive(self, max_bytes: int = CHUNK) -> bytes:
+        """Return what has arrived. Raises EndOfStream when the machine has ended its direction."""
+        while not self._received:
+            if self._broken:
+                raise anyio.BrokenResourceError
+            if self._in_ended:
+                raise anyio.EndOfStream
+            await self._changed.wait()
+        data = bytes(self._received[:max_bytes])
+        del self._received[:max_bytes]
+        self._used += len(data)
+        if self._used >= WINDOW // 2 and not self._in_ended:
+            used, self._used = self._used, 0
+            await self._frame("window", bytes=used)
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Send bytes as the machine takes them."""
+        view = memoryview(item)
+        while view:
+            self._check_sending()
+            if not self._credit:
+                await self._changed.wait()
+                continue
+            size = min(len(view), self._credit, CHUNK)
+            self._credit -= size
+            await self._frame("data", bytes(view[:size]))
+            view = view[size:]
+
+    async def send_eof(self) -> None:
+        """End this direction."""
+        if not self._out_ended:
+            self._check_sending()
+            self._out_ended = True
+            await self._frame("end")
+            self._finish()
+
+    async def aclose(self) -> None:
+        """Give the stream up, unless both directions have ended."""
+        if not self._over:
+            self._broken = True
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self._frame("reset")
+                except GuestError:
+                    pass
+                finally:
+                    self._end()
+
+    # ---------------------------------------------------------------- from the machine
+
+    def take(self, what: object, frame: Frame) -> None:
+        """Take a frame. Raises ProtocolError."""
+        if what == "data" and not self._in_ended:
+            self._received += frame.body
+            if len(self._received) + self._used > WINDOW:
+                raise ProtocolError("the agent sends more than a stream's window")
+        elif what == "window":
+            self._credit += _positive(frame.header.get("bytes"))
+            if self._credit > WINDOW:
+                raise ProtocolError("the agent opens a stream's window too far")
+        elif what == "end" and not self._in_ended:
+            self._in_ended = True
+            self._finish()
+        elif what == "reset":
+            self.fail()
+        else:
+            raise ProtocolError(f"the agent sends {str(what)[:40]!r} on a stream")
+        self._wake()
+
+    def fail(self) -> None:
+        """End both directions: the machine has given the stream up, or is gone."""
+        self._broken = True
+        self._end()
+
+    def _check_sending(self) -> None:
+        if self._broken:
+            raise anyio.BrokenResourceError
+        if self._out_ended:
+            raise anyio.ClosedResourceError
+
+    async def _frame(self, what: str, body: bytes = b"", **fields: int) -> None:
+        await self._send_frame({"stream": self._number, "do": what, **fields}, body)
+
+    def _finish(self) -> None:
+        if self._in_ended and self._out_ended:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._closed(self._number)
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+class Streams:
+    """All streams of one machine. Without a task group, the machine may open none."""
+
+    def __init__(self, send: SendFrame) -> None:
+        self._send = send
+        self._open: dict[int, GuestStream] = {}
+        self._last = 0
+        self._rate = OpenRate(time.monotonic(), TOLERANCE)
+        self._serve: ServeStream | None = None
+        self._tasks: TaskGroup | None = None
+
+    def allow(self, tasks: TaskGroup, serve: ServeStream) -> None:
+        """Serve every stream that the machine opens with a task of its own."""
+        self._tasks, self._serve = tasks, serve
+
+    def take(self, frame: Frame) -> None:
+        """Take a frame of a stream. Raises ProtocolError if an honest agent would not send it."""
+        number, what = frame.header.get("stream"), frame.header.get("do")
+        if self._serve is None or self._tasks is None:
+            raise ProtocolError("the agent opens a stream, but this machine may not")
+        if type(number) is not int:
+            raise ProtocolError("the number of a stream is not a number")
+        if what == "open":
+            self._begin(number, self._tasks, self._serve)
+        elif stream := self._open.get(number):
+            stream.take(what, frame)
+        elif not 0 < number <= self._last:
+            raise ProtocolError(f"the agent uses stream {str(number)[:40]}, which it has not opened")
+        # else: the stream was given up here while the frame was on its way
+
+    def fail(self) -> None:
+        """End all streams: the machine is gone."""
+        for stream in list(self._open.values()):
+            stream.fail()
+
+    async def close(self) -> int:
+        """Give all streams up; returns how many were open."""
+        streams = list(self._open.values())
+        for stream in streams:
+            await stream.aclose()
+        return len(streams)
+
+    def _begin(self, number: int, tasks: TaskGroup, serve: ServeStream) -> None:
+        if number <= self._last:
+            raise ProtocolError("the agent opens a stream twice")
+        if len(self._open) >= MAX_STREAMS:
+            raise ProtocolError(f"the agent opens more than {MAX_STREAMS} streams")
+        if not self._rate.take(time.monotonic()):
+            raise ProtocolError("the agent opens streams too often")
+        self._last = number
+        stream = self._open[number] = GuestStream(number, self._send, self._forget)
+        tasks.start_soon(self._run, serve, stream)
+
+    @staticmethod
+    async def _run(serve: ServeStream, stream: GuestStream) -> None:
+        try:
+            await serve(stream)
+        except Exception:  # it ends this stream, not the machine
+            log.exception("a stream of a machine could not be served")
+        finally:
+            await stream.aclose()
+
+    def _forget(self, number: int) -> None:
+        self._open.pop(number, None)
+
+
+def _positive(value: object) -> int:
+    if type(value) is not int or not 0 < value <= WINDOW:
+        raise ProtocolError("the agent opens a stream's window by nonsense")
+    return value

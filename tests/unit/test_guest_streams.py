@@ -1,0 +1,312 @@
+"""Streams from a machine to its host: the agent's real tunnel against the host's real end, without a machine."""
+
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+
+import anyio
+import pytest
+from anyio.abc import ByteStream, SocketStream
+
+from guest.agent import tunnel
+from guest.agent.loop import Link, Loop
+from guest.client.channel import Channel
+from guest.client.streams import ServeStream, Streams
+from guest.errors import ProtocolError
+from guest.protocol import Frame, encode
+from guest.streams import CHUNK, MAX_STREAMS, OPEN_BURST, OPENS_PER_S, WINDOW, OpenRate
+from tests.waiting import HANG_S
+
+pytestmark = pytest.mark.anyio
+
+
+class Agent:
+    """The part of an agent that carries streams, in a thread."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.loop = Loop()
+        self.link = Link(self.loop, None, lambda frame: self.tunnel.take(*frame), self.loop.stop)
+        self.tunnel = tunnel.Tunnel(self.loop, self.link)
+        fd = channel.detach()
+        self.link.attach((fd, fd))
+        self.tunnel.listen()
+
+    def run(self) -> None:
+        self.loop.run()
+        self.tunnel.close()
+        self.link.close()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> str:
+    """Where the tunnel listens: a free port, and a socket of this test."""
+    monkeypatch.setattr(tunnel, "PORT", 0)
+    monkeypatch.setattr(tunnel, "SOCKET", str(tmp_path / "proxy.sock"))
+    return str(tmp_path / "proxy.sock")
+
+
+@asynccontextmanager
+async def machine(serve: ServeStream) -> AsyncIterator[Channel]:
+    """Run a tunnel whose streams `serve` takes on the host."""
+    ours, theirs = socket.socketpair()
+    agent = Agent(theirs)
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    try:
+        with anyio.fail_after(HANG_S):
+            async with await SocketStream.from_socket(ours) as stream, anyio.create_task_group() as tasks:
+                channel = Channel(stream, HANG_S)
+                channel.streams.allow(tasks, serve)
+                tasks.start_soon(channel.read)
+                yield channel
+                tasks.cancel_scope.cancel()
+    finally:
+        await anyio.to_thread.run_sync(thread.join)
+
+
+async def echo(stream: ByteStream) -> None:
+    async for data in stream:
+        await stream.send(data)
+    await stream.send_eof()
+
+
+async def read_all(stream: ByteStream) -> bytes:
+    return b"".join([data async for data in stream])
+
+
+async def test_a_connection_in_the_machine_is_a_stream_on_the_host(place):
+    async with machine(echo), await anyio.connect_unix(place) as peer:
+        await peer.send(b"hello")
+        await peer.send_eof()
+        assert await read_all(peer) == b"hello"
+
+
+async def test_more_bytes_than_a_window_come_through_both_ways(place):
+    data = bytes(range(256)) * (WINDOW // 256) * 5
+    async with machine(echo), await anyio.connect_unix(place) as peer, anyio.create_task_group() as tasks:
+
+        async def send() -> None:
+            await peer.send(data)
+            await peer.send_eof()
+
+        tasks.start_soon(send)
+        assert await read_all(peer) == data
+
+
+async def test_many_streams_are_carried_at_once(place):
+    async with machine(echo), anyio.create_task_group() as tasks:
+
+        async def exchange(number: int) -> None:
+            async with await anyio.connect_unix(place) as peer:
+                text = f"stream {number} ".encode() * 5000
+                await peer.send(text)
+                await peer.send_eof()
+                assert await read_all(peer) == text
+
+        for number in range(MAX_STREAMS + 20):  # the last ones wait for the first
+            tasks.start_soon(exchange, number)
+
+
+async def test_a_stream_that_the_host_does_not_read_holds_up_no_other(place):
+    stuck = anyio.Event()
+    streams: list[ByteStream] = []
+
+    async def serve(stream: ByteStream) -> None:
+        streams.append(stream)
+        if len(streams) == 1:
+            await stuck.wait()
+        else:
+            await echo(stream)
+
+    async with machine(serve), await anyio.connect_unix(place) as stubborn, anyio.create_task_group() as tasks:
+        tasks.start_soon(stubborn.send, b"x" * WINDOW * 10)
+        while not streams:
+            await anyio.lowlevel.checkpoint()
+        async with await anyio.connect_unix(place) as peer:
+            await peer.send(b"hello")
+            await peer.send_eof()
+            assert await read_all(peer) == b"hello"
+        stuck.set()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_connection_that_the_machine_does_not_read_holds_up_no_other(place):
+    async def flood_first(stream: ByteStream) -> None:
+        if await stream.receive() == b"flood":
+            await stream.send(b"x" * WINDOW * 10)
+        else:
+            await stream.send(b"answer")
+            await stream.send_eof()
+
+    async with machine(flood_first), await anyio.connect_unix(place) as stubborn:
+        await stubborn.send(b"flood")
+        async with await anyio.connect_unix(place) as peer:
+            await peer.send(b"question")
+            assert await read_all(peer) == b"answer"
+
+
+async def test_a_stream_that_the_host_gives_up_ends_in_the_machine(place):
+    async def refuse(stream: ByteStream) -> None:
+        await stream.receive()
+
+    async with machine(refuse), await anyio.connect_unix(place) as peer:
+        await peer.send(b"hello")
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await peer.receive()
+
+
+async def test_a_connection_that_ends_in_the_machine_ends_on_the_host(place):
+    ended = anyio.Event()
+
+    async def serve(stream: ByteStream) -> None:
+        try:
+            while True:
+                await stream.send(b"x" * CHUNK)
+        except anyio.BrokenResourceError:
+            ended.set()
+
+    async with machine(serve):
+        peer = await anyio.connect_unix(place)
+        await peer.receive()
+        await peer.aclose()
+        await ended.wait()
+
+
+async def test_streams_can_be_closed_before_a_freeze(place):
+    opened = anyio.Event()
+
+    async def wait(stream: ByteStream) -> None:
+        opened.set()
+        await stream.receive()
+
+    async with machine(wait) as channel, await anyio.connect_unix(place) as peer:
+        await opened.wait()
+        assert await channel.streams.close() == 1
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await peer.receive()
+        assert await channel.streams.close() == 0
+
+
+async def test_a_server_that_fails_ends_its_stream_only(place, caplog):
+    async def fail(stream: ByteStream) -> None:
+        if await stream.receive() == b"bad":
+            raise ValueError("a bug")
+        await stream.send(b"good")
+        await stream.send_eof()
+
+    async with machine(fail):
+        async with await anyio.connect_unix(place) as peer:
+            await peer.send(b"bad")
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await peer.receive()
+        async with await anyio.connect_unix(place) as peer:
+            await peer.send(b"fine")
+            assert await read_all(peer) == b"good"
+    assert "could not be served" in caplog.text
+
+
+# -------------------------------------------------------------------- hostile agents
+
+
+def header(number: object, what: object, **fields: object) -> dict[str, object]:
+    return {"stream": number, "do": what, **fields}
+
+
+HOSTILE = {
+    "a stream number that is no number": [header("1", "open")],
+    "a stream number that is a boolean": [header(True, "open")],
+    "a negative stream number": [header(-1, "open")],
+    "stream zero": [header(0, "open")],
+    "data before an open": [header(7, "data")],
+    "a window before an open": [header(7, "window", bytes=1)],
+    "opening a stream twice": [header(1, "open"), header(1, "open")],
+    "opening an older stream": [header(5, "open"), header(4, "open")],
+    "something unknown": [header(1, "open"), header(1, "dance")],
+    "nothing at all": [header(1, "open"), header(1, None)],
+    "data after the end": [header(1, "open"), header(1, "end"), header(1, "data")],
+    "two ends": [header(1, "open"), header(1, "end"), header(1, "end")],
+    "a window of zero": [header(1, "open"), header(1, "window", bytes=0)],
+    "a negative window": [header(1, "open"), header(1, "window", bytes=-1)],
+    "a window that is no number": [header(1, "open"), header(1, "window", bytes="9")],
+    "a window without a size": [header(1, "open"), header(1, "window")],
+    "a huge window": [header(1, "open"), header(1, "window", bytes=2**63)],
+    "a window beyond what was sent": [header(1, "open"), header(1, "window", bytes=1)],
+    "more than a window": [header(1, "open"), *[header(1, "data")] * (WINDOW // CHUNK + 1)],
+    "too many streams": [header(number, "open") for number in range(1, MAX_STREAMS + 2)],
+    "opening and closing without end": [
+        header(number, what) for number in range(1, OPEN_BURST * 3) for what in ("open", "reset")
+    ],
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_a_frame_that_no_honest_agent_sends_breaks_the_channel(what):
+    async def wait(stream: ByteStream) -> None:
+        await anyio.sleep_forever()
+
+    async def send(_header: dict[str, object], _body: bytes) -> None:
+        pass
+
+    async with anyio.create_task_group() as tasks:
+        streams = Streams(send)
+        streams.allow(tasks, wait)
+        *allowed, last = HOSTILE[what]
+        with suppress(ProtocolError) if what.endswith("without end") else nullcontext():
+            for each in allowed:
+                streams.take(Frame(each, b"x" * CHUNK))
+        with pytest.raises(ProtocolError):
+            streams.take(Frame(last, b"x" * CHUNK))
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_machine_without_a_network_may_open_no_stream():
+    async def send(_header: dict[str, object], _body: bytes) -> None:
+        pass
+
+    with pytest.raises(ProtocolError, match="may not"):
+        Streams(send).take(Frame(header(1, "open"), b""))
+
+
+async def test_frames_of_a_stream_that_the_host_has_given_up_are_ignored():
+    async def give_up(stream: ByteStream) -> None:
+        await stream.aclose()
+
+    sent = []
+
+    async def send(frame: dict[str, object], _body: bytes) -> None:
+        sent.append(frame["do"])
+
+    async with anyio.create_task_group() as tasks:
+        streams = Streams(send)
+        streams.allow(tasks, give_up)
+        streams.take(Frame(header(1, "open"), b""))
+        while sent != ["reset"]:
+            await anyio.lowlevel.checkpoint()
+        streams.take(Frame(header(1, "data"), b"late"))
+    assert sent == ["reset"]
+
+
+async def test_an_open_stream_breaks_when_the_machine_is_gone():
+    ours, theirs = socket.socketpair()
+    outcome = []
+
+    async def serve(stream: ByteStream) -> None:
+        with pytest.raises(anyio.BrokenResourceError):
+            await stream.receive()
+        outcome.append("broken")
+
+    with anyio.fail_after(HANG_S):
+        async with await SocketStream.from_socket(ours) as stream, anyio.create_task_group() as tasks:
+            channel = Channel(stream, HANG_S)
+            channel.streams.allow(tasks, serve)
+            theirs.send(encode(header(1, "open")))
+            theirs.close()
+            await channel.read()
+    assert outcome == ["broken"]
+
+
+def test_openings_have_a_rate():
+    rate = OpenRate(0.0)
+    assert [rate.take(0.0) for _ in range(OPEN_BURST + 1)] == [True] * OPEN_BURST + [False]
+    assert [rate.take(1.0) for _ in range(OPENS_PER_S + 1)] == [True] * OPENS_PER_S + [False]
