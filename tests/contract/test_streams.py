@@ -12,7 +12,7 @@ from guest.client.streams import ServeStream
 from mcp_sandbox.machines.unique import new_identity
 from tests.functional.machines import Clone, Machines
 from tests.waiting import HANG_S
-from vmm.types import NetworkMode
+from vmm.types import Isolation, NetworkMode
 
 pytestmark = pytest.mark.vm
 
@@ -37,9 +37,12 @@ async def echo(stream: ByteStream) -> None:
 async def online(machines: Machines, serve: ServeStream) -> AsyncIterator[Clone]:
     """A machine whose lease has the network mode `proxy`."""
     identity = new_identity(network=NetworkMode.PROXY)
+    is_vm = machines.host.driver.capabilities.isolation is Isolation.VM
     async with (
         machines.restored() as machine,
-        AgentClient.open(await machine.connect(), timeout_s=HANG_S, identity=identity, serve_stream=serve) as agent,
+        AgentClient.open(
+            await machine.connect(), timeout_s=HANG_S, identity=identity, seeking=is_vm, serve_stream=serve
+        ) as agent,
     ):
         yield Clone(machine, agent)
 
