@@ -177,15 +177,19 @@ class Bench:
         self.kind = StubAgent
         self.refused: set[str] = set()  # parts of a refresh that the machine's kernel does not allow
         self.greeting: Exception | None = None
+        self.seeking: bool | None = None  # whether garbage before the last greeting was allowed
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
         self.builds = Builds(driver, builder, Catalogue())
         self.provider = LocalProvider(driver, self.builds, max_restores=2, run_dir=self.run_dir)
 
     @asynccontextmanager
-    async def _open(self, _stream: Any, *, timeout_s: float, identity: Identity) -> AsyncIterator[StubAgent]:
+    async def _open(
+        self, _stream: Any, *, timeout_s: float, identity: Identity, seeking: bool
+    ) -> AsyncIterator[StubAgent]:
         if self.greeting is not None:
             raise self.greeting
+        self.seeking = seeking
         agent = self.kind(identity, self.skew_s)
         agent.refreshed = replace(agent.refreshed, **dict.fromkeys(self.refused, False))
         self.agents.append(agent)
@@ -240,6 +244,13 @@ async def test_a_machine_without_its_own_kernel_needs_no_entropy(bench: Bench):
     bench.refused = {"entropy_credited", "hostname_set"}
     async with bench.provider.acquire(REQUEST):
         assert bench.driver.alive == 1
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+async def test_only_a_virtual_machine_may_send_garbage_before_its_greeting(bench: Bench, isolation: Isolation):
+    bench.driver.capabilities = replace(bench.driver.capabilities, isolation=isolation)
+    async with bench.provider.acquire(REQUEST):
+        assert bench.seeking is (isolation is Isolation.VM)
 
 
 async def test_a_machine_from_a_snapshot_is_not_warmed_up_again(bench: Bench):
