@@ -98,6 +98,8 @@ def _options(box: Box, filters: Sequence[int], cpus: Sequence[int]) -> list[str]
         *("--clearenv", *(word for pair in ENVIRONMENT.items() for word in ("--setenv", *pair))),
         *box.root,
         *("--proc", "/proc", *_masks()),
+        # The kernel's settings of its own namespaces belong to the machine's user, who could change them.
+        *("--ro-bind", "/proc/sys", "/proc/sys"),
         *("--dev", "/dev"),
         *(option for place, size_mb in box.scratch_mb.items() for option in _scratch(place, size_mb)),
         *("--remount-ro", "/dev"),  # bubblewrap's own tmpfs, which has no size limit
