@@ -194,6 +194,22 @@ def bench(
     raise typer.Exit(command.main(settings, names or (), quick=quick, with_soak=soak, cycles=cycles, as_json=as_json))
 
 
+@app.command()
+def selftest(
+    ctx: typer.Context,
+    security: Annotated[
+        bool, typer.Option("--security", help="Attack sandboxes from inside instead, and show what holds.")
+    ] = False,
+    driver: Annotated[str | None, typer.Option(help="Driver to test. Default: the one that would be used.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check on this host that sandboxes work, or that they hold what docs/threat-model.md promises."""
+    from mcp_sandbox.commands.selftest import command
+
+    ctx.find_root().obj |= {"driver": driver} if driver else {}
+    raise typer.Exit(command.main(settings_of(ctx), security=security, as_json=as_json))
+
+
 @template_app.command("init")
 def template_init(
     ctx: typer.Context,

@@ -33,6 +33,7 @@ PARTS = {
     "cli": {"commands", "serving", "private"} | EVERYWHERE,
     "__main__": {"cli"},
 }
+IN_SANDBOXES = ROOT / "mcp_sandbox" / "commands" / "selftest" / "inside"
 ROOMS = [room for room in MAY_IMPORT if (ROOT / room).is_dir()]
 # What runs inside a machine has nothing but Python's standard library there, and IPython in the Python kernel.
 HOST_SIDE = "client"
@@ -104,4 +105,11 @@ def test_code_that_runs_in_a_machine_needs_only_the_standard_library():
         if file.parent.name != HOST_SIDE
         for name in imports(file) - allowed - (KERNEL_LIBRARIES if file.parent.name == "kernels" else set())
     }
+    assert wrong == set()
+
+
+def test_what_the_selftest_copies_into_sandboxes_needs_only_the_standard_library():
+    files = list(IN_SANDBOXES.glob("*.py"))
+    assert files
+    wrong = {f"{file.name} imports {name}" for file in files for name in imports(file) - sys.stdlib_module_names}
     assert wrong == set()
