@@ -6,10 +6,10 @@ import pytest
 
 from mcp_sandbox.app import Host
 from tests.contract import toy_driver
-from tests.functional.machines import anyio_backend, built, clone, loaded, machines, open_driver, shared
+from tests.functional.machines import anyio_backend, built, clone, loaded, machines, open_driver, shared, subject
 from vmm.driver import DRIVERS
 
-__all__ = ["anyio_backend", "built", "clone", "loaded", "machines", "shared"]
+__all__ = ["anyio_backend", "built", "clone", "loaded", "machines", "shared", "subject"]
 
 TOY = toy_driver.INFO.name
 

@@ -1,7 +1,7 @@
 """The ladder of fixtures up to a real machine."""
 
 from tests.functional.bubblewrap_harness import bubblewrap, inside
-from tests.functional.machines import anyio_backend, built, clone, host, in_force, loaded, machines, shared
+from tests.functional.machines import anyio_backend, built, clone, host, in_force, loaded, machines, shared, subject
 
 __all__ = [
     "anyio_backend",
@@ -14,4 +14,5 @@ __all__ = [
     "loaded",
     "machines",
     "shared",
+    "subject",
 ]

@@ -17,6 +17,7 @@ import pytest
 from guest.client import AgentClient
 from guest.client.messages import Artifact, Display, Finished, RunCode, RunKind
 from mcp_sandbox.app import Host, open_host
+from mcp_sandbox.commands.selftest.subject import Subject, open_subject
 from mcp_sandbox.config import load_settings
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider, start, start_machine
@@ -243,6 +244,13 @@ async def shared(loaded: Machines, anyio_backend: str) -> AsyncIterator[Clone]:
     async with factory.clone() as clone:
         yield clone
     await factory.assert_none_left()
+
+
+@pytest.fixture(scope="module")
+async def subject(host: Host, built: BuiltTemplate, anyio_backend: str) -> AsyncIterator[Subject]:
+    """The sandboxes of a driver as `mcp-sandbox selftest` has them."""
+    async with open_subject(host) as subject:
+        yield subject
 
 
 @pytest.fixture

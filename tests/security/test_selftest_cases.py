@@ -1,0 +1,16 @@
+"""Everything that `mcp-sandbox selftest --security` promises holds, on every driver that works here."""
+
+import pytest
+
+from mcp_sandbox.commands.selftest.cases import SECURITY, Case
+from mcp_sandbox.commands.selftest.results import Verdict
+from mcp_sandbox.commands.selftest.subject import Subject
+
+pytestmark = pytest.mark.vm
+
+
+@pytest.mark.parametrize("case", SECURITY, ids=lambda case: case.name)
+async def test_the_case_holds(subject: Subject, case: Case):
+    result = await case.run(subject)
+    expected = Verdict.NOT_APPLICABLE if case.exempt(subject.capabilities) else Verdict.HELD
+    assert result.verdict is expected, result.detail
