@@ -12,5 +12,5 @@ pytestmark = pytest.mark.vm
 @pytest.mark.parametrize("case", SECURITY, ids=lambda case: case.name)
 async def test_the_case_holds(subject: Subject, case: Case):
     result = await case.run(subject)
-    expected = Verdict.NOT_APPLICABLE if case.exempt(subject.capabilities) else Verdict.HELD
+    expected = Verdict.NOT_APPLICABLE if case.exempt(subject) else Verdict.HELD
     assert result.verdict is expected, result.detail

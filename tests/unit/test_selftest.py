@@ -154,6 +154,12 @@ async def test_a_case_that_does_not_concern_the_driver_is_not_tried():
     assert "same user" in result.detail
 
 
+async def test_a_template_that_allows_namespaces_is_not_blamed_for_them():
+    [namespaces] = [one for one in SECURITY if one.name == "code cannot create a user namespace"]
+    allowing = SimpleNamespace(template=SimpleNamespace(user_namespaces=True))
+    assert (await namespaces.run(cast("Subject", allowing))).verdict is Verdict.NOT_APPLICABLE
+
+
 async def test_a_case_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch):
     async def hang(_: Subject) -> Outcome:
         await anyio.sleep_forever()

@@ -12,7 +12,7 @@ from mcp_sandbox.commands.selftest.results import CaseResult, Outcome, Verdict, 
 from mcp_sandbox.commands.selftest.subject import Attack, Subject
 from mcp_sandbox.errors import SandboxError
 from vmm.errors import VmmError
-from vmm.types import Capabilities, Isolation
+from vmm.types import Isolation
 
 CASE_S = 300.0  # a hang: filling a disk takes minutes on an emulated CPU, everything else seconds
 
@@ -26,24 +26,28 @@ LIMITS = (
 BUG = "See `mcp-sandbox doctor`. If this host is ready, please report a bug."
 
 
-def _nobody(_can: Capabilities) -> str | None:
+def _nobody(_subject: Subject) -> str | None:
     return None
 
 
-def _one_user(can: Capabilities) -> str | None:
-    if can.isolation is not Isolation.NAMESPACE:
+def _one_user(subject: Subject) -> str | None:
+    if subject.capabilities.isolation is not Isolation.NAMESPACE:
         return None
     return "the agent is the same user as the code, see docs/threat-model.md"
 
 
-def _shown_to_all(can: Capabilities) -> str | None:
-    if can.isolation is not Isolation.KERNEL:
+def _shown_to_all(subject: Subject) -> str | None:
+    if subject.capabilities.isolation is not Isolation.KERNEL:
         return None
     return "gVisor shows it to all users; it is the same in every machine"
 
 
-def _no_snapshots(can: Capabilities) -> str | None:
-    return None if can.snapshot else "this driver takes no snapshots"
+def _no_snapshots(subject: Subject) -> str | None:
+    return None if subject.capabilities.snapshot else "this driver takes no snapshots"
+
+
+def _namespaces_allowed(subject: Subject) -> str | None:
+    return "the template allows user_namespaces" if subject.template.user_namespaces else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Case:
     name: str
     check: Check
     advice: str = REPORT
-    exempt: Callable[[Capabilities], str | None] = _nobody  # returns why the case does not concern a driver
+    exempt: Callable[[Subject], str | None] = _nobody  # returns why the case does not concern a driver or template
 
     async def run(self, subject: Subject) -> CaseResult:
         """Carry the case out. A problem on the way is a result, too."""
@@ -71,7 +75,7 @@ class Case:
         )
 
     async def _outcome(self, subject: Subject) -> Outcome:
-        if (reason := self.exempt(subject.capabilities)) is not None:
+        if (reason := self.exempt(subject)) is not None:
             return not_applicable(reason)
         try:
             with anyio.fail_after(CASE_S):
@@ -109,8 +113,20 @@ SECURITY = (
     Case("privileges", "code cannot become root", _attack(privileges.become_root)),
     Case("privileges", "no program gives code more privileges", _attack(privileges.gain_by_a_program), REBUILD),
     Case("privileges", "code cannot raise its limits", _attack(privileges.raise_limits)),
-    Case("privileges", "code cannot create a user namespace", _attack(privileges.create_user_namespace), REBUILD),
-    Case("privileges", "code cannot create other namespaces", _attack(privileges.create_other_namespaces)),
+    Case(
+        "privileges",
+        "code cannot create a user namespace",
+        _attack(privileges.create_user_namespace),
+        REBUILD,
+        _namespaces_allowed,
+    ),
+    Case(
+        "privileges",
+        "code cannot create other namespaces",
+        _attack(privileges.create_other_namespaces),
+        REBUILD,
+        _namespaces_allowed,
+    ),
     Case("privileges", "code cannot open raw sockets", _attack(privileges.open_raw_sockets)),
     Case("system calls", "code cannot change mounts", _attack(system_calls.mount)),
     Case("system calls", "code cannot load kernel code or reboot", _attack(system_calls.load_kernel_code)),

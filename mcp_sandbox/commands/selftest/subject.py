@@ -21,6 +21,7 @@ from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.runs.requests import CodeRun, CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import RunView, SandboxView
+from templates.model import Template
 from vmm.types import Capabilities
 
 OWNER = "self-test"
@@ -132,6 +133,11 @@ class Subject:
         self.capabilities = capabilities
         self.secret = secret  # a value in the environment of this process
         self._shared: Box | None = None
+
+    @property
+    def template(self) -> Template:
+        """The template of all sandboxes under test."""
+        return self.service.settings.catalogue.load(self.service.settings.template)
 
     async def shared(self) -> Box:
         """Return the shared sandbox, or another one if it is no longer alive."""
