@@ -23,7 +23,7 @@ from templates.locks import hold
 from templates.revisions import Revisions
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
-from vmm.types import Accel, Download, Isolation, Probe
+from vmm.types import Accel, Isolation, Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +94,17 @@ class Drivers:
             TemplateError: the guest kernel of the settings cannot be used.
         """
         if name not in self._loaded:
-            fetches = driver_info(name).fetches
-            runsc = self.builder.find_runsc() if fetches is Download.RUNSC else None
-            if runsc is not None:
-                self._held.enter_context(hold([runsc.parent]))
+            info = driver_info(name)
+            program = self.builder.find_program(info.program) if info.program else None
+            if program is not None:
+                self._held.enter_context(hold([program.parent]))
             config = DriverConfig(
                 run_dir=self.settings.run_dir,
                 cache_dir=self.settings.cache_dir,
-                kernel=self.builder.find_kernel() if fetches is Download.KERNEL else None,
+                kernel=self.builder.find_kernel() if info.capabilities.boots_kernel else None,
                 own_kernel=self.settings.guest_kernel is not None,
                 accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
-                runsc=runsc,
+                program=program,
             )
             self._loaded[name] = load_driver(name, config)
         return self._loaded[name]

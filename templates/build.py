@@ -22,7 +22,7 @@ import anyio.lowlevel
 
 from guest.client.messages import WarmUp
 from guest.errors import first_error
-from templates import debian, dockerfile, guest_code, image, interpreter, kernel, oci, runsc, snapshot
+from templates import debian, dockerfile, guest_code, image, interpreter, kernel, oci, program, snapshot
 from templates.catalogue import Catalogue
 from templates.image_config import check_service, explain
 from templates.inventory import (
@@ -46,7 +46,7 @@ from templates.steps import MakeTools, Progress, Steps
 from templates.store import META, Entry, Store, key_of
 from templates.tools import LoggedTools
 from vmm.driver import Driver, SnapshotDriver
-from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, NetworkMode, Snapshot
+from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, NetworkMode, Program, Snapshot
 
 __all__ = ["Builder", "BuiltTemplate", "Progress"]
 
@@ -103,7 +103,10 @@ class Builder:
 
     async def fetch(self, what: Download) -> None:
         """Download what a driver lacks. Load the driver again afterwards."""
-        await {Download.KERNEL: self.build_kernel, Download.RUNSC: self.build_runsc}[what]()
+        if isinstance(what, Program):
+            await self.build_program(what)
+        else:
+            await self.build_kernel()
 
     async def build(self, template: Template, driver: Driver) -> BuiltTemplate:
         """Build a template for a driver.
@@ -140,11 +143,10 @@ class Builder:
         """Build the kernel and initramfs, which all templates share."""
         return guest_kernel(*await self._kernel())
 
-    async def build_runsc(self) -> Path:
-        """Download gVisor."""
-        return (
-            await self._steps.run("runsc", "runsc", self.inventory.runsc_inputs(), runsc.make_runsc)
-        ).path / runsc.RUNSC
+    async def build_program(self, wanted: Program) -> Path:
+        """Download a driver's program."""
+        make, inputs = partial(program.make_program, program=wanted), self.inventory.program_inputs(wanted)
+        return program.path_in(await self._steps.run("program", "program", inputs, make), wanted)
 
     async def find(self, template: Template, driver: Driver) -> BuiltTemplate | None:
         """Return the build that `build` would return without making anything, or None."""
@@ -169,10 +171,10 @@ class Builder:
         found = self.inventory.kernel()
         return guest_kernel(*found) if found else None
 
-    def find_runsc(self) -> Path | None:
-        """Return the downloaded gVisor, if there is one."""
-        found = self.inventory.runsc()
-        return found.path / runsc.RUNSC if found else None
+    def find_program(self, wanted: Program) -> Path | None:
+        """Return a driver's downloaded program, if there is one."""
+        found = self.inventory.program(wanted)
+        return program.path_in(found, wanted) if found else None
 
     def stamp(self) -> tuple[int, ...]:
         """Return a value that changes whenever machines may have to start from something else."""

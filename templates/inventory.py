@@ -14,13 +14,14 @@ from templates.interpreter import interpreter_inputs
 from templates.kernel import INITRAMFS, VMLINUZ, OwnKernel, initramfs_inputs, kernel_inputs
 from templates.model import Template
 from templates.oci import oci_inputs
+from templates.program import program_inputs
 from templates.revisions import Revisions
-from templates.runsc import runsc_inputs
 from templates.snapshot import snapshot_inputs, warm_up_of
 from templates.store import Entry, Inputs, Store, key_of
-from vmm.types import Capabilities, GuestCode, GuestKernel
+from vmm.driver import driver_infos
+from vmm.types import Capabilities, GuestCode, GuestKernel, Program
 
-SHARED_KINDS = ("base", "interpreter", "kernel", "initramfs", "agent", "runsc")  # used by all templates
+SHARED_KINDS = ("base", "interpreter", "kernel", "initramfs", "agent", "program")  # used by all templates
 STARTING_KINDS = ("image", "tree", "kernel", "initramfs", "agent", "snapshot")  # machines start from these
 
 
@@ -99,9 +100,9 @@ class Inventory:
         """Return the inputs of the agent's Python."""
         return self.revisions.apply(interpreter_inputs())
 
-    def runsc_inputs(self) -> Inputs:
-        """Return the inputs of the downloaded gVisor."""
-        return self.revisions.apply(runsc_inputs())
+    def program_inputs(self, program: Program) -> Inputs:
+        """Return the inputs of a driver's downloaded program."""
+        return self.revisions.apply(program_inputs(program))
 
     def root(self, template: Template, capabilities: Capabilities) -> Root | None:
         """Return a template's root file system in the form that the driver needs."""
@@ -123,9 +124,9 @@ class Inventory:
         initramfs = self._initramfs(kernel)
         return (kernel, initramfs) if kernel and initramfs else None
 
-    def runsc(self) -> Entry | None:
-        """Return the downloaded gVisor."""
-        return self._store.find("runsc", self.runsc_inputs())
+    def program(self, program: Program) -> Entry | None:
+        """Return a driver's downloaded program."""
+        return self._store.find("program", self.program_inputs(program))
 
     def config(self, template: Template) -> ImageConfig:
         """Return the process settings of a template's image; empty if it is not built."""
@@ -136,7 +137,8 @@ class Inventory:
         """Return the current entries that all templates share. Call it once: it hashes files."""
         kernel = self._kernel()
         interpreter = self._store.find("interpreter", self.interpreter_inputs())
-        shared = (kernel, self._initramfs(kernel), self._agent(), self.runsc(), interpreter)
+        programs = [self.program(info.program) for info in driver_infos() if info.program]
+        shared = (kernel, self._initramfs(kernel), self._agent(), *programs, interpreter)
         return [entry for entry in shared if entry]
 
     def unused(

@@ -15,7 +15,7 @@ from templates.tools import LoggedTools, StepFailed, Tools, tail
 from vmm.errors import VmmError
 
 Step = Literal[
-    "base", "packages", "layers", "interpreter", "image", "tree", "kernel", "initramfs", "agent", "runsc", "snapshot"
+    "base", "packages", "layers", "interpreter", "image", "tree", "kernel", "initramfs", "agent", "program", "snapshot"
 ]
 State = Literal["started", "running", "done", "ready"]  # ready: found in the store
 MakeStep = Callable[[Tools, Path], Awaitable[Mapping[str, Any]]]

@@ -5,14 +5,16 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from templates import interpreter, kernel, oci, runsc
+from templates import interpreter, kernel, oci
 from templates.debian import BASE_TAR, base_inputs, layer_inputs, sources_of
 from templates.inventory import Inventory
 from templates.model import DebianSource, Template
 from templates.private_apt import PrivateApt, Upgrade
+from templates.program import program_inputs, program_sources
 from templates.revisions import next_revision
 from templates.store import Entry, Inputs, Store, key_of
 from templates.tools import StepFailed, Tools
+from vmm.driver import driver_infos
 
 _DPKG_STATUS = "./var/lib/dpkg/status"
 
@@ -64,16 +66,17 @@ class _Check:
             await self._tag(template)
 
     async def downloads(self) -> None:
-        """Check the guest kernel and gVisor."""
+        """Check the guest kernel and the programs of drivers."""
         # A custom kernel is not ours to update.
         guest_kernel = self._entry("kernel", inputs := kernel.kernel_inputs(None))
         if guest_kernel is not None:
             apt = await self._apt(kernel.kernel_sources())
             newest = await apt.newest(*await kernel.kernel_packages(apt))
             self._add("the guest kernel", inputs, changed(guest_kernel.details["packages"], newest))
-        if (gvisor := self._entry("runsc", inputs := runsc.runsc_inputs())) is not None:
-            newest = await (await self._apt(runsc.runsc_sources())).newest(runsc.PACKAGE)
-            self._add("gVisor", inputs, changed([gvisor.details["package"]], newest))
+        for program in filter(None, (info.program for info in driver_infos())):
+            if (found := self._entry("program", inputs := program_inputs(program))) is not None:
+                newest = await (await self._apt(program_sources(program))).newest(program.package)
+                self._add(program.title, inputs, changed([found.details["package"]], newest))
 
     async def _debian(self, template: Template, source: DebianSource) -> None:
         base = base_inputs(source.suite)

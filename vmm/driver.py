@@ -42,7 +42,7 @@ class DriverConfig:
     kernel: GuestKernel | None = None  # the guest kernel, once it was fetched
     own_kernel: bool = False  # the user chose `kernel`, perhaps to suit this host's KVM
     accel: Accel | None = None  # None: the best one that works
-    runsc: Path | None = None  # the gVisor that we fetched, if we did
+    program: Path | None = None  # what we downloaded for the driver (`DriverInfo.program`), if we did
 
 
 class Machine(Protocol):

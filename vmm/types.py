@@ -41,11 +41,23 @@ class NetworkMode(StrEnum):
     NAT = "nat"  # a device in a network namespace of its own, behind the host's address
 
 
-class Download(StrEnum):
-    """What we can fetch for a driver without root, by the name that people read."""
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of a Debian package that we download beside the system's own, which may be missing or too old."""
 
-    KERNEL = "guest kernel"
-    RUNSC = "gVisor"
+    title: str  # the name that people read
+    package: str
+    path: str  # in the package
+    by_hand: str  # what to do on hosts where it cannot be downloaded
+    too_old: frozenset[str] = frozenset()  # Debian suites whose package is too old
+    first_good: str = ""  # the suite to take it from instead
+
+    def __str__(self) -> str:
+        return self.title
+
+
+GUEST_KERNEL: Literal["guest kernel"] = "guest kernel"  # the Linux that all virtual machines boot
+Download = Program | Literal["guest kernel"]  # what we can fetch for a driver without root
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +143,15 @@ class DriverInfo:
     title: str  # the name as its makers write it
     capabilities: Capabilities
     needs: tuple[Need, ...] = ()
-    fetches: Download | None = None
+    program: Program | None = None  # what to download for it; a guest kernel follows from `capabilities`
     # The order in which `auto` tries drivers, lowest first. None: `auto` does not try this one.
     rank_with_kvm: int | None = None
     rank_without_kvm: int | None = None
+
+    @property
+    def downloads(self) -> bool:
+        """Return whether something may have to be downloaded for the driver."""
+        return self.program is not None or self.capabilities.boots_kernel
 
 
 @dataclass(frozen=True, slots=True)

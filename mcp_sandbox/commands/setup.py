@@ -24,7 +24,7 @@ from templates.build import Progress
 from templates.tools import LoggedTools, StepFailed, tail
 from vmm.driver import DRIVERS, driver_info
 from vmm.process import find_tool
-from vmm.types import Download, Need, Probe
+from vmm.types import Need, Probe
 
 LOG_NAME = "setup.log"
 UPDATE = ("apt-get", "update")
@@ -89,7 +89,7 @@ def needs_of(driver: str, *, own_kernel: bool, root: bool, images: bool) -> Iter
     """Yield what the host needs to run and build sandboxes with this driver."""
     yield from driver_needs(driver)
     yield from NEEDS
-    if own_kernel and driver in DRIVERS and driver_info(driver).fetches is Download.KERNEL:
+    if own_kernel and driver in DRIVERS and driver_info(driver).capabilities.boots_kernel:
         yield from OWN_KERNEL_NEEDS
     if not root:
         yield from ORDINARY_USER_NEEDS
@@ -102,7 +102,7 @@ def driver_needs(driver: str) -> tuple[Need, ...]:
     if driver not in DRIVERS:
         return ()
     info = driver_info(driver)
-    return (*info.needs, *(FETCHING_NEEDS if info.fetches else ()))
+    return (*info.needs, *(FETCHING_NEEDS if info.downloads else ()))
 
 
 def make_plan(settings: Settings, driver: str, *, images: bool = False) -> Plan:

@@ -90,7 +90,7 @@ async def run(settings: Settings, *words: str) -> str:
 @pytest.fixture
 async def settings(tmp_path: Path, in_force: HostFacts) -> Settings:
     """A home with only what the template is made from: prune would remove other entries."""
-    home = current().new_home(tmp_path.name, ("image", "agent", "runsc"))
+    home = current().new_home(tmp_path.name, ("image", "agent", "program"))
     return load_settings(driver="gvisor", home=home, template_path=(tmp_path / "templates",))
 
 

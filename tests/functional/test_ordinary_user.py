@@ -26,7 +26,7 @@ PLACES = [place for place in ("/tmp", "/var/tmp", "/dev/shm", "/run") if Path(pl
 # What takes long to build and is the same for every user. Snapshots are not: the user takes their own.
 COPIED = {
     "qemu": ("image", "kernel", "initramfs"),
-    "gvisor": ("image", "agent", "runsc"),
+    "gvisor": ("image", "agent", "program"),
     "bubblewrap": ("image", "tree", "agent"),
 }
 # The inside of a machine is the same for every user.
@@ -57,7 +57,7 @@ def test_an_ordinary_user_has_machines_that_keep_the_contract(driver: str):
 def test_an_ordinary_user_builds_templates_and_leaves_nothing():
     with ordinary_user() as user:
         # Some need a base, so this user makes one.
-        store = copy_store(load_settings(), ("image", "agent", "runsc", "kernel", "initramfs", "interpreter"), user)
+        store = copy_store(load_settings(), ("image", "agent", "program", "kernel", "initramfs", "interpreter"), user)
         wanted = "explodes or without_end or secret or cancelled or (gvisor and single_program) or come_from_files"
         assert "skipped" not in run_tests(user, store, "-k", wanted, *BUILDS)
         left = subprocess.run(["find", *PLACES, "-not", "-path", f"{user.home}*", *_owned(user)], capture_output=True)

@@ -27,7 +27,8 @@ from templates.update import find_updates
 from templates.wheels import guest_python_command
 from tests.unit.fake_driver import FakeDriver
 from tests.waiting import BUILD_S, HANG_S, LOOK_AGAIN_S
-from vmm.drivers.gvisor.probe import OLDEST, release_in
+from vmm.drivers.gvisor import OLDEST, RUNSC
+from vmm.drivers.gvisor.probe import release_in
 from vmm.types import Capabilities, GuestCode, Isolation
 
 TOOLS = ("mmdebstrap", "mkfs.erofs", "fsck.erofs", "apt-get", "dpkg", "tar")
@@ -120,8 +121,8 @@ async def test_a_tree_has_the_files_of_its_image_and_every_user_can_read_them(st
 
 async def test_the_downloaded_gvisor_runs_and_is_new_enough(store: Store):
     with anyio.fail_after(BUILD_S):
-        runsc = await Builder(store).build_runsc()
-    assert Builder(store).find_runsc() == runsc
+        runsc = await Builder(store).build_program(RUNSC)
+    assert Builder(store).find_program(RUNSC) == runsc
     version = await anyio.run_process([str(runsc), "--version"])
     assert release_in(version.stdout.decode()) >= OLDEST
 

@@ -17,7 +17,7 @@ from tests.footprint import groups_of
 from tests.functional.machines import Clone, Machines, only
 from tests.waiting import promised
 from vmm import limits
-from vmm.drivers.gvisor import command
+from vmm.drivers.gvisor import RUNSC, command
 from vmm.hierarchy import Hierarchy
 from vmm.process_table import children_of, with_descendants
 from vmm.types import OVERHEAD_MB, CpuPriority
@@ -77,7 +77,7 @@ def starts_from(machines: Machines) -> set[str]:
     built = machines.built
     assert built.snapshot is not None
     checkpoint = (built.snapshot.path / "checkpoint").iterdir()
-    return {str(built.root), str(machines.host.builder.find_runsc()), *map(str, checkpoint)}
+    return {str(built.root), str(machines.host.builder.find_program(RUNSC)), *map(str, checkpoint)}
 
 
 def needs_root() -> None:
@@ -183,7 +183,7 @@ async def test_it_shares_only_read_only_files_with_another_machine(machines: Mac
 def test_only_we_can_change_the_files_that_machines_start_from(machines: Machines):
     built = machines.built
     assert built.snapshot is not None
-    for path in (built.root, *built.snapshot.path.rglob("*"), machines.host.builder.find_runsc()):
+    for path in (built.root, *built.snapshot.path.rglob("*"), machines.host.builder.find_program(RUNSC)):
         assert path is not None
         facts = path.stat()
         assert facts.st_uid == os.geteuid(), path

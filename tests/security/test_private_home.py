@@ -10,11 +10,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from mcp_sandbox.commands.common import SERVER_ARGS
-from templates.runsc import RUNSC, runsc_inputs
+from templates.program import path_in, program_inputs
 from templates.store import Store, key_of
 from tests.functional.ordinary_user import BASE, ordinary_user
 from tests.session import current
 from vmm.driver import DriverConfig, load_driver
+from vmm.drivers.gvisor import RUNSC
 from vmm.errors import DriverUnavailable, Untrusted
 from vmm.memory import load_sealed
 from vmm.types import GuestCode, MachineSpec
@@ -40,9 +41,9 @@ def run(
 def plant_runsc(home: Path) -> tuple[Path, Path]:
     """Put a program into a home in place of gVisor; return it and the file that shows that it was run."""
     mark = home.parent / "was-run"
-    folder = home / "runsc" / key_of(runsc_inputs())
+    folder = home / "program" / key_of(program_inputs(RUNSC))
     folder.mkdir(parents=True)
-    program = folder / RUNSC
+    program = folder / "runsc"
     program.write_text(f"#!/bin/sh\ntouch {mark}\necho 'runsc version 0.0~20240729.0'\n")
     program.chmod(0o755)
     meta = '{"id": "x", "inputs": {}, "details": {}, "made": "2026-01-01T00:00:00", "size_bytes": 1}'
@@ -52,7 +53,7 @@ def plant_runsc(home: Path) -> tuple[Path, Path]:
 
 async def probe_gvisor(runsc: Path) -> str:
     """Probe gVisor with a program of the home; return what is wrong with it."""
-    return (await load_driver("gvisor", DriverConfig(runsc.parent, runsc.parent, runsc=runsc)).probe()).reason
+    return (await load_driver("gvisor", DriverConfig(runsc.parent, runsc.parent, program=runsc)).probe()).reason
 
 
 async def test_a_program_of_the_users_own_home_is_run(tmp_path: Path):
@@ -114,8 +115,8 @@ async def test_no_machine_starts_from_files_that_others_could_have_planted(drive
     code.touch()
     root.chmod(0o777)
     spec = MachineSpec("planted", root, GuestCode(code), memory_mb=64, vcpus=1, disk_mb=16)
-    runsc = Store(current().developer).find("runsc", runsc_inputs()) if driver == "gvisor" else None
-    config = DriverConfig(tmp_path, tmp_path, runsc=runsc.path / RUNSC if runsc else None)
+    runsc = Store(current().developer).find("program", program_inputs(RUNSC)) if driver == "gvisor" else None
+    config = DriverConfig(tmp_path, tmp_path, program=path_in(runsc, RUNSC) if runsc else None)
     try:
         with pytest.raises(Untrusted, match="can be changed by other users"):
             async with load_driver(driver, config).launch(spec):
@@ -159,7 +160,7 @@ def test_another_user_can_neither_read_nor_lock_a_home():
 @pytest.mark.vm
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_everything_in_a_home_is_private_whatever_the_umask(umask: int, tmp_path: Path):
-    home = current().new_home(f"umask-{umask:03o}", {"image", "runsc"})
+    home = current().new_home(f"umask-{umask:03o}", {"image", "program"})
     home.chmod(0o700)
     before = set(home.rglob("*"))
     built = run(["--driver", "gvisor", "template", "build"], tmp_path, home, umask)

@@ -12,7 +12,8 @@ from mcp_sandbox.machines.provider import HostFacts
 from mcp_sandbox.serving import server
 from tests.unit.fake_driver import FakeDriver
 from vmm.driver import DriverConfig
-from vmm.types import Accel, Capabilities, Download, Isolation, Probe
+from vmm.drivers.gvisor import RUNSC
+from vmm.types import Accel, Capabilities, Download, Isolation, Probe, Program
 
 if TYPE_CHECKING:
     from templates.build import Builder
@@ -30,8 +31,8 @@ class StubDriver(FakeDriver):
         self.closed = False
 
     async def probe(self) -> Probe:
-        if self.config.runsc is None:
-            return Probe(False, "runsc is not installed", "mcp-sandbox setup", lacks=Download.RUNSC)
+        if self.config.program is None:
+            return Probe(False, "runsc is not installed", "mcp-sandbox setup", lacks=RUNSC)
         return Probe(True, "a program ran in it", version="runsc 20240729", missing_protections=("no cgroups",))
 
     async def aclose(self) -> None:
@@ -50,17 +51,17 @@ class StubBuilder:
     """A builder that has no gVisor until it fetches one."""
 
     def __init__(self) -> None:
-        self.runsc: Path | None = None
+        self.program: Path | None = None
         self.fetched: list[Download] = []
 
     def find_kernel(self) -> None: ...
 
-    def find_runsc(self) -> Path | None:
-        return self.runsc
+    def find_program(self, wanted: Program) -> Path | None:
+        return self.program
 
     async def fetch(self, what: Download) -> None:
         self.fetched.append(what)
-        self.runsc = Path("runsc")
+        self.program = Path("runsc")
 
 
 @pytest.fixture
@@ -89,12 +90,12 @@ async def test_a_driver_is_probed_again_after_a_fetch(builder: StubBuilder, load
         assert host.facts == HostFacts("gvisor", Isolation.KERNEL, None, ("no cgroups",))
         assert host.driver is loaded[1]
         assert [driver.closed for driver in loaded] == [True, False]
-    assert builder.fetched == [Download.RUNSC]
+    assert builder.fetched == [RUNSC]
     assert [driver.closed for driver in loaded] == [True, True]
 
 
 async def test_nothing_is_fetched_for_a_driver_that_works(builder: StubBuilder, loaded: list[StubDriver]):
-    builder.runsc = Path("runsc")
+    builder.program = Path("runsc")
     async with open_host(Settings(driver="gvisor"), fetch=True) as host:
         assert host.choice.verdict.usable
     assert (builder.fetched, len(loaded)) == ([], 1)
@@ -103,7 +104,7 @@ async def test_nothing_is_fetched_for_a_driver_that_works(builder: StubBuilder, 
 @pytest.mark.usefixtures("loaded")
 async def test_a_probe_fetches_nothing(builder: StubBuilder):
     async with Drivers(Settings()) as drivers:
-        assert (await drivers.probe("gvisor")).lacks is Download.RUNSC
+        assert (await drivers.probe("gvisor")).lacks is RUNSC
     assert builder.fetched == []
 
 
@@ -120,7 +121,7 @@ async def test_the_weakest_driver_warns_once(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.usefixtures("loaded")
 async def test_stronger_drivers_do_not_warn(builder: StubBuilder, capsys: pytest.CaptureFixture[str]):
-    builder.runsc = Path("runsc")
+    builder.program = Path("runsc")
     async with open_host(Settings(driver="gvisor")):
         pass
     assert capsys.readouterr().err == ""

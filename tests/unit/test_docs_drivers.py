@@ -64,7 +64,7 @@ def test_what_every_driver_needs_of_the_store_is_documented():
     for name, can in CAPABILITIES.items():
         boot = {"kernel", "initramfs"} if can.boots_kernel else {"agent"}
         expected = {"image", can.root, *boot, *(["snapshot"] if can.snapshot else [])}
-        assert table[name] - {"runsc"} == expected, name
+        assert table[name] - {"program"} == expected, name
 
 
 def test_the_limits_of_a_machine_are_documented():

@@ -11,6 +11,7 @@ from mcp_sandbox.commands import setup
 from mcp_sandbox.commands.setup import NEEDS, driver_needs, make_plan
 from mcp_sandbox.config import Settings
 from vmm.driver import DRIVERS
+from vmm.drivers.gvisor import RUNSC
 from vmm.types import Download, Need, Probe
 from vmm.verdicts import Verdict
 
@@ -123,7 +124,7 @@ def test_tools_for_images_are_needed_only_on_request(programs, settings):
 
 def test_without_kvm_qemu_is_not_needed_while_gvisor_works(programs, settings, drivers, capsys):
     add_all(programs, but=("qemu-system-x86_64", "mkfs.ext4"))
-    drivers.lacking["gvisor"] = Download.RUNSC
+    drivers.lacking["gvisor"] = RUNSC
     assert setup.main(settings, check=True) == 1
     assert "`mcp-sandbox setup` fetches what is missing: gVisor" in capsys.readouterr().out
     assert setup.main(settings, check=False) == 0

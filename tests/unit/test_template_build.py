@@ -22,9 +22,11 @@ from templates.model import Template
 from templates.namespaces import Private
 from templates.store import Store
 from templates.tools import LoggedTools, StepFailed
+from tests.contract.toy_driver import TOYCTL
 from tests.unit.fake_driver import FakeDriver
 from vmm.driver import Driver
-from vmm.types import Capabilities, Download, GuestCode, GuestKernel, Isolation
+from vmm.drivers.gvisor import RUNSC
+from vmm.types import GUEST_KERNEL, Capabilities, GuestCode, GuestKernel, Isolation
 
 pytestmark = pytest.mark.anyio
 
@@ -131,8 +133,14 @@ class FakeTools:
                 return self._fake_apt(argv, cwd)
             case "dpkg":
                 tree = Path(argv[-1])
-                for name in ("boot/vmlinuz-6.1", "bin/busybox", "lib/modules/6.1/kernel/overlay.ko", "usr/bin/runsc"):
-                    (tree / name).parent.mkdir(parents=True)
+                for name in (
+                    "boot/vmlinuz-6.1",
+                    "bin/busybox",
+                    "lib/modules/6.1/kernel/overlay.ko",
+                    "usr/bin/runsc",
+                    "usr/bin/toyctl",
+                ):
+                    (tree / name).parent.mkdir(parents=True, exist_ok=True)
                     (tree / name).write_text(name)
         return []
 
@@ -398,7 +406,7 @@ async def test_shared_entries_are_outdated_when_no_template_uses_them(
 
 @pytest.mark.parametrize("last", [FakeVm, FakeGvisor, FakeJail])
 async def test_building_for_one_driver_keeps_the_entries_of_others(builder: Builder, last: type[FakeDriver]):
-    await builder.build_runsc()
+    await builder.build_program(RUNSC)
     for driver in (FakeVm(), FakeGvisor(), FakeJail(), last()):
         await builder.build(template(), driver)
     assert await builder.outdated(template(), last()) == []
@@ -660,21 +668,23 @@ async def test_progress_names_each_step_and_what_it_does(workshop: Workshop, tmp
 
 
 async def test_what_a_driver_lacks_is_downloaded(builder: Builder):
-    assert (builder.find_runsc(), builder.find_kernel()) == (None, None)
-    await builder.fetch(Download.RUNSC)
-    assert builder.find_runsc() is not None
+    programs = (RUNSC, TOYCTL)  # the product knows nothing about the second one's driver
+    assert [builder.find_program(program) for program in programs] == [None, None]
+    for program in programs:
+        await builder.fetch(program)
+    assert [path and path.name for path in map(builder.find_program, programs)] == ["runsc", "toyctl"]
     assert builder.find_kernel() is None
-    await builder.fetch(Download.KERNEL)
+    await builder.fetch(GUEST_KERNEL)
     assert builder.find_kernel() is not None
 
 
 async def test_gvisor_is_downloaded_from_a_suite_with_a_new_one_and_kept_in_the_store(
     builder: Builder, workshop: Workshop, tmp_path: Path
 ):
-    path = await builder.build_runsc()
+    path = await builder.build_program(RUNSC)
     assert path.read_text() == "usr/bin/runsc"
     assert path.stat().st_mode & 0o777 == 0o755
-    assert builder.find_runsc() == path
+    assert builder.find_program(RUNSC) == path
     assert workshop.ran == ["apt-get", "apt-get", "dpkg"]
     assert [word for word in workshop.argv[-2] if not word.startswith("-")][-2:] == ["download", "runsc"]
     (entry,) = Store(tmp_path).entries()
@@ -687,8 +697,8 @@ async def test_without_debian_sources_the_error_says_to_install_gvisor(
 ):
     monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: None)
     with pytest.raises(BuildFailed, match="install runsc of 2024 or newer on the PATH"):
-        await builder.build_runsc()
-    assert builder.find_runsc() is None
+        await builder.build_program(RUNSC)
+    assert builder.find_program(RUNSC) is None
 
 
 async def test_without_debian_sources_the_error_names_the_kernel_setting(

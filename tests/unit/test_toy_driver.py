@@ -3,18 +3,21 @@
 The contract suite runs with it as well: see tests/contract/conftest.py.
 """
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.app import open_host
+from mcp_sandbox.app import Drivers, open_host
 from mcp_sandbox.commands import setup
 from mcp_sandbox.commands.bench.command import TOPICS, drivers_for
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import TooWeak
 from mcp_sandbox.machines.choice import Choice, Question, decide
+from templates.program import program_inputs
+from templates.store import key_of
 from tests.contract import toy_driver
 from vmm.driver import DRIVERS, driver_info
 from vmm.types import Isolation, Probe
@@ -74,6 +77,18 @@ def test_setup_is_done_when_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert setup.main(Settings(home=tmp_path, driver="toy"), check=True) == 0
     assert "toy works on this host (namespace isolation)" in capsys.readouterr().out
+
+
+async def test_its_downloaded_program_is_handed_to_it(tmp_path: Path):
+    program = tmp_path / "program" / key_of(program_inputs(toy_driver.TOYCTL)) / "toyctl"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    meta = {"id": "x", "inputs": {}, "details": {}, "made": "2026-01-01T00:00:00", "size_bytes": 1}
+    (program.parent / "meta.json").write_text(json.dumps(meta))
+    async with Drivers(Settings(home=tmp_path)) as drivers:
+        toy = drivers.load("toy")
+        assert isinstance(toy, toy_driver.ToyDriver)
+        assert toy.config.program == program
 
 
 def test_auto_tries_it_where_its_rank_puts_it():

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from vmm.driver import DriverConfig, load_driver
-from vmm.drivers.gvisor import command, driver, probe
+from vmm.drivers.gvisor import OLDEST, RUNSC, command, driver, probe
 from vmm.errors import SnapshotFailed
 from vmm.scratch import scratch_mb
-from vmm.types import OVERHEAD_MB, Download, GuestCode, MachineSpec
+from vmm.types import OVERHEAD_MB, GuestCode, MachineSpec
 
 MIB = 1024 * 1024
 
@@ -72,7 +72,10 @@ def test_the_recipe_changes_with_the_machines_config(monkeypatch):
 async def test_the_fetched_gvisor_is_preferred_to_the_systems(monkeypatch, tmp_path):
     fetched = fake_runsc(tmp_path / "own", "0.0~20240729.0")
     monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', 'release-20250101.0').parent}:{os.environ['PATH']}")
-    assert await probe.find_binary(DriverConfig(tmp_path, tmp_path, runsc=fetched)) == ((fetched, "runsc 20240729"), "")
+    assert await probe.find_binary(DriverConfig(tmp_path, tmp_path, program=fetched)) == (
+        (fetched, "runsc 20240729"),
+        "",
+    )
 
 
 async def test_an_old_gvisor_is_not_usable_and_setup_fixes_it(monkeypatch, tmp_path):
@@ -80,11 +83,11 @@ async def test_an_old_gvisor_is_not_usable_and_setup_fixes_it(monkeypatch, tmp_p
     verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path)).probe()
     assert not verdict.usable
     assert "20221219" in verdict.reason
-    assert (verdict.fix, verdict.lacks) == (probe.SETUP, Download.RUNSC)
+    assert (verdict.fix, verdict.lacks) == (probe.SETUP, RUNSC)
 
 
 async def test_a_gvisor_that_runs_no_program_is_not_usable(tmp_path):
-    verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, runsc=broken_runsc(tmp_path))).probe()
+    verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, program=broken_runsc(tmp_path))).probe()
     assert (verdict.usable, verdict.lacks) == (False, None)
     assert all(platform in verdict.reason for platform in probe.PLATFORMS)
 
@@ -108,7 +111,7 @@ def broken_runsc(directory: Path) -> Path:
     ],
 )
 def test_releases_from_2024_on_are_good_enough(version: str, good: bool):
-    assert (probe.release_in(version) >= probe.OLDEST) is good
+    assert (probe.release_in(version) >= OLDEST) is good
 
 
 def test_a_checkpoint_becomes_ours_and_its_files_readable_for_all_machines(tmp_path):

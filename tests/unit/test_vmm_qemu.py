@@ -10,7 +10,7 @@ from vmm.driver import DRIVERS, DriverConfig, load_driver
 from vmm.drivers.qemu import command, driver, probe
 from vmm.errors import DriverUnavailable, SnapshotFailed
 from vmm.process import Confinement
-from vmm.types import Accel, Download, GuestKernel, MachineSpec
+from vmm.types import GUEST_KERNEL, Accel, GuestKernel, MachineSpec
 from vmm.verdicts import Verdict
 
 
@@ -93,7 +93,7 @@ async def test_a_qemu_that_does_not_start_is_not_usable(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tmp_path.chmod(0o755)
     verdict = await load_driver("qemu", DriverConfig(tmp_path, tmp_path)).probe()
-    assert (verdict.usable, verdict.version, verdict.lacks) == (False, "QEMU 9.9", Download.KERNEL)
+    assert (verdict.usable, verdict.version, verdict.lacks) == (False, "QEMU 9.9", GUEST_KERNEL)
     assert verdict.reason.startswith("QEMU does not start")
 
 

@@ -1,13 +1,22 @@
 """gVisor sandboxes: the driver's facts. Its code is imported when a driver is created."""
 
 from vmm.driver import Driver, DriverConfig
-from vmm.types import Capabilities, Download, DriverInfo, Isolation
+from vmm.types import Capabilities, DriverInfo, Isolation, Program
 
+OLDEST = 20240101  # earlier releases fail to restore some checkpoints
+RUNSC = Program(
+    title="gVisor",
+    package="runsc",
+    path="usr/bin/runsc",
+    by_hand=f"install runsc of {OLDEST // 10_000} or newer on the PATH",
+    too_old=frozenset({"bullseye", "bookworm"}),
+    first_good="trixie",
+)
 INFO = DriverInfo(
     name="gvisor",
     title="gVisor",
     capabilities=Capabilities(isolation=Isolation.KERNEL, snapshot=True),
-    fetches=Download.RUNSC,  # distributions often package a release that is too old
+    program=RUNSC,  # distributions often package a release that is too old
     rank_without_kvm=10,
 )
 

@@ -10,21 +10,19 @@ from pathlib import Path
 import anyio
 
 from vmm.driver import DriverConfig
-from vmm.drivers.gvisor import command
+from vmm.drivers.gvisor import OLDEST, RUNSC, command
 from vmm.errors import Untrusted
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
 from vmm.probe import missing_protections, namespace_advice, own_user, version_output
 from vmm.process import Confinement, find_tool, spawn
 from vmm.trust import open_trusted
-from vmm.types import Download, Probe
+from vmm.types import Probe
 
 DEADLINE_S = 15.0  # it takes 0.2 s
-OLDEST = 20240101  # earlier releases fail to restore some checkpoints
 # How gVisor intercepts system calls, best first. `kvm` needs working hardware virtualization.
 PLATFORMS = ("systrap", "kvm", "ptrace")
 SETUP = "mcp-sandbox setup --driver gvisor"
-BY_HAND = f"install runsc of {OLDEST // 10_000} or newer on the PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,8 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
     """Return whether gVisor can run machines on this host, and the engine that does."""
     found, reason = await find_binary(config)
     if found is None:
-        fix = SETUP if find_tool("apt-get") else BY_HAND
-        lacks = Download.RUNSC if config.runsc is None else None
+        fix = SETUP if find_tool("apt-get") else RUNSC.by_hand
+        lacks = RUNSC if config.program is None else None
         return Probe(usable=False, reason=reason, fix=fix, lacks=lacks), None
     binary, version = found
     missing = missing_protections(hierarchy)
@@ -60,7 +58,7 @@ async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, st
     """Return the first gVisor that is new enough, and its version; or None and the reason."""
     system = find_tool("runsc")
     reason = "runsc is not installed"
-    for binary in filter(None, (config.runsc, Path(system) if system else None)):
+    for binary in filter(None, (config.program, Path(system) if system else None)):
         try:
             release = await release_of(config, binary)
         except Untrusted as error:  # it is in our home
@@ -81,7 +79,7 @@ async def release_of(config: DriverConfig, binary: Path) -> int:
 @contextmanager
 def opened_binary(config: DriverConfig, binary: Path) -> Iterator[int]:
     """Open a gVisor. If it is in our home, raise Untrusted unless only this user can change it."""
-    program = open_trusted(binary) if binary == config.runsc else os.open(binary, os.O_RDONLY)
+    program = open_trusted(binary) if binary == config.program else os.open(binary, os.O_RDONLY)
     try:
         yield program
     finally:

@@ -1,7 +1,7 @@
 """QEMU microVMs: the driver's facts. Its code is imported when a driver is created."""
 
 from vmm.driver import Driver, DriverConfig
-from vmm.types import Capabilities, Download, DriverInfo, Isolation, Need
+from vmm.types import Capabilities, DriverInfo, Isolation, Need
 
 INFO = DriverInfo(
     name="qemu",
@@ -11,7 +11,6 @@ INFO = DriverInfo(
         Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
         Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),
     ),
-    fetches=Download.KERNEL,
     rank_with_kvm=30,
     rank_without_kvm=20,
 )

@@ -16,7 +16,7 @@ from vmm.limits import Hierarchy
 from vmm.probe import KVM_DEVICE, confinement_trouble, missing_protections, own_user, version_output
 from vmm.process import Confinement, spawn
 from vmm.trust import trusted
-from vmm.types import Accel, Download, GuestKernel, Probe
+from vmm.types import GUEST_KERNEL, Accel, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
 
 START_S = 15.0  # it takes 60 ms
@@ -63,7 +63,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
     if verdict.usable and trouble is not None:
         missing = f"QEMU shares the host's files and processes, because it does not start in namespaces: {trouble}"
         verdict = replace(verdict, missing_protections=(*verdict.missing_protections, missing))
-    return verdict if config.kernel else replace(verdict, lacks=Download.KERNEL), engine
+    return verdict if config.kernel else replace(verdict, lacks=GUEST_KERNEL), engine
 
 
 async def _namespace_trouble(binary: str) -> str | None:

@@ -1,8 +1,9 @@
-"""Where gVisor is downloaded from."""
+"""Where the programs of drivers are downloaded from."""
 
 import pytest
 
-from templates.runsc import runsc_inputs
+from templates.program import program_inputs
+from vmm.drivers.gvisor import RUNSC
 
 
 @pytest.mark.parametrize(
@@ -12,4 +13,4 @@ def test_gvisor_comes_from_the_hosts_suite_or_the_first_one_with_a_new_release(
     monkeypatch: pytest.MonkeyPatch, host: str, suite: str
 ):
     monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: host)
-    assert runsc_inputs()["suite"] == suite
+    assert program_inputs(RUNSC)["suite"] == suite
