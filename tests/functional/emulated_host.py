@@ -25,9 +25,15 @@ from vmm.types import GuestKernel
 
 SYSTEMD = "/usr/lib/systemd/systemd"
 USER_UNITS = "usr/lib/systemd/user"
-PROGRAMS = ("qemu-system-x86_64", "unshare", "setpriv", "mkfs.ext4", SYSTEMD, "systemd-run")
+PROGRAMS = (
+    *("qemu-system-x86_64", "unshare", "setpriv", "mount", "umount", "pivot_root", "mkfs.ext4"),
+    *(SYSTEMD, "systemd-run"),
+)
 FIRMWARE = ("bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvmvapic.bin")
-LIBRARIES = ("anyio", "idna", "qemu", "typing_extensions")
+LIBRARIES = (
+    *("anyio", "idna", "qemu", "typing_extensions"),
+    *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),
+)
 HOST_MODULES = ("virtio_pci", "virtio_blk", "erofs", "overlay", "kvm_amd")
 KVM_GROUP = 104  # udev gives /dev/kvm to a group; which one does not matter
 

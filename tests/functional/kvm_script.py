@@ -9,6 +9,7 @@ import anyio
 from guest.client import AgentClient
 from guest.client.messages import Display, Identity, RunCode, WarmUp
 from vmm.driver import DriverConfig, SnapshotDriver, load_driver
+from vmm.drivers.qemu import probe
 from vmm.probe import kvm
 from vmm.types import GuestKernel, MachineSpec
 
@@ -17,6 +18,7 @@ SLOW_S = 600.0  # everything here is emulated, and the host may be busy
 
 
 async def main() -> None:
+    probe.KVM_DEADLINE_S = SLOW_S  # for hosts that do not emulate their CPU
     kernel = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
     driver = load_driver("qemu", DriverConfig(run_dir=Path("/tmp/run"), cache_dir=Path("/tmp/cache"), kernel=kernel))
     assert isinstance(driver, SnapshotDriver)
