@@ -67,9 +67,9 @@ try:
         if child == 0: signal.pause()
         children.append(child)
 except OSError: pass
+print(len(children), flush=True)
 for child in children: os.kill(child, signal.SIGKILL)
 for child in children: os.waitpid(child, 0)
-print(len(children))
 """
 
 # Writes to everything it has inherited, the channel of its kernel included.
@@ -141,10 +141,13 @@ async def many_processes(subject: Subject) -> Outcome:
     async with subject.fresh() as box:
         run = box.code if "code" in box.ways else box.python
         try:
-            number = _last_number(await run(MANY_PROCESSES, FILL_S))
+            result = await run(MANY_PROCESSES, FILL_S)
         except SandboxError as error:
             return broken(f"the sandbox is lost: {error}")
-        return await _alive(box, f"{number} processes") if number else failed("no process was started")
+        ended = result.error.message if result.error else result.status
+        if result.status == "ok" and not _last_number(result):
+            return failed("no process was started")
+        return await _alive(box, f"{_last_number(result)} processes" if result.status == "ok" else f"stopped: {ended}")
 
 
 async def nonsense(subject: Subject) -> Outcome:
