@@ -13,11 +13,13 @@ from mcp_sandbox.config import load_settings
 from mcp_sandbox.machines.provider import HostFacts
 from tests.functional.checkout import REPO
 from tests.functional.ordinary_user import ordinary_user
-from tests.functional.test_ordinary_user import copy_store
+from tests.functional.test_ordinary_user import COPIED, copy_store
 from tests.waiting import BUILD_S
 
 pytestmark = pytest.mark.vm
 
+# Without cgroups nothing bounds the memory of all processes together, see docs/threat-model.md.
+UNLIMITED = {"bubblewrap": {"memory of the kernel is limited"}}
 PRODUCT = (sys.executable, "-m", "mcp_sandbox")
 
 
@@ -33,12 +35,14 @@ def test_a_host_with_working_sandboxes_passes(in_force: HostFacts):
 @pytest.mark.parametrize("driver", ["gvisor", "bubblewrap"])  # a virtual machine is the same for every user
 def test_the_sandboxes_of_an_ordinary_user_withstand_all_attacks(driver: str):
     with ordinary_user() as user:
-        environment = {"MCP_SANDBOX_HOME": str(copy_store(load_settings(), driver, user)), "MCP_SANDBOX_DRIVER": driver}
+        store = copy_store(load_settings(), COPIED[driver], user)
+        environment = {"MCP_SANDBOX_HOME": str(store), "MCP_SANDBOX_DRIVER": driver}
         for arguments in (("template", "build"), ("selftest", "--security", "--json")):
             argv = user.command([*PRODUCT, *arguments], environment)
             done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=BUILD_S)
-        verdicts = {case["name"]: (case["verdict"], case["detail"]) for case in json.loads(done.stdout)["cases"]}
-        assert {name: found for name, found in verdicts.items() if found[0] not in ("held", "not applicable")} == {}
-        assert {case.name for case in SECURITY} < set(verdicts)
-        assert done.returncode == 0
+        report = json.loads(done.stdout)
+        bad = {case["name"]: case["detail"] for case in report["cases"] if case["advice"]}
+        assert bad.keys() <= UNLIMITED.get(driver, set()), bad
+        assert {case.name for case in SECURITY} < {case["name"] for case in report["cases"]}
+        assert (done.returncode, report["passed"]) == (1 if bad else 0, not bad)
         assert [process for process in psutil.process_iter() if process.uids().real == user.uid] == []
