@@ -319,7 +319,7 @@ async def test_a_compiler_can_be_stopped(machine):
     endless = "constexpr int f(long n) { int x = 0; for (long i = 0; i < n; ++i) x ^= i; return x; }"
     code = f"{endless}\nstatic_assert(f(1L << 40));\nint main() {{}}"
     flags = ["-fconstexpr-ops-limit=9223372036854775807", f"-fconstexpr-loop-limit={2**31 - 1}"]
-    async with machine.run(RunCode(code, options={"flags": flags})) as events:
+    async with machine.run(RunCode(code, options={"flags": flags}, grace_s=HANG_S)) as events:
         while await size_of(machine, "/tmp/.build/main.cpp") < len(code):
             await anyio.lowlevel.checkpoint()
         await events.stop()
