@@ -135,6 +135,15 @@ async def test_a_machine_takes_no_more_of_the_host_than_its_memory_and_the_overh
     assert 10 * MIB < peak <= machines.built.spec("any").host_bytes
 
 
+async def test_a_machine_has_room_for_a_hundred_small_processes(clone: Clone):
+    """They use little memory, whatever a driver reserves for each of them."""
+    ran = await clone.command(
+        "for i in $(seq 100); do sleep 300 & done; set -- /proc/[0-9]*; [ $# -gt 100 ] && kill $(jobs -p)"
+    )
+    assert ran.end.status == "ok"
+    assert (await clone.run("print('fine')")).out == "fine"
+
+
 async def test_a_full_disk_is_only_an_error_in_the_machine(clone: Clone):
     ran = await clone.run(FILL_DISK)
     assert ran.out.startswith("1 ")

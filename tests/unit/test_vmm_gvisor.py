@@ -52,8 +52,8 @@ def test_the_host_gives_a_machine_its_memory_and_a_fixed_overhead(spec):
     limits = driver._limits(spec)
     assert limits.memory_bytes == (spec.memory_mb + OVERHEAD_MB) * MIB
     assert limits.cpus == spec.vcpus
-    assert limits.file_bytes == 1024 * MIB  # the memory file grows by gigabytes
-    assert driver._limits(replace(spec, memory_mb=1024)).file_bytes == 2048 * MIB
+    assert limits.file_bytes == 3072 * MIB  # the memory file grows by gigabytes, and most of it is empty
+    assert driver._limits(replace(spec, memory_mb=1024)).file_bytes == 4096 * MIB
 
 
 def test_a_machines_config_contains_no_path_of_the_host(spec, tmp_path):
