@@ -18,14 +18,14 @@ async def test_gvisor_shows_only_the_names_of_harmless_variables_of_the_agent(sh
     assert set(names) == {"HOME", "LANG", "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
 
 
+@only("qemu", "bubblewrap")  # in gVisor a fork copies memory: the bomb ends for that, sometimes with its machine
 async def test_a_fork_bomb_left_behind_ends_when_the_next_command_needs_room(clone: Clone):
     await clone.agent.write("/workspace/bomb.py", FORK_BOMB.encode())
     full = "set -- /proc/[0-9]*; [ $# -gt 150 ]"  # without a process, for which there is no room
-    left = await clone.command(f"python3 bomb.py & until {full}; do :; done")
+    await clone.command(f"python3 bomb.py & until {full}; do :; done")
     ran = await clone.command("/bin/echo runs")
     assert ran.out == "runs"
-    if left.end.status == "ok":  # else so many processes took too much memory, and ended for that
-        assert "full of processes" in ran.stderr.head
+    assert "full of processes" in ran.stderr.head
     assert (await clone.command(COUNT_BOMBS)).out == "0"
 
 
