@@ -19,6 +19,7 @@ from guest.errors import ProtocolError
 from guest.protocol import Decoder, Frame, encode
 
 READ_BYTES = 64 * 1024
+HIGH_WATER = 1024 * 1024  # unsent bytes above which a link is full
 TURN_READS = 16  # of one link, before all others have a turn
 EDGE = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 ENDED = select.EPOLLHUP | select.EPOLLRDHUP
@@ -126,6 +127,11 @@ class Link:
         """Bytes that wait for the peer to read."""
         return len(self._unsent)
 
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the peer that nothing more should be sent until `on_drained` is called."""
+        return len(self._unsent) > HIGH_WATER
+
     def attach(self, fds: tuple[int, int]) -> None:
         """Use these descriptors from now on."""
         self._in, self._out = fds
@@ -144,10 +150,14 @@ class Link:
     def flush(self) -> None:
         """Write as much as the peer takes; the loop calls again when it takes more."""
         if self._unsent and not self.closed:
+            awaited = self._held_up or self.full
             del self._unsent[: self._write(self._unsent)]
             if bool(self._unsent) is not self._held_up:
                 self._held_up = not self._held_up
                 self._watch_writing()
+            if awaited and not self._unsent:  # even if the peer took everything at once
+                for action in self.on_drained:
+                    action()
 
     def close(self) -> None:
         """Remove the descriptors from the loop and close them. Unsent frames are lost."""
@@ -185,9 +195,6 @@ class Link:
     def _writable(self, _events: int) -> None:
         if self._unsent:
             self.flush()
-            if not self._unsent:
-                for action in self.on_drained:
-                    action()
 
     def _ready(self, events: int) -> None:
         if events & select.EPOLLOUT:

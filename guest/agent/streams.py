@@ -13,7 +13,6 @@ PIPE_BYTES = 64 * 1024  # read at once; also how much output between two runs is
 TURN_BYTES = 1024 * 1024  # read from one pipe before the others have a turn
 DRAIN_BYTES = 64 * 1024 * 1024  # read at the end of a run; only a process that the run left behind writes more
 REST_S = 0.005  # after a short piece of output: many small writes become few frames
-HIGH_WATER = 1024 * 1024  # unsent bytes to the host above which no more output is read
 
 
 class Streams:
@@ -75,7 +74,7 @@ class Streams:
 
     def _read(self, stream: str, _events: int = 0) -> None:
         """Read output, but not while the host is slow to take it, and not in tiny pieces."""
-        if self._closed or stream in self._resting or self._channel.unsent > HIGH_WATER:
+        if self._closed or stream in self._resting or self._channel.full:
             return
         size = self._read_until(stream, TURN_BYTES)
         if size >= TURN_BYTES:

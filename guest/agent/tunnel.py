@@ -18,7 +18,6 @@ from guest.streams import CHUNK, MAX_STREAMS, OPENS_PER_S, WINDOW, OpenRate
 PORT = 3128  # where proxies usually listen
 SOCKET = "/run/mcp-sandbox/proxy.sock"
 BACKLOG = 128
-HIGH_WATER = 1024 * 1024  # unsent bytes to the host above which no more is read from connections
 EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
@@ -131,7 +130,7 @@ class Tunnel:
         """Send one piece to the host; the next one after the other streams had a turn."""
         if connection.number not in self._open or connection.read_all or connection.credit <= 0:
             return
-        if self._channel.unsent > HIGH_WATER:
+        if self._channel.full:
             self._waiting.add(connection.number)
             return
         size = min(CHUNK, connection.credit)

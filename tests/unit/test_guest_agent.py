@@ -10,6 +10,7 @@ import pytest
 from guest.agent import languages
 from guest.agent.__main__ import FIRST_PID_NAMESPACE, parse_options
 from guest.agent.languages import version_of
+from guest.agent.loop import HIGH_WATER, Link, Loop
 
 GUEST = Path(__file__).parents[2] / "guest"
 
@@ -42,3 +43,18 @@ def test_the_python_version_is_that_of_the_image_not_of_the_agent(tmp_path: Path
     python.chmod(0o755)
     monkeypatch.setattr(languages, "python_for", lambda language: [str(python)])
     assert version_of("python") == "3.99.1"
+
+
+def test_a_full_link_reports_when_it_is_empty_even_if_the_peer_takes_all_at_once(tmp_path: Path):
+    incoming, writer = os.pipe()
+    link = Link(Loop(), (incoming, os.open(tmp_path / "peer", os.O_WRONLY | os.O_CREAT)), print, print)
+    drained: list[bool] = []
+    link.on_drained.append(lambda: drained.append(link.full))
+    link.send({}, bytes(HIGH_WATER))
+    assert link.full
+    link.flush()
+    link.send({}, b"little")
+    link.flush()
+    assert drained == [False]
+    link.close()
+    os.close(writer)
