@@ -7,7 +7,7 @@ DRIVERS := gvisor qemu bubblewrap
 WORKERS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format
+.PHONY: help demo test retest check bench format
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs th
 	done
 	@$(BIN)/mcp-sandbox --driver gvisor template build cpp-algorithm go-algorithm
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+
+retest: $(DEV) ## the tests that failed last, one after the other
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 check: $(DEV) ## formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .
