@@ -15,6 +15,7 @@ from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.pool import Pool, pool_limits
 from mcp_sandbox.machines.provider import HostFacts, Provider
+from mcp_sandbox.operating.control import Panel
 from mcp_sandbox.operating.operation import Pools, open_operation
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import Builder, Progress
@@ -148,7 +149,14 @@ async def open_host(
 
 @asynccontextmanager
 async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxService]:
-    """Open a service on `host`, with or without a pool of started machines.
+    """Open a service on `host`: `open_operated` for callers that need no panel."""
+    async with open_operated(host, pooled=pooled) as (service, _panel):
+        yield service
+
+
+@asynccontextmanager
+async def open_operated(host: Host, *, pooled: bool) -> AsyncIterator[tuple[SandboxService, Panel]]:
+    """Open a service on `host`, with or without a pool of started machines, and its operators' panel.
 
     On a host that cannot run machines every call for a sandbox fails with the reason.
     """
@@ -166,5 +174,6 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
         provider = await stack.enter_async_context(operation.acquiring(provider))
         service = SandboxService(provider, host.settings, operation)
         await stack.enter_async_context(service)
-        await stack.enter_async_context(operation.controlled(service, pools))
-        yield service
+        panel = operation.panel(service, pools)
+        await stack.enter_async_context(operation.controlled(panel))
+        yield service, panel

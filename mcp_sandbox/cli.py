@@ -27,6 +27,9 @@ app.add_typer(template_app, name="template")
 sandbox_app = typer.Typer(no_args_is_help=True, help="List and close the sandboxes of running servers.")
 app.add_typer(sandbox_app, name="sandbox")
 
+token_app = typer.Typer(no_args_is_help=True, help="Manage the tokens that open a shared server.")
+app.add_typer(token_app, name="token")
+
 # The same as in templates.model, which takes long to import.
 Language = Literal["python", "cpp", "go", "shell"]
 Source = Literal["debian", "oci", "dockerfile"]
@@ -318,3 +321,59 @@ def metrics(ctx: typer.Context) -> None:
     from mcp_sandbox.commands import sandbox
 
     raise typer.Exit(sandbox.print_metrics(settings_of(ctx)))
+
+
+@app.command()
+def serve(
+    ctx: typer.Context,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+) -> None:
+    """Serve MCP over HTTP for many clients. Only programs of this host reach it, unless --host says otherwise."""
+    from mcp_sandbox.commands.common import report_errors
+    from mcp_sandbox.serving.http import run_http
+
+    given = {"host": host, "port": port}
+    ctx.find_root().obj["serve"] = {name: value for name, value in given.items() if value is not None} or None
+    settings = settings_of(ctx)
+
+    def run_it() -> int:
+        run_http(settings)
+        return 0
+
+    raise typer.Exit(report_errors(run_it))
+
+
+@token_app.command("create")
+def token_create(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the token: the owner of the sandboxes it creates.")],
+    operate: Annotated[bool, typer.Option("--operate", help="It may also read the server's metrics.")] = False,
+    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. Default: never.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Instead of the server's setting.")] = None,
+) -> None:
+    """Create a token and print it. It is shown only once."""
+    from mcp_sandbox.commands import token
+
+    raise typer.Exit(
+        token.create(settings_of(ctx), name, operate=operate, days=days, requests_per_minute=requests_per_minute)
+    )
+
+
+@token_app.command("list")
+def token_list(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List all tokens, without their secrets."""
+    from mcp_sandbox.commands import token
+
+    raise typer.Exit(token.show(settings_of(ctx), as_json=as_json))
+
+
+@token_app.command("revoke")
+def token_revoke(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Name of the token.")]) -> None:
+    """Remove a token. Running servers refuse it at once; its sandboxes end when they are idle."""
+    from mcp_sandbox.commands import token
+
+    raise typer.Exit(token.revoke(settings_of(ctx), name))

@@ -42,6 +42,13 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
+def _absolute_path(path: Path) -> Path:
+    found = path.expanduser()
+    if not found.is_absolute():
+        raise ValueError(f"{path} is not an absolute path; only flags may have others")
+    return found
+
+
 class LimitSettings(Group):
     """How much may be in use at once."""
 
@@ -121,18 +128,44 @@ class FileSettings(Group):
     max_entries: int = Field(500, ge=1, le=10_000, description="Most entries in one listing.")
 
 
+class ServeSettings(Group):
+    """The HTTP server of `mcp-sandbox serve`."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free one.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Names under which clients may reach the server, with port unless it is the usual one."
+    )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Web pages that may call the server, as https://name."
+    )
+    certificate: Path | None = Field(None, description="TLS certificate chain, PEM.")
+    key: Path | None = Field(None, description="Private key of the certificate, PEM.")
+    requests_per_minute: int = Field(600, ge=1, description="Requests of one token, unless the token says otherwise.")
+    drain_s: float = Field(30, ge=0, description="Seconds that active runs get when the server stops.")
+
+    @field_validator("allowed_hosts", "allowed_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+    @field_validator("certificate", "key", mode="after")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute_path(path)
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("TLS needs both certificate and key")
+        return self
+
+
 class LogSettings(Group):
     """What the server logs on stderr."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("WARNING", description="Least severe level logged.")
     format: Literal["text", "json"] = Field("text", description="Plain lines, or one JSON object per line.")
-
-
-def _absolute_path(path: Path) -> Path:
-    found = path.expanduser()
-    if not found.is_absolute():
-        raise ValueError(f"{path} is not an absolute path; only flags may have others")
-    return found
 
 
 class Settings(BaseSettings):
@@ -174,6 +207,7 @@ class Settings(BaseSettings):
     output: OutputSettings = OutputSettings()
     files: FileSettings = FileSettings()
     log: LogSettings = LogSettings()
+    serve: ServeSettings = ServeSettings()
 
     @field_validator("home", "guest_kernel", "guest_modules", mode="after")
     @classmethod

@@ -54,4 +54,9 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "server_gone": ("Try again, or end that process: its sandboxes end with it.",),
     "measurement_failed": (AGAIN,),
     "demo_failed": (AGAIN,),
+    "unsafe_address": ("`mcp-sandbox token create NAME` makes a token; serve.allowed_hosts lists the server's names.",),
+    "address_in_use": ("Choose another port with --port.",),
+    "bad_token_name": (),
+    "token_exists": ("Choose another name, or remove it with `mcp-sandbox token revoke`.",),
+    "token_not_found": ("`mcp-sandbox token list` shows all of them.",),
 }

@@ -126,6 +126,16 @@ def _connect(path: str) -> sqlite3.Connection:
     return db
 
 
+def connect(home: Path) -> sqlite3.Connection:
+    """Connect to the registry of `home` for other tables than those of machines.
+
+    Raises:
+        OSError, sqlite3.Error: it cannot be used.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _connect(str(home / FILE))
+
+
 def _prepare(db: sqlite3.Connection) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version not in (0, VERSION):

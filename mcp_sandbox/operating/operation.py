@@ -12,7 +12,7 @@ import anyio.to_thread
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxNotFound
 from mcp_sandbox.machines.provider import LeasedMachine, Provider
-from mcp_sandbox.operating.control import serve_control
+from mcp_sandbox.operating.control import Panel, serve_control
 from mcp_sandbox.operating.database import MachineState
 from mcp_sandbox.operating.metrics import Measured, Metrics
 from mcp_sandbox.operating.recovery import recover
@@ -57,9 +57,12 @@ class Operation(Observer):
         """Count a refusal."""
         self.metrics.refused(setting)
 
-    def controlled(self, service: SandboxService, pools: Pools = tuple) -> AbstractAsyncContextManager[None]:
+    def panel(self, service: SandboxService, pools: Pools = tuple) -> Panel:
+        """Return what operators see of a service."""
+        return ServicePanel(service, self.registry, self.metrics, pools)
+
+    def controlled(self, panel: Panel) -> AbstractAsyncContextManager[None]:
         """Serve the control socket as long as the block lasts."""
-        panel = ServicePanel(service, self.registry, self.metrics, pools)
         return serve_control(self.settings.run_dir, self.registry.server.process, panel)
 
 

@@ -75,6 +75,11 @@ class SandboxService(AsyncContextManagerMixin):
         """Return the sandboxes of all owners, oldest first. For operators only."""
         return self._roster.all()
 
+    async def runs_ended(self) -> None:
+        """Return when no run of any owner is active."""
+        while active := next(filter(None, (box.runs.current for box in self._roster.all())), None):
+            await active.done.wait()
+
     async def close(self, owner: str, sandbox_id: str) -> bool:
         """End a sandbox and wait until nothing of it is left; False if it had ended before.
 

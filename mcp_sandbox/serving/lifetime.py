@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 import anyio
 
@@ -57,17 +58,30 @@ def run_command(main: Callable[[], Awaitable[int]]) -> int:
     return status
 
 
-async def run_until_stopped(main: Callable[[], Awaitable[None]], *events: Callable[[], Awaitable[str]]) -> str | None:
+class Drain(NamedTuple):
+    """How `main` is asked to end by itself, and how long that may take. A second signal ends it at once."""
+
+    ask: Callable[[], Awaitable[None]]
+    limit_s: float
+
+
+async def run_until_stopped(
+    main: Callable[[], Awaitable[None]], *events: Callable[[], Awaitable[str]], drain: Drain | None = None
+) -> str | None:
     """Run `main` until it returns, a signal arrives or one of `events` happens; return which event it was."""
     reasons: list[str] = []
-    last_resort = LastResort()
+    last_resort = LastResort(LAST_RESORT_S + (drain.limit_s if drain else 0))
 
     async def stop_when(event: Callable[[], Awaitable[str]]) -> None:
         reason = await event()
         logger.info("stopping: %s", reason)
         reasons.append(reason)
         last_resort.arm()
-        tasks.cancel_scope.cancel()
+        if drain is not None and len(reasons) == 1:
+            tasks.start_soon(stop_when, lambda: _next_signal(signals))
+            await drain.ask()
+        else:
+            tasks.cancel_scope.cancel()
 
     try:
         with anyio.open_signal_receiver(*SIGNALS) as signals:

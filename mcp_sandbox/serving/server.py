@@ -146,10 +146,11 @@ async def open_server(settings: Settings) -> AsyncIterator[SandboxServer]:
         if entry.error:
             logger.warning("template %s has errors: %s", entry.name, entry.error)
     async with open_host(settings) as host:
-        yield create_server(settings, _in_force(host), lambda: open_service(host, pooled=True))
+        yield create_server(settings, in_force(host), lambda: open_service(host, pooled=True))
 
 
-def _in_force(host: Host) -> str:
+def in_force(host: Host) -> str:
+    """Describe to a model what separates sandboxes from this host."""
     if host.facts is not None:
         return str(host.facts)
     verdict = host.choice.verdict

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
@@ -16,7 +17,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.views import with_next_step
 
-LOCAL_OWNER = "local"  # over stdio there is one client, and it owns all sandboxes of the process
+LOCAL_OWNER = "local"  # of clients without a token: over stdio, or over HTTP on this host
 
 # Without this, models try to install packages.
 OFFLINE = "Sandboxes are offline: packages cannot be installed; put them into the template."
@@ -34,9 +35,10 @@ def service_of(ctx: ToolContext) -> SandboxService:
     return ctx.request_context.lifespan_context
 
 
-def owner_of(ctx: ToolContext) -> str:  # noqa: ARG001 - over HTTP the request will name the owner
-    """Return the owner of the sandboxes this request may use."""
-    return LOCAL_OWNER
+def owner_of(_ctx: ToolContext) -> str:
+    """Return the owner of the sandboxes this request may use: the name of its token, if it has one."""
+    token = get_access_token()
+    return LOCAL_OWNER if token is None else token.client_id
 
 
 def reporter(ctx: ToolContext) -> Report:

@@ -66,4 +66,9 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "server_gone": (),
     "measurement_failed": (),
     "demo_failed": (),
+    "unsafe_address": (),
+    "address_in_use": (),
+    "bad_token_name": (),
+    "token_exists": (),
+    "token_not_found": (),
 }

@@ -26,10 +26,12 @@ PARTS = {
     "runs": {"views"} | EVERYWHERE,
     "sandboxes": {"views", "machines", "runs"} | EVERYWHERE,
     "operating": {"views", "machines", "sandboxes"} | EVERYWHERE,
+    "accounts": {"operating"} | EVERYWHERE,
     "app": {"machines", "sandboxes", "operating"} | EVERYWHERE,
     "tools": {"views", "machines", "runs", "sandboxes"} | EVERYWHERE,
-    "serving": {"operating", "sandboxes", "tools", "app"} | EVERYWHERE,
-    "commands": {"views", "machines", "runs", "sandboxes", "operating", "app", "serving", "private"} | EVERYWHERE,
+    "serving": {"accounts", "operating", "sandboxes", "tools", "app"} | EVERYWHERE,
+    "commands": {"views", "machines", "runs", "sandboxes", "operating", "accounts", "app", "serving", "private"}
+    | EVERYWHERE,
     "cli": {"commands", "serving", "private"} | EVERYWHERE,
     "__main__": {"cli"},
 }

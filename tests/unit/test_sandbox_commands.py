@@ -51,7 +51,10 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     async with open_registry(tmp_path) as registry:  # without recovery, which would remove what a test leaves
         operation = Operation(settings, registry, Metrics(registry.own))
         provider = operation.acquiring(operation.restoring(FakeProvider()))
-        async with SandboxService(provider, settings, operation) as service, operation.controlled(service):
+        async with (
+            SandboxService(provider, settings, operation) as service,
+            operation.controlled(operation.panel(service)),
+        ):
             yield Server(tmp_path, operation, service)
 
 

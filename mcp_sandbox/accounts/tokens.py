@@ -1,0 +1,146 @@
+"""Bearer tokens of a shared server. The registry keeps their hashes only, so a copy of it opens nothing.
+
+A token has 256 random bits, so a plain hash is enough: there is nothing to guess.
+"""
+
+import hashlib
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.operating.database import connect
+
+Scope = Literal["use", "operate"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+PREFIX = "mcps_"  # lets secret scanners recognise a leaked token
+SECRET_BYTES = 32
+NAME_CHARS = 64
+USED_EVERY_S = 60.0  # how exact the last use is: not every request writes
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS tokens (
+    name TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, scopes TEXT NOT NULL, requests_per_minute INTEGER,
+    created REAL NOT NULL, expires REAL, last_used REAL
+) STRICT;
+"""
+COLUMNS = "name, scopes, requests_per_minute, created, expires, last_used"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is known about a token. Its name is the owner of the sandboxes that it creates."""
+
+    name: str
+    scopes: tuple[Scope, ...]
+    requests_per_minute: int | None  # None: the server's setting
+    created: float
+    expires: float | None = None
+    last_used: float | None = None
+
+    def expired(self, now: float) -> bool:
+        """Return whether the token has ended."""
+        return self.expires is not None and now >= self.expires
+
+
+@dataclass(eq=False)
+class BadTokenName(SandboxError):
+    """The name of a token is empty, too long, or has characters that logs should not have."""
+
+    code = "bad_token_name"
+    sentence = "A token's name has 1 to {limit} printable characters and no space at its ends."
+    limit: int
+
+
+@dataclass(eq=False)
+class TokenExists(SandboxError):
+    """Another token has this name."""
+
+    code = "token_exists"
+    sentence = "There is a token called {name!r} already."
+    name: str
+
+
+@dataclass(eq=False)
+class TokenNotFound(SandboxError):
+    """No token has this name."""
+
+    code = "token_not_found"
+    sentence = "There is no token called {name!r}."
+    name: str
+
+
+class Tokens:
+    """The tokens of one home. Every method blocks for a fraction of a millisecond."""
+
+    def __init__(self, home: Path) -> None:
+        self._db = connect(home)
+        self._db.execute(SCHEMA)
+
+    def close(self) -> None:
+        """Close the registry."""
+        self._db.close()
+
+    def create(
+        self,
+        name: str,
+        scopes: Sequence[Scope] = ("use",),
+        *,
+        ttl_s: float | None = None,
+        requests_per_minute: int | None = None,
+    ) -> str:
+        """Add a token and return it. It cannot be shown again.
+
+        Raises:
+            BadTokenName, TokenExists: there is no such token now.
+        """
+        if not (0 < len(name) <= NAME_CHARS and name.isprintable() and name == name.strip()):
+            raise BadTokenName(NAME_CHARS)
+        secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+        now = time.time()
+        expires = None if ttl_s is None else now + ttl_s
+        values = (name, _hash(secret), json.dumps(list(scopes)), requests_per_minute, now, expires)
+        columns = "name, hash, scopes, requests_per_minute, created, expires"
+        try:
+            self._db.execute(f"INSERT INTO tokens ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+        except sqlite3.IntegrityError:
+            raise TokenExists(name) from None
+        return secret
+
+    def all(self) -> list[Token]:
+        """Return all tokens, by name."""
+        return [_token(*row) for row in self._db.execute(f"SELECT {COLUMNS} FROM tokens ORDER BY name")]  # noqa: S608
+
+    def revoke(self, name: str) -> None:
+        """Remove a token: servers refuse it from their next request on.
+
+        Raises:
+            TokenNotFound: there is no such token.
+        """
+        if self._db.execute("DELETE FROM tokens WHERE name = ?", (name,)).rowcount == 0:
+            raise TokenNotFound(name)
+
+    def find(self, secret: str) -> Token | None:
+        """Return the token with this secret, unless it has expired, and record its use."""
+        now = time.time()
+        found = self._db.execute(f"SELECT {COLUMNS} FROM tokens WHERE hash = ?", (_hash(secret),)).fetchone()  # noqa: S608
+        token = _token(*found) if found else None
+        if token is None or token.expired(now):
+            return None
+        if token.last_used is None or now - token.last_used > USED_EVERY_S:
+            self._db.execute("UPDATE tokens SET last_used = ? WHERE name = ?", (now, token.name))
+        return token
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
+
+
+def _token(name: str, scopes: str, requests_per_minute: int | None, created: float, *times: float | None) -> Token:
+    expires, last_used = times
+    known = tuple(scope for scope in SCOPES if scope in json.loads(scopes))
+    return Token(name, known, requests_per_minute, created, expires, last_used)

@@ -1,0 +1,138 @@
+"""What every HTTP request passes first: the right host, a known origin, a valid token, and not too many of them."""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from mcp.server.auth.middleware.auth_context import auth_context_var
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_sandbox.accounts.tokens import Token
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers, which have no token
+OPERATE_PATHS = frozenset({"/metrics"})
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+FindToken = Callable[[str], Token | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names under which the server may be reached, and the web pages that may call it.
+
+    A web page can point a name of its own at this address (DNS rebinding), so the Host header must be a known one.
+    """
+
+    hosts: Collection[str] = ()  # name, or name:port
+    origins: Collection[str] = ()
+    loopback: bool = True  # also by the names of the loopback address, with any port
+
+    def knows_host(self, host: str | None) -> bool:
+        """Return whether a Host header names this server."""
+        return host is not None and (host in self.hosts or (self.loopback and _without_port(host) in LOOPBACK))
+
+    def knows_origin(self, origin: str | None) -> bool:
+        """Return whether a page may call this server. Programs send no origin."""
+        if origin is None or origin in self.origins:
+            return True
+        scheme, separator, host = origin.partition("://")
+        return bool(separator) and scheme in ("http", "https") and self.loopback and _without_port(host) in LOOPBACK
+
+
+class RateLimit:
+    """Counts requests by owner: a bucket that fills with time. The clock is handed in."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._buckets: dict[str, tuple[float, float]] = {}  # what is left, and since when
+
+    def wait_s(self, owner: str, per_minute: int | None = None) -> float:
+        """Count a request; return 0, or in how many seconds the owner may send the next one."""
+        size = per_minute or self._per_minute
+        now = self._clock()
+        left, since = self._buckets.get(owner, (float(size), now))
+        left = min(size, left + (now - since) * size / 60)
+        allowed = left >= 1
+        self._buckets[owner] = (left - 1 if allowed else left, now)
+        return 0.0 if allowed else (1 - left) * 60 / size
+
+
+class Gate:
+    """An ASGI application in front of another one."""
+
+    def __init__(self, app: ASGIApp, names: Names, find_token: FindToken | None, rate: RateLimit) -> None:
+        self._app = app
+        self._names = names
+        self._find_token = find_token  # None: everybody who can connect is the local owner
+        self._rate = rate
+        self.draining = False  # the server stops: it finishes what it has and takes nothing new
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or pass it on with its user."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        if (refusal := self._refuse_place(request)) is not None:
+            await refusal(scope, receive, send)
+            return
+        if request.url.path in OPEN_PATHS or self._find_token is None:
+            await self._app(scope, receive, send)
+            return
+        token = self._token_of(request, self._find_token)
+        if token is None:
+            await _refuse(401, "Send a valid token: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})(
+                scope, receive, send
+            )
+            return
+        if (refusal := self._refuse_token(request, token)) is not None:
+            await refusal(scope, receive, send)
+            return
+        await self._pass(scope, receive, send, token)
+
+    def _refuse_place(self, request: Request) -> JSONResponse | None:
+        if not self._names.knows_host(request.headers.get("host")):
+            return _refuse(421, "This server is not reached by that name; see serve.allowed_hosts.")
+        if not self._names.knows_origin(request.headers.get("origin")):
+            return _refuse(403, "That web page may not call this server; see serve.allowed_origins.")
+        if self.draining and request.url.path != "/healthz":
+            return _refuse(503, "The server is about to stop.", {"Retry-After": "5", "Connection": "close"})
+        return None
+
+    def _refuse_token(self, request: Request, token: Token) -> JSONResponse | None:
+        scope = "operate" if request.url.path in OPERATE_PATHS else "use"
+        if scope not in token.scopes:
+            return _refuse(403, f"The token lacks the scope {scope}.")
+        wait_s = self._rate.wait_s(token.name, token.requests_per_minute)
+        if wait_s:
+            return _refuse(429, "Too many requests.", {"Retry-After": str(int(wait_s) + 1)})
+        return None
+
+    @staticmethod
+    def _token_of(request: Request, find: FindToken) -> Token | None:
+        kind, _, secret = request.headers.get("authorization", "").partition(" ")
+        return find(secret.strip()) if kind.lower() == "bearer" else None
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, token: Token) -> None:
+        """Pass a request on. The SDK binds a session to the user; tools read the owner from the context."""
+        user = AuthenticatedUser(AccessToken(token="", client_id=token.name, scopes=list(token.scopes)))
+        previous = auth_context_var.set(user)
+        try:
+            await self._app({**scope, "user": user}, receive, send)
+        finally:
+            auth_context_var.reset(previous)
+
+
+def _refuse(status: int, why: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    body = {"title": why, "status": status}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+def _without_port(host: str) -> str:
+    name, separator, port = host.rpartition(":")
+    return name if separator and port.isdigit() else host

@@ -1,0 +1,203 @@
+"""MCP over HTTP for many clients: one server, one pool, one service."""
+
+import ipaddress
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+import uvicorn
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mcp_sandbox import logs
+from mcp_sandbox.accounts.tokens import Tokens
+from mcp_sandbox.app import open_host, open_operated
+from mcp_sandbox.config import ServeSettings, Settings
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.operating.control import Panel
+from mcp_sandbox.operating.metrics import enable_tracing
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
+from mcp_sandbox.serving.lifetime import Drain, run_until_stopped
+from mcp_sandbox.serving.server import create_server, in_force, log_config_files, max_message_bytes
+
+LAST_ANSWERS_S = 1  # after the runs have ended: for answers on their way and streams that never end
+SESSION_IDLE_S = 30 * 60
+
+
+@dataclass(eq=False)
+class UnsafeAddress(SandboxError):
+    """The HTTP server would be open to others without tokens or without known names."""
+
+    code = "unsafe_address"
+    sentence = "The server does not listen on {host}: others could use it. {missing}"
+    host: str
+    missing: str
+
+
+@dataclass(eq=False)
+class AddressInUse(SandboxError):
+    """The HTTP server cannot listen on its address."""
+
+    code = "address_in_use"
+    sentence = "The server cannot listen on {address}: {reason}."
+    address: str
+    reason: str
+
+
+def run_http(settings: Settings) -> None:
+    """Serve this host's sandboxes over HTTP until a signal arrives."""
+    logs.configure(settings.log.level, settings.log.format)
+    log_config_files()
+    if settings.tracing:
+        enable_tracing()
+    with closing(Tokens(settings.home)) as tokens:
+        find_token = guard(settings.serve, tokens)
+        with listening(settings.serve) as listener:
+            anyio.run(serve_http, settings, listener, find_token)
+
+
+def guard(settings: ServeSettings, tokens: Tokens) -> FindToken | None:
+    """Return how tokens are found; None where this host's users need none.
+
+    Raises:
+        UnsafeAddress: the server would be open to others.
+    """
+    have_tokens = bool(tokens.all())
+    if not is_loopback(settings.host):
+        if not have_tokens:
+            raise UnsafeAddress(settings.host, "There is no token yet.")
+        if not settings.allowed_hosts:
+            raise UnsafeAddress(settings.host, "No name of the server is set in serve.allowed_hosts.")
+    return tokens.find if have_tokens else None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs of this host reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def listening(settings: ServeSettings) -> Iterator[socket.socket]:
+    """Listen on the address of the settings. Raises AddressInUse."""
+    address = f"{settings.host}:{settings.port}"
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=256)
+    except OSError as error:
+        raise AddressInUse(address, error.strerror or str(error)) from error
+    with listener:
+        yield listener
+
+
+async def serve_http(settings: Settings, listener: socket.socket, find_token: FindToken | None) -> None:
+    """Serve on a listening socket until a signal arrives, then let active runs end."""
+    serve = settings.serve
+    async with opened_app(settings, find_token) as face:
+        web = _Uvicorn(
+            uvicorn.Config(
+                face.gate,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=LAST_ANSWERS_S,
+                ssl_certfile=serve.certificate,
+                ssl_keyfile=serve.key,
+            )
+        )
+
+        async def stop() -> None:
+            face.gate.draining = True
+            with anyio.move_on_after(serve.drain_s):
+                await face.service.runs_ended()
+            web.should_exit = True
+
+        sys.stderr.write(f"mcp-sandbox: serving {_url(serve, listener)}, {_who(find_token)}\n")
+        await run_until_stopped(partial(web.serve, sockets=[listener]), drain=Drain(stop, serve.drain_s))
+
+
+class _Uvicorn(uvicorn.Server):
+    """A server whose signals are handled elsewhere: see `run_until_stopped`."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class HttpFace:
+    """An ASGI application and the service behind it."""
+
+    gate: Gate
+    service: SandboxService
+
+
+@asynccontextmanager
+async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncIterator[HttpFace]:
+    """Open this host's service and yield the application that serves it."""
+    async with open_host(settings) as host, open_operated(host, pooled=True) as (service, panel):
+        server = create_server(settings, in_force(host), lambda: nullcontext(service))
+        manager = StreamableHTTPSessionManager(
+            server._lowlevel_server,  # noqa: SLF001 - MCPServer's own application has no place for our gate
+            session_idle_timeout=SESSION_IDLE_S,
+            max_request_body_size=max_message_bytes(settings),
+        )
+        routes = [
+            Route("/mcp", _Endpoint(manager.handle_request)),
+            Route("/healthz", _answer("alive")),
+            Route("/readyz", _answer("ready") if host.facts else _answer(in_force(host), 503)),
+            Route("/metrics", _metrics(panel)),
+        ]
+        names = Names(settings.serve.allowed_hosts, settings.serve.allowed_origins, is_loopback(settings.serve.host))
+        rate = RateLimit(settings.serve.requests_per_minute)
+        async with manager.run():
+            yield HttpFace(Gate(Starlette(routes=routes), names, find_token, rate), service)
+
+
+class _Endpoint:
+    """An ASGI application as a route: Starlette takes a function for one that answers a Request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def _answer(text: str, status: int = 200) -> Answer:
+    async def answer(_request: Request) -> Response:
+        return PlainTextResponse(f"{text}\n", status)
+
+    return answer
+
+
+def _metrics(panel: Panel) -> Answer:
+    async def answer(_request: Request) -> Response:
+        return PlainTextResponse(await panel.metrics(), media_type="text/plain; version=0.0.4")
+
+    return answer
+
+
+def _url(settings: ServeSettings, listener: socket.socket) -> str:
+    scheme = "https" if settings.certificate else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}/mcp"
+
+
+def _who(find_token: FindToken | None) -> str:
+    return "for every program of this host: there are no tokens" if find_token is None else "with a token only"

@@ -1,0 +1,141 @@
+"""The gate in front of the HTTP server: names, origins, tokens and rates."""
+
+from collections.abc import Callable
+
+import httpx2
+import pytest
+from mcp.server.auth.middleware.auth_context import get_access_token
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from mcp_sandbox.accounts.tokens import Token
+from mcp_sandbox.config import ServeSettings
+from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
+from mcp_sandbox.serving.http import UnsafeAddress, guard
+
+TOKENS = {
+    "secret-a": Token("ana", ("use",), None, 0),
+    "secret-b": Token("bob", ("operate",), None, 0),
+    "secret-c": Token("cy", ("use",), 1, 0),
+}
+
+
+async def who(scope: Scope, receive: Receive, send: Send) -> None:
+    token = get_access_token()
+    await PlainTextResponse(token.client_id if token else "nobody")(scope, receive, send)
+
+
+def gate(
+    names: Names | None = None, find: FindToken | None = TOKENS.get, clock: Callable[[], float] = lambda: 0.0
+) -> Gate:
+    return Gate(who, names or Names(), find, RateLimit(600, clock))
+
+
+async def ask(app: Gate, path: str = "/mcp", host: str = "127.0.0.1:8000", **headers: str) -> httpx2.Response:
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        return await client.get(path, headers={"Host": host, **headers})
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+async def test_a_token_names_the_owner():
+    answer = await ask(gate(), **bearer("secret-a"))
+    assert (answer.status_code, answer.text) == (200, "ana")
+
+
+async def test_without_tokens_every_program_of_this_host_is_let_in():
+    assert (await ask(gate(find=None))).text == "nobody"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, bearer(""), bearer("secret-x"), {"Authorization": "Basic secret-a"}, {"Authorization": "secret-a"}],
+    ids=["none", "empty", "unknown", "another kind", "no kind"],
+)
+async def test_without_a_valid_token_the_answer_says_how_to_send_one(headers):
+    answer = await ask(gate(), **headers)
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert "Authorization: Bearer" in answer.json()["title"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_load_balancers_need_no_token(path):
+    assert (await ask(gate(), path)).status_code == 200
+
+
+async def test_metrics_need_a_scope_of_their_own():
+    assert (await ask(gate(), "/metrics", **bearer("secret-a"))).status_code == 403
+    assert (await ask(gate(), "/metrics", **bearer("secret-b"))).status_code == 200
+    assert (await ask(gate(), "/mcp", **bearer("secret-b"))).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:80", "localhost:8000", "[::1]:8000", "[::1]"])
+async def test_a_local_server_is_reached_by_the_names_of_loopback(host):
+    assert (await ask(gate(find=None), host=host)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.test", "evil.test:8000", "127.0.0.1.evil.test", "localhost.evil.test:80", "", "127.0.0.1:80:80"]
+)
+async def test_a_page_that_points_its_own_name_at_this_address_is_refused(host):
+    assert (await ask(gate(find=None), host=host)).status_code == 421
+
+
+@pytest.mark.parametrize("origin", ["https://evil.test", "null", "http://127.0.0.1.evil.test", "file://127.0.0.1"])
+async def test_a_strange_web_page_is_refused(origin):
+    assert (await ask(gate(find=None), Origin=origin)).status_code == 403
+
+
+async def test_a_public_server_is_reached_only_by_the_names_of_the_settings():
+    names = Names(("box.test",), ("https://app.test",), loopback=False)
+    assert (await ask(gate(names, find=None), host="box.test", Origin="https://app.test")).status_code == 200
+    assert (await ask(gate(names, find=None), host="127.0.0.1:8000")).status_code == 421
+    assert (await ask(gate(names, find=None), host="box.test", Origin="http://localhost")).status_code == 403
+
+
+async def test_an_owner_with_too_many_requests_is_told_when_to_come_back_and_others_go_on():
+    now = [0.0]
+    app = gate(clock=lambda: now[0])
+    assert (await ask(app, **bearer("secret-c"))).status_code == 200
+    refused = await ask(app, **bearer("secret-c"))
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "61")
+    assert (await ask(app, **bearer("secret-a"))).status_code == 200
+    now[0] = 60
+    assert (await ask(app, **bearer("secret-c"))).status_code == 200
+
+
+async def test_a_server_that_stops_takes_nothing_new_but_is_alive():
+    app = gate(find=None)
+    app.draining = True
+    assert (await ask(app)).status_code == 503
+    assert (await ask(app, "/readyz")).status_code == 503
+    assert (await ask(app, "/healthz")).status_code == 200
+
+
+class NoTokens:
+    find = None
+
+    def all(self):
+        return []
+
+
+class SomeTokens(NoTokens):
+    def all(self):
+        return [TOKENS["secret-a"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "missing"),
+    [
+        (ServeSettings(host="0.0.0.0"), NoTokens(), "no token"),
+        (ServeSettings(host="::", allowed_hosts=("box.test",)), NoTokens(), "no token"),
+        (ServeSettings(host="10.1.2.3"), SomeTokens(), "allowed_hosts"),
+    ],
+)
+def test_a_server_that_others_could_use_does_not_start(settings, tokens, missing):
+    with pytest.raises(UnsafeAddress, match=missing):
+        guard(settings, tokens)

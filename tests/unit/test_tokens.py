@@ -1,0 +1,81 @@
+"""Tokens: what the registry keeps of them, and when they open a server."""
+
+import sqlite3
+import time
+
+import pytest
+
+from mcp_sandbox.accounts.tokens import PREFIX, BadTokenName, TokenExists, TokenNotFound, Tokens
+from mcp_sandbox.operating.database import FILE
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    opened = Tokens(tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_a_token_is_found_by_its_secret(tokens):
+    secret = tokens.create("ana", requests_per_minute=7)
+    found = tokens.find(secret)
+    assert (found.name, found.scopes, found.requests_per_minute) == ("ana", ("use",), 7)
+
+
+def test_the_registry_does_not_contain_the_secret(tokens, tmp_path):
+    secret = tokens.create("ana")
+    with sqlite3.connect(tmp_path / FILE) as db:
+        dump = "\n".join(db.iterdump())
+    db.close()
+    assert "ana" in dump
+    assert secret not in dump
+    assert secret.removeprefix(PREFIX) not in dump
+
+
+@pytest.mark.parametrize("guess", ["", "ana", PREFIX, PREFIX + "x" * 43, "\udcff", "x" * 100_000])
+def test_a_wrong_secret_finds_nothing(tokens, guess):
+    tokens.create("ana")
+    assert tokens.find(guess) is None
+
+
+def test_an_expired_token_opens_nothing(tokens, monkeypatch):
+    secret = tokens.create("ana", ttl_s=60)
+    created = tokens.all()[0].created
+    monkeypatch.setattr(time, "time", lambda: created + 59)
+    assert tokens.find(secret) is not None
+    monkeypatch.setattr(time, "time", lambda: created + 60)
+    assert tokens.find(secret) is None
+
+
+def test_a_revoked_token_opens_nothing_in_a_server_that_runs(tokens, tmp_path):
+    secret = tokens.create("ana")
+    assert tokens.find(secret) is not None
+    operator = Tokens(tmp_path)  # another process
+    operator.revoke("ana")
+    operator.close()
+    assert tokens.find(secret) is None
+
+
+def test_the_last_use_is_recorded(tokens):
+    secret = tokens.create("ana")
+    assert tokens.all()[0].last_used is None
+    tokens.find(secret)
+    assert tokens.all()[0].last_used is not None
+
+
+def test_two_tokens_cannot_have_one_name(tokens):
+    tokens.create("ana")
+    with pytest.raises(TokenExists, match="'ana'"):
+        tokens.create("ana")
+
+
+def test_only_a_known_token_can_be_revoked(tokens):
+    with pytest.raises(TokenNotFound, match="'bob'"):
+        tokens.revoke("bob")
+
+
+@pytest.mark.parametrize("name", ["", " ana", "ana ", "a\nb", "a\x1bb", "x" * 65])
+def test_a_name_that_would_spoil_a_log_is_refused(tokens, name):
+    with pytest.raises(BadTokenName, match="printable"):
+        tokens.create(name)
+    assert tokens.all() == []
