@@ -344,6 +344,20 @@ def serve(
     raise typer.Exit(report_errors(run_it))
 
 
+@app.command()
+def install(
+    ctx: typer.Context,
+    client: Annotated[str, typer.Argument(help="claude-code, claude-desktop, vscode, cursor, zed or codex.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the server from the client again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+) -> None:
+    """Add this server to the configuration of an IDE or agent. Shows the change and keeps the old file."""
+    from mcp_sandbox.commands.install import command
+
+    settings_of(ctx)  # a client would only show that the server does not start
+    raise typer.Exit(command.install(client, undo=undo, dry_run=dry_run))
+
+
 @token_app.command("create")
 def token_create(
     ctx: typer.Context,

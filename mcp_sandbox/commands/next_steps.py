@@ -54,6 +54,8 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "server_gone": ("Try again, or end that process: its sandboxes end with it.",),
     "measurement_failed": (AGAIN,),
     "demo_failed": (AGAIN,),
+    "client_not_found": (),
+    "configuration_not_editable": (),
     "unsafe_address": ("`mcp-sandbox token create NAME` makes a token; serve.allowed_hosts lists the server's names.",),
     "address_in_use": ("Choose another port with --port.",),
     "bad_token_name": (),

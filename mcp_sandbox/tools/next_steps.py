@@ -66,6 +66,8 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "server_gone": (),
     "measurement_failed": (),
     "demo_failed": (),
+    "client_not_found": (),
+    "configuration_not_editable": (),
     "unsafe_address": (),
     "address_in_use": (),
     "bad_token_name": (),

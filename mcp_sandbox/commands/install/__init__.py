@@ -1,0 +1,1 @@
+"""`mcp-sandbox install CLIENT`: write the server into a client's configuration."""
