@@ -29,11 +29,13 @@ COPIED = {
     "gvisor": ("image", "agent", "program"),
     "bubblewrap": ("image", "tree", "agent"),
 }
-# The inside of a machine is the same for every user.
 BUILDS = [f"tests/functional/test_{part}.py" for part in ("image_limits", "image_sources", "template_build")]
 WHERE_RIGHTS_MATTER = [
     *(f"tests/contract/test_{part}.py" for part in ("failed_starts", "forks", "limits", "machine", "offline")),
     "tests/security/test_machine_processes.py",
+]
+HOSTILE = [
+    f"tests/security/test_{part}.py" for part in ("guest_filter", "hostile_agents", "hostile_code", "selftest_cases")
 ]
 
 
@@ -54,6 +56,13 @@ def test_an_ordinary_user_has_machines_that_keep_the_contract(driver: str):
         run_tests(user, store, "-k", f"[{driver}", *WHERE_RIGHTS_MATTER)
 
 
+@pytest.mark.parametrize("driver", ["gvisor", "bubblewrap"])  # a virtual machine's inside does not depend on its user
+def test_hostile_code_and_agents_get_no_further_in_the_machines_of_an_ordinary_user(driver: str):
+    with ordinary_user() as user:
+        store = copy_store(load_settings(), COPIED[driver], user)
+        run_tests(user, store, "-k", driver, *HOSTILE)
+
+
 def test_an_ordinary_user_builds_templates_and_leaves_nothing():
     with ordinary_user() as user:
         # Some need a base, so this user makes one.
@@ -65,7 +74,8 @@ def test_an_ordinary_user_builds_templates_and_leaves_nothing():
 
 
 def run_tests(user: OrdinaryUser, store: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-x", *arguments]
+    options = ("-q", "--no-header", "-x", "-o", f"cache_dir={user.home}/pytest-cache")
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
     ran = subprocess.run(
         user.command(command, {"MCP_SANDBOX_HOME": str(store)}), cwd=REPO, capture_output=True, text=True
     )

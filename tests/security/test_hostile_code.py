@@ -1,12 +1,20 @@
 """What hostile code can do to its own machine, beyond the cases of test_selftest_cases.py."""
 
+import json
+
 import pytest
+from mcp.client import Client
 
 from guest.protocol import MAX_LISTING
 from mcp_sandbox.commands.selftest.bombs import COUNT_BOMBS, FORK_BOMB
-from tests.functional.machines import Clone, only
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.server import create_server
+from tests.functional.machines import Clone, Machines, only
+from tests.functional.mcp_client import call, data_of, text_of
 
 pytestmark = pytest.mark.vm
+
+SLACK = 1024  # characters of an answer besides its entries
 
 VARIABLES = "print(*(line.split('=')[0] for line in open('/proc/1/environ').read().split('\\0')))"
 
@@ -29,15 +37,18 @@ async def test_a_fork_bomb_left_behind_ends_when_the_next_command_needs_room(clo
     assert (await clone.command(COUNT_BOMBS)).out == "0"
 
 
+# The deepest paths and the most files that Linux and a run allow.
+MANY_FILES = """
+import os
+os.chdir('/tmp/outputs')
+for name in range(600): open(f'{name:03}' + 'n' * 200, 'w').close()
+while len(os.getcwd()) < 3800:
+    os.mkdir('d' * 200); os.chdir('d' * 200); open('f' * 60, 'w').close()
+"""
+
+
 async def test_code_cannot_make_a_run_or_a_listing_long(clone: Clone):
-    """The deepest paths and the most files that Linux allows."""
-    ran = await clone.run(
-        "import os\n"
-        "os.chdir('/tmp/outputs')\n"
-        "for name in range(600): open(f'{name:03}' + 'n' * 200, 'w').close()\n"
-        "while len(os.getcwd()) < 3800:\n"
-        "    os.mkdir('d' * 200); os.chdir('d' * 200); open('f' * 60, 'w').close()"
-    )
+    ran = await clone.run(MANY_FILES)
     assert ran.end.status == "ok"
     assert not ran.end.artifacts_complete
     seen, truncated = 0, True
@@ -46,4 +57,23 @@ async def test_code_cannot_make_a_run_or_a_listing_long(clone: Clone):
         assert sum(len(entry.path) for entry in page.entries) <= MAX_LISTING
         assert page.entries
         seen, truncated = seen + len(page.entries), page.truncated
+    assert seen > 600
+
+
+@pytest.mark.parametrize("tool", ["list_artifacts", "list_files"])
+async def test_no_answer_to_a_client_is_long_and_all_pages_together_are_complete(machines: Machines, tool: str):
+    settings = machines.host.settings
+    server = create_server(settings, "", lambda: SandboxService(machines.provider(), settings))
+    arguments = {"list_artifacts": {}, "list_files": {"path": "/tmp/outputs", "recursive": True}}[tool]
+    async with Client(server) as client:
+        box = (await data_of(client, "create_sandbox"))["sandbox_id"]
+        await call(client, "run_code", code=MANY_FILES, sandbox_id=box)
+        seen, offset = 0, 0
+        while offset is not None:
+            answer = await call(client, tool, sandbox_id=box, offset=offset, **arguments)
+            assert len(text_of(answer)) <= settings.output.page_bytes + SLACK
+            assert len(json.dumps(answer.structured_content)) <= settings.output.page_bytes + SLACK
+            content = answer.structured_content or {}
+            seen += len(content["artifacts" if tool == "list_artifacts" else "entries"])
+            offset = content["next_offset"]
     assert seen > 600

@@ -60,6 +60,31 @@ def test_a_link_that_is_swapped_in_during_the_removal_is_not_followed(
 
 
 @pytest.mark.parametrize("swapped", ["top", "inside"])
+def test_a_link_that_takes_the_place_of_a_directory_right_before_it_is_opened_is_not_followed(
+    tmp_path: Path, victim: Path, swapped: str, monkeypatch: pytest.MonkeyPatch
+):
+    tree = tmp_path / "tree"
+    filled(tree / "folder")
+    watched = tmp_path if swapped == "top" else tree
+    open_file, swaps = os.open, 0
+
+    def swap_and_open(name: Any, *args: Any, **options: Any) -> int:
+        nonlocal swaps
+        found = watched / name
+        if not swaps and found.parent == watched and found != victim and found.is_dir():
+            swaps += 1
+            found.rename(tmp_path / "moved")
+            found.symlink_to(victim)
+        return open_file(name, *args, **options)
+
+    monkeypatch.setattr(os, "open", swap_and_open)
+    with pytest.raises(NotADirectoryError):
+        remove_tree(tree)
+    assert swaps == 1
+    assert sorted(path.name for path in victim.iterdir()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("swapped", ["top", "inside"])
 def test_a_link_is_removed_and_its_target_stays(tmp_path: Path, victim: Path, swapped: str):
     tree = tmp_path / "tree"
     if swapped == "inside":
