@@ -29,7 +29,7 @@ from tests.footprint import files_in, groups, mounts, processes_with
 from tests.waiting import LOOK_AGAIN_S, promised
 
 KEPT = "kept"
-KEPT_KINDS = {"emulatedhost", "interpreter", "testregistry"}
+KEPT_KINDS = {"emulatedhost", "interpreter", "nodetools", "testregistry"}
 TEMPORARY = "tmp"  # a link in a session's directory to its temporary files
 
 

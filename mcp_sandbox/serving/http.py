@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,13 @@ from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
 from mcp_sandbox.serving.lifetime import Drain, run_until_stopped
-from mcp_sandbox.serving.server import create_server, in_force, log_config_files, max_message_bytes
+from mcp_sandbox.serving.server import (
+    SandboxServer,
+    create_server,
+    in_force,
+    log_config_files,
+    max_message_bytes,
+)
 
 LAST_ANSWERS_S = 1  # after the runs have ended: for answers on their way and streams that never end
 SESSION_IDLE_S = 30 * 60
@@ -105,18 +111,7 @@ async def serve_http(settings: Settings, listener: socket.socket, find_token: Fi
     """Serve on a listening socket until a signal arrives, then let active runs end."""
     serve = settings.serve
     async with opened_app(settings, find_token) as face:
-        web = _Uvicorn(
-            uvicorn.Config(
-                face.gate,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=LAST_ANSWERS_S,
-                ssl_certfile=serve.certificate,
-                ssl_keyfile=serve.key,
-            )
-        )
+        web = web_server(face.gate, serve)
 
         async def stop() -> None:
             face.gate.draining = True
@@ -126,6 +121,22 @@ async def serve_http(settings: Settings, listener: socket.socket, find_token: Fi
 
         sys.stderr.write(f"mcp-sandbox: serving {_url(serve, listener)}, {_who(find_token)}\n")
         await run_until_stopped(partial(web.serve, sockets=[listener]), drain=Drain(stop, serve.drain_s))
+
+
+def web_server(app: ASGIApp, settings: ServeSettings) -> uvicorn.Server:
+    """Return the program that speaks HTTP for an application. It ends soon after `should_exit` is set."""
+    return _Uvicorn(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
+            ssl_certfile=settings.certificate,
+            ssl_keyfile=settings.key,
+        )
+    )
 
 
 class _Uvicorn(uvicorn.Server):
@@ -149,21 +160,29 @@ async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncI
     """Open this host's service and yield the application that serves it."""
     async with open_host(settings) as host, open_operated(host, pooled=True) as (service, panel):
         server = create_server(settings, in_force(host), lambda: nullcontext(service))
-        manager = StreamableHTTPSessionManager(
-            server._lowlevel_server,  # noqa: SLF001 - MCPServer's own application has no place for our gate
-            session_idle_timeout=SESSION_IDLE_S,
-            max_request_body_size=max_message_bytes(settings),
-        )
         routes = [
-            Route("/mcp", _Endpoint(manager.handle_request)),
             Route("/healthz", _answer("alive")),
             Route("/readyz", _answer("ready") if host.facts else _answer(in_force(host), 503)),
             Route("/metrics", _metrics(panel)),
         ]
-        names = Names(settings.serve.allowed_hosts, settings.serve.allowed_origins, is_loopback(settings.serve.host))
-        rate = RateLimit(settings.serve.requests_per_minute)
-        async with manager.run():
-            yield HttpFace(Gate(Starlette(routes=routes), names, find_token, rate), service)
+        async with opened_gate(settings, server, routes, find_token) as gate:
+            yield HttpFace(gate, service)
+
+
+@asynccontextmanager
+async def opened_gate(
+    settings: Settings, server: SandboxServer, routes: Sequence[Route], find_token: FindToken | None
+) -> AsyncIterator[Gate]:
+    """Yield an application with an MCP server on `/mcp` and other routes, all behind a gate."""
+    manager = StreamableHTTPSessionManager(
+        server._lowlevel_server,  # noqa: SLF001 - MCPServer's own application has no place for our gate
+        session_idle_timeout=SESSION_IDLE_S,
+        max_request_body_size=max_message_bytes(settings),
+    )
+    app = Starlette(routes=[Route("/mcp", _Endpoint(manager.handle_request)), *routes])
+    names = Names(settings.serve.allowed_hosts, settings.serve.allowed_origins, is_loopback(settings.serve.host))
+    async with manager.run():
+        yield Gate(app, names, find_token, RateLimit(settings.serve.requests_per_minute))
 
 
 class _Endpoint:
