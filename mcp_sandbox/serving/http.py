@@ -10,7 +10,6 @@ from functools import partial
 
 import anyio
 import uvicorn
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -27,6 +26,7 @@ from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
 from mcp_sandbox.serving.lifetime import Drain, run_until_stopped
+from mcp_sandbox.serving.replay import ResumableSessions
 from mcp_sandbox.serving.server import (
     SandboxServer,
     create_server,
@@ -36,7 +36,6 @@ from mcp_sandbox.serving.server import (
 )
 
 LAST_ANSWERS_S = 1  # after the runs have ended: for answers on their way and streams that never end
-SESSION_IDLE_S = 30 * 60
 
 
 @dataclass(eq=False)
@@ -174,14 +173,11 @@ async def opened_gate(
     settings: Settings, server: SandboxServer, routes: Sequence[Route], find_token: FindToken | None
 ) -> AsyncIterator[Gate]:
     """Yield an application with an MCP server on `/mcp` and other routes, all behind a gate."""
-    manager = StreamableHTTPSessionManager(
-        server._lowlevel_server,  # noqa: SLF001 - MCPServer's own application has no place for our gate
-        session_idle_timeout=SESSION_IDLE_S,
-        max_request_body_size=max_message_bytes(settings),
-    )
-    app = Starlette(routes=[Route("/mcp", _Endpoint(manager.handle_request)), *routes])
+    # MCPServer's own application has no place for our gate.
+    sessions = ResumableSessions(server._lowlevel_server, max_message_bytes(settings))  # noqa: SLF001
+    app = Starlette(routes=[Route("/mcp", _Endpoint(sessions.handle_request)), *routes])
     names = Names(settings.serve.allowed_hosts, settings.serve.allowed_origins, is_loopback(settings.serve.host))
-    async with manager.run():
+    async with sessions.run():
         yield Gate(app, names, find_token, RateLimit(settings.serve.requests_per_minute))
 
 

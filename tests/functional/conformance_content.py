@@ -99,6 +99,12 @@ def _add_tools_that_report(server: SandboxServer) -> None:
             await anyio.sleep(STEP_S)
         return answer(text("reported"))
 
+    @server.tool(description="Ends its connection and goes on.")
+    async def test_reconnection(ctx: AnyContext) -> CallToolResult:
+        await ctx.close_sse_stream()
+        await anyio.sleep(STEP_S)
+        return answer(text("The client came back."))
+
 
 def _add_tools_that_change_lists(server: SandboxServer) -> None:
     @server.tool(description="Says that the tools have changed.")

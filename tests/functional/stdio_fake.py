@@ -9,11 +9,19 @@ from pathlib import Path
 
 import anyio
 
+from guest.client.messages import Output
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server, max_message_bytes, serve_stdio
-from tests.unit.fakes import FACTS, FakeProvider
+from tests.unit.fakes import FACTS, FakeProvider, finished
+
+TRAINING = "train"
+
+
+def plan_training(provider: FakeProvider) -> None:
+    """Let `TRAINING` print a line and run until it is stopped."""
+    provider.plans[TRAINING] = [Output("stdout", "epoch 1\n"), anyio.Event(), finished()]
 
 
 class FileProvider(FakeProvider):
@@ -22,6 +30,7 @@ class FileProvider(FakeProvider):
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self._directory = directory
+        plan_training(self)
 
     @asynccontextmanager
     async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
