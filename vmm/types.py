@@ -127,7 +127,8 @@ class Capabilities:
     isolation: Isolation
     snapshot: bool
     root: Literal["image", "tree"] = "image"  # one erofs file, or a directory
-    networks: frozenset[NetworkMode] = frozenset({NetworkMode.NONE})
+    # A proxy needs no device: its streams travel over the agent channel, which every driver has.
+    networks: frozenset[NetworkMode] = frozenset({NetworkMode.NONE, NetworkMode.PROXY})
 
     @property
     def boots_kernel(self) -> bool:

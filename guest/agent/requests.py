@@ -52,6 +52,7 @@ class Agent:
             "run": self._start_run,
             "stop": self._stop,
             "ping": self._ping,
+            "close_streams": self._close_streams,
         }
 
     def serve_pipes(self, fds: tuple[int, int]) -> None:
@@ -210,6 +211,11 @@ class Agent:
         self._answer(header["id"], {})
 
     def _ping(self, header: dict[str, Any], _body: bytes) -> None:
+        self._answer(header["id"], {})
+
+    def _close_streams(self, header: dict[str, Any], _body: bytes) -> None:
+        """End all streams. The next refresh opens the tunnel again, if the machine still has a network."""
+        self._tunnel.close()
         self._answer(header["id"], {})
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup
 
 from guest.client import parsing
 from guest.client.channel import Channel
@@ -55,6 +55,7 @@ class AgentClient:
         self._stream = stream
         self._channel = Channel(stream, timeout_s, seeking=seeking)
         self._detached = False
+        self._tasks: TaskGroup
 
     @classmethod
     @asynccontextmanager
@@ -207,9 +208,18 @@ class AgentClient:
         args = {"path": path, "recursive": recursive, "max_entries": max_entries, "skip": skip}
         return await self._ask("list", args, parse=lambda frame: parsing.parse_listing(frame, max_entries))
 
+    def allow_streams(self, serve: ServeStream) -> None:
+        """Let the machine open streams from now on, and serve them. It does so once it is refreshed with a network."""
+        self._channel.streams.allow(self._tasks, serve)
+
     async def close_streams(self) -> int:
-        """End all streams that the machine has opened; returns how many. A machine must have none when it is frozen."""
-        return await self._channel.streams.close()
+        """End all streams; returns how many there were. The machine opens none until it is refreshed.
+
+        A machine must have none when it is frozen.
+        """
+        closed = await self._channel.streams.close()
+        await self._ask("close_streams", {}, parse=_nothing)
+        return closed + await self._channel.streams.close()  # opened while the request was on its way
 
     async def ping(self) -> None:
         """Return when the agent has answered, which it does after all earlier file requests."""
@@ -225,15 +235,15 @@ class AgentClient:
             if resume is not None:
                 parsing.require_version(resume.hello.version)
                 channel.resume(resume.last_id, resume.unread)
-            async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as self._tasks:
                 if serve is not None:
-                    channel.streams.allow(tasks, serve)
-                tasks.start_soon(channel.read)
+                    self.allow_streams(serve)
+                self._tasks.start_soon(channel.read)
                 try:
                     yield
                 finally:
                     channel.fail(AgentGone("the client was closed"))
-                    tasks.cancel_scope.cancel()
+                    self._tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:  # the reader never raises: this is the block's own exception
             error = first_error(group)
             raise error from error.__cause__

@@ -22,6 +22,7 @@ from anyio import AsyncContextManagerMixin
 
 from guest.client import AgentClient
 from guest.client.messages import Identity
+from guest.client.streams import ServeStream
 from guest.errors import AgentGone, GuestError
 from mcp_sandbox.errors import CannotFreeze, HostNotReady, NoHost, StateLost
 from mcp_sandbox.machines.builds import Builds
@@ -56,7 +57,6 @@ class LocalLease(Lease):
 
     machine: Machine
     origin: _Origin
-    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class LocalFrozen(Frozen):
     files: Mapping[str, tuple[int, int]]  # of the snapshot, with size and modification time
     origin: _Origin
     identity: Identity
+    network: NetworkMode
 
 
 class LocalProvider(AsyncContextManagerMixin):
@@ -115,7 +116,7 @@ class LocalProvider(AsyncContextManagerMixin):
             built = await self._builds.hold(request.template, stack)
             self._check(request, built.template)
             identity = new_identity(network=request.network)
-            source = start(self._driver, built, identity, request.network)
+            source = start(self._driver, built, identity, request.network, request.serve_stream)
             spec = built.spec(identity.hostname, request.network)
             origin = _Origin(built.template, built.version, spec, built.entries())
             diagnose = partial(self._builds.check, built)
@@ -143,15 +144,27 @@ class LocalProvider(AsyncContextManagerMixin):
         async with self._directory() as directory:
             with _hold_entries(lease.origin):
                 with map_errors("frozen"):
+                    closed = await lease.agent.close_streams() if lease.network is NetworkMode.PROXY else 0
                     await lease.agent.ping()  # answers come in order, so the channel is empty now
                     with anyio.CancelScope(shield=True):  # a cancelled snapshot could leave the machine paused
                         snapshot = await driver.snapshot(lease.machine, directory, keep=True)
                         await lease.agent.refresh(renewed(lease.identity))
                 files = _file_stamps(snapshot.path)
-                yield LocalFrozen(lease.template, lease.host, snapshot, files, lease.origin, lease.identity)
+                yield LocalFrozen(
+                    lease.template,
+                    lease.host,
+                    closed,
+                    snapshot,
+                    files,
+                    lease.origin,
+                    lease.identity,
+                    lease.network,
+                )
 
     @asynccontextmanager
-    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
+    async def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AsyncIterator[Lease]:
         """Restore a frozen state; the machine is then as ready as one from `acquire`.
 
         Raises:
@@ -160,10 +173,10 @@ class LocalProvider(AsyncContextManagerMixin):
         """
         asked_at = anyio.current_time()
         assert isinstance(frozen, LocalFrozen), "frozen by this provider"
-        network = frozen.origin.spec.network
-        identity = new_identity(network=network) if copy else renewed(frozen.identity)
-        origin = replace(frozen.origin, spec=replace(frozen.origin.spec, id=identity.hostname))
-        source = _restore(self._driver, frozen.snapshot, origin.spec, identity)
+        identity = new_identity(network=frozen.network) if copy else renewed(frozen.identity)
+        spec = replace(frozen.origin.spec, id=identity.hostname, network=frozen.network)
+        origin = replace(frozen.origin, spec=spec)
+        source = _restore(self._driver, frozen.snapshot, spec, identity, serve_stream)
         with _hold_entries(origin):
             async with self._leased(source, partial(_check_files, frozen), origin, identity, asked_at) as lease:
                 yield lease
@@ -219,7 +232,11 @@ class LocalProvider(AsyncContextManagerMixin):
 
 @asynccontextmanager
 async def start(
-    driver: Driver, built: BuiltTemplate, identity: Identity, network: NetworkMode = NetworkMode.NONE
+    driver: Driver,
+    built: BuiltTemplate,
+    identity: Identity,
+    network: NetworkMode = NetworkMode.NONE,
+    serve_stream: ServeStream | None = None,
 ) -> AsyncIterator[tuple[Machine, AgentClient]]:
     """Start a machine from its snapshot, or boot and warm it up if it has none, and make it unique.
 
@@ -230,7 +247,7 @@ async def start(
     async with AsyncExitStack() as stack:
         machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
         stream = await machine.connect()
-        opening = open_unique(stream, identity, driver.capabilities.isolation, warmup)
+        opening = open_unique(stream, identity, driver.capabilities.isolation, warmup, serve_stream)
         try:
             agent = await stack.enter_async_context(opening)
         except AgentGone as error:
@@ -255,7 +272,7 @@ def start_machine(driver: Driver, built: BuiltTemplate, spec: MachineSpec) -> Ab
 
 @asynccontextmanager
 async def _restore(
-    driver: Driver, snapshot: Snapshot, spec: MachineSpec, identity: Identity
+    driver: Driver, snapshot: Snapshot, spec: MachineSpec, identity: Identity, serve_stream: ServeStream | None
 ) -> AsyncIterator[tuple[Machine, AgentClient]]:
     assert isinstance(driver, SnapshotDriver)  # it froze the machine
     async with AsyncExitStack() as stack:
@@ -264,7 +281,8 @@ async def _restore(
         except SnapshotFailed as error:
             raise StateLost(str(error)) from error
         stream = await machine.connect()
-        yield machine, await stack.enter_async_context(open_unique(stream, identity, driver.capabilities.isolation))
+        opening = open_unique(stream, identity, driver.capabilities.isolation, serve_stream=serve_stream)
+        yield machine, await stack.enter_async_context(opening)
 
 
 def _file_stamps(directory: Path) -> dict[str, tuple[int, int]]:

@@ -13,12 +13,15 @@ from typing import Protocol, Self
 import anyio
 import anyio.lowlevel
 
+from guest.client.streams import ServeStream
 from guest.errors import GuestError, first_error
 from mcp_sandbox.config import PoolSettings
 from mcp_sandbox.errors import HostLost, SandboxError
+from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.pool_plan import Plan, PoolLimits, make_plan
 from mcp_sandbox.machines.pool_shelf import PooledMachine, PoolStats, Shelf
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer, Supply
+from mcp_sandbox.machines.unique import go_online
 from templates.model import Template
 
 CHECK_EVERY_S = 15.0  # how often a ready machine is checked
@@ -137,18 +140,25 @@ class Pool(ProviderLayer):
                 yield lease
             return
         try:
-            yield machine.lease
+            lease = machine.lease
+            if request.serve_stream is not None:
+                with map_errors():
+                    lease = await go_online(lease, request.serve_stream)
+            yield lease
         finally:
             machine.released.set()
             with anyio.CancelScope(shield=True):
                 await machine.ended.wait()
 
     @asynccontextmanager
-    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
+    async def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AsyncIterator[Lease]:
         """Lease a machine from the source: no pooled machine has that state."""
         async with AsyncExitStack() as stack:
             with self._starting_now():
-                lease = await stack.enter_async_context(self._source.thaw(frozen, copy=copy))
+                source = self._source.thaw(frozen, copy=copy, serve_stream=serve_stream)
+                lease = await stack.enter_async_context(source)
             yield lease
 
     def _take(self, request: MachineRequest, version: str) -> PooledMachine | None:

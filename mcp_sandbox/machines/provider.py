@@ -10,6 +10,8 @@ import anyio
 from anyio import AsyncContextManagerMixin
 
 from guest.client import AgentClient
+from guest.client.messages import Identity
+from guest.client.streams import ServeStream
 from mcp_sandbox.errors import UnknownTemplate, UnusableTemplate
 from templates.catalogue import Catalogue
 from templates.errors import InvalidTemplate
@@ -34,10 +36,17 @@ class MachineRequest:
     owner: str | None = None  # None: started ahead of any request, so the owner is not known yet
     memory_mb: int | None = None  # None: the template's
     network: NetworkMode = NetworkMode.NONE
+    serve_stream: ServeStream | None = None  # serves the streams of a machine in mode `proxy`
+
+    def __post_init__(self) -> None:
+        assert (self.network is NetworkMode.PROXY) is (self.serve_stream is not None), "streams need a server"
 
     def is_standard(self, template: Template) -> bool:
-        """Whether any unused machine of `template` satisfies the request, one that was started ahead included."""
-        return self.memory_mb in (None, template.machine.memory_mb) and self.network is NetworkMode.NONE
+        """Whether any unused machine of `template` satisfies the request, one that was started ahead included.
+
+        A machine that waits is offline. It can get streams when it is leased, but no device.
+        """
+        return self.memory_mb in (None, template.machine.memory_mb) and self.network is not NetworkMode.NAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,7 @@ class Lease:
     template: Template
     host: HostFacts
     timings: LeaseTimings
+    identity: Identity  # what its agent was refreshed with
     version: str = ""  # of the template's build: see Supply
     network: NetworkMode = NetworkMode.NONE
 
@@ -142,6 +152,7 @@ class Frozen:
 
     template: Template
     host: HostFacts
+    closed_streams: int  # that were open when the machine was frozen
 
 
 def find_template(catalogue: Catalogue, name: str) -> Template:
@@ -201,14 +212,18 @@ class Provider(Protocol):
         ...
 
     def freeze(self, lease: Lease) -> AbstractAsyncContextManager[Frozen]:
-        """Save the state of a machine, which then continues. Its agent must be idle meanwhile.
+        """Save the state of a machine, which then continues. Its agent must be idle meanwhile, and its streams end.
 
         The context may be left in any task and in any order: machines come and go while it lasts.
         """
         ...
 
-    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+    def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
         """Lease a machine that continues from a saved state: as the same machine, or as a copy made unique again.
+
+        It has the network mode that it was frozen with. In mode `proxy`, `serve_stream` serves its streams.
 
         Raises:
             StateLost: the state is damaged.
@@ -242,6 +257,8 @@ class ProviderLayer(AsyncContextManagerMixin):
         """Save the state of a machine."""
         return self._source.freeze(lease)
 
-    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+    def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
         """Lease a machine that continues from a saved state."""
-        return self._source.thaw(frozen, copy=copy)
+        return self._source.thaw(frozen, copy=copy, serve_stream=serve_stream)

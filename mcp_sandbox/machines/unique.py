@@ -10,7 +10,9 @@ from anyio.abc import ByteStream
 
 from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed, WarmUp
+from guest.client.streams import ServeStream
 from mcp_sandbox.errors import ClockSkew, NotUnique
+from mcp_sandbox.machines.provider import Lease
 from templates.snapshot import WARM_TIMEOUT_S
 from vmm.types import Isolation, NetworkMode
 
@@ -31,18 +33,34 @@ def renewed(identity: Identity) -> Identity:
     return replace(identity, entropy=os.urandom(ENTROPY_BYTES), reseed=False)
 
 
+async def go_online(lease: Lease, serve_stream: ServeStream) -> Lease:
+    """Let a machine that has waited without a network open streams from now on."""
+    identity = replace(renewed(lease.identity), network=NetworkMode.PROXY)
+    lease.agent.allow_streams(serve_stream)  # first: the machine may open one at once
+    await lease.agent.refresh(identity)
+    return replace(lease, identity=identity, network=NetworkMode.PROXY)
+
+
 @asynccontextmanager
 async def open_unique(
-    stream: ByteStream, identity: Identity, isolation: Isolation, warmup: WarmUp | None = None
+    stream: ByteStream,
+    identity: Identity,
+    isolation: Isolation,
+    warmup: WarmUp | None = None,
+    serve_stream: ServeStream | None = None,
 ) -> AsyncIterator[AgentClient]:
     """Greet a restored machine and give it its own entropy, clock and identity, after a warm-up if one is given.
+
+    It may open streams if there is a function that serves them.
 
     Raises:
         NotUnique, ClockSkew: the machine must not be used.
     """
     # The agent of a virtual machine uses a serial port, which knows no connections.
     seeking = isolation is Isolation.VM
-    async with AgentClient.open(stream, timeout_s=AGENT_TIMEOUT_S, identity=identity, seeking=seeking) as agent:
+    async with AgentClient.open(
+        stream, timeout_s=AGENT_TIMEOUT_S, identity=identity, seeking=seeking, serve_stream=serve_stream
+    ) as agent:
         if warmup is not None:
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
             agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity

@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from guest.client.streams import ServeStream
 from mcp_sandbox.errors import HostLost
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer
 from mcp_sandbox.operating.database import Machine, MachineState
@@ -157,9 +158,12 @@ class Measured(ProviderLayer):
         """Lease a machine and time it."""
         return self._timed(request.template, self._source.acquire(request))
 
-    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+    def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
         """Restore a saved state and time it."""
-        return self._timed(frozen.template.name, self._source.thaw(frozen, copy=copy))
+        source = self._source.thaw(frozen, copy=copy, serve_stream=serve_stream)
+        return self._timed(frozen.template.name, source)
 
     @asynccontextmanager
     async def _timed(self, template: str, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import anyio
 import anyio.to_thread
 
+from guest.client.streams import ServeStream
 from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provider, ProviderLayer
 from mcp_sandbox.operating import database
 from mcp_sandbox.operating.database import Machine, MachineState, Server
@@ -206,9 +207,12 @@ class Registered(ProviderLayer):
         """Lease a machine and record it."""
         return self._recorded(request.template, self._source.acquire(request))
 
-    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+    def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
         """Restore a saved state and record the machine."""
-        return self._recorded(frozen.template.name, self._source.thaw(frozen, copy=copy))
+        source = self._source.thaw(frozen, copy=copy, serve_stream=serve_stream)
+        return self._recorded(frozen.template.name, source)
 
     @asynccontextmanager
     async def _recorded(self, template: str, source: AbstractAsyncContextManager[Lease]) -> AsyncIterator[Lease]:

@@ -2,17 +2,19 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
 
-from guest.client import AgentClient
 from guest.client.streams import ServeStream
-from mcp_sandbox.machines.unique import new_identity
+from mcp_sandbox.machines.unique import go_online, new_identity
 from tests.functional.machines import Clone, Machines
-from tests.waiting import HANG_S
-from vmm.types import Isolation, NetworkMode
+from vmm.types import NetworkMode
+
+if TYPE_CHECKING:
+    from vmm.driver import Machine
 
 pytestmark = pytest.mark.vm
 
@@ -36,15 +38,8 @@ async def echo(stream: ByteStream) -> None:
 @asynccontextmanager
 async def online(machines: Machines, serve: ServeStream) -> AsyncIterator[Clone]:
     """A machine whose lease has the network mode `proxy`."""
-    identity = new_identity(network=NetworkMode.PROXY)
-    is_vm = machines.host.driver.capabilities.isolation is Isolation.VM
-    async with (
-        machines.restored() as machine,
-        AgentClient.open(
-            await machine.connect(), timeout_s=HANG_S, identity=identity, seeking=is_vm, serve_stream=serve
-        ) as agent,
-    ):
-        yield Clone(machine, agent)
+    async with machines.leased(NetworkMode.PROXY, serve) as lease:
+        yield Clone(cast("Machine", lease.machine), lease.agent)
 
 
 async def test_a_connection_to_loopback_reaches_the_host_as_a_stream(machines: Machines):
@@ -70,3 +65,28 @@ async def test_a_machine_leased_without_a_network_again_loses_its_streams(machin
             await opened.wait()
             await clone.agent.refresh(new_identity())
         assert "ConnectionRefused" in (await clone.command(ASK)).stderr.head
+
+
+async def test_a_machine_that_waited_without_a_network_gets_streams_with_its_lease(machines: Machines):
+    async with machines.leased() as offline:
+        lease = await go_online(offline, echo)
+        clone = Clone(cast("Machine", lease.machine), lease.agent)
+        assert (await clone.command(ASK)).out.split() == ["300000", "300000"]
+
+
+async def test_closed_streams_stay_closed_until_the_next_refresh(machines: Machines):
+    opened = anyio.Event()
+
+    async def wait(stream: ByteStream) -> None:
+        opened.set()
+        await stream.receive()
+
+    async with online(machines, wait) as clone:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(clone.command, ASK)
+            await opened.wait()
+            assert await clone.agent.close_streams() == 1
+        assert "ConnectionRefused" in (await clone.command(ASK)).stderr.head
+        clone.agent.allow_streams(echo)
+        await clone.agent.refresh(new_identity(network=NetworkMode.PROXY))
+        assert (await clone.command(ASK)).out.split() == ["300000", "300000"]

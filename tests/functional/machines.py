@@ -16,6 +16,7 @@ import pytest
 
 from guest.client import AgentClient
 from guest.client.messages import Artifact, Display, Finished, RunCode, RunKind
+from guest.client.streams import ServeStream
 from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.commands.selftest.subject import Subject, open_subject
 from mcp_sandbox.config import load_settings
@@ -36,6 +37,7 @@ from tests.footprint import (
 )
 from tests.waiting import HANG_S
 from vmm.driver import DRIVERS, Machine
+from vmm.types import NetworkMode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,9 +151,12 @@ class Machines:
             yield machine
 
     @asynccontextmanager
-    async def leased(self) -> AsyncIterator[Lease]:
+    async def leased(
+        self, network: NetworkMode = NetworkMode.NONE, serve: ServeStream | None = None
+    ) -> AsyncIterator[Lease]:
         """Acquire a machine as the service does."""
-        async with self.provider().acquire(MachineRequest(self.built.template.name)) as lease:
+        request = MachineRequest(self.built.template.name, network=network, serve_stream=serve)
+        async with self.provider().acquire(request) as lease:
             self._note(lease.machine)
             yield lease
 

@@ -9,6 +9,7 @@ import pytest
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import Lease, LeaseTimings, MachineRequest
+from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.runs.requests import CodeRun, CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import RunProgress
@@ -31,7 +32,8 @@ class NativeProvider(FakeProvider):
     @asynccontextmanager
     async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
         async with agent_client() as agent:
-            yield Lease(FakeMachine(), agent, Catalogue().load(request.template), FACTS, LeaseTimings(0, 0))
+            template = Catalogue().load(request.template)
+            yield Lease(FakeMachine(), agent, template, FACTS, LeaseTimings(0, 0), new_identity())
 
 
 @pytest.fixture

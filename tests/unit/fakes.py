@@ -16,6 +16,7 @@ from guest.client.messages import (
     FileChunk,
     FileInfo,
     Finished,
+    Identity,
     Listing,
     Output,
     OutputTotals,
@@ -23,10 +24,12 @@ from guest.client.messages import (
     State,
     Status,
 )
+from guest.client.streams import ServeStream
 from guest.errors import AgentGone, GuestError, RequestRefused
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
+from mcp_sandbox.machines.unique import new_identity
 from templates.catalogue import Catalogue
-from vmm.types import Accel, CpuPriority, Exit, Isolation, Usage
+from vmm.types import Accel, CpuPriority, Exit, Isolation, NetworkMode, Usage
 
 if TYPE_CHECKING:
     from guest.client import AgentClient
@@ -131,12 +134,25 @@ class FakeAgent:
         self.hangs = False
         self.asked = 0  # how often it was pinged
         self.failure: GuestError | None = None
+        self.serve_stream: ServeStream | None = None  # what the host serves its streams with
+        self.open_streams = 0
+        self.refresh_error: GuestError | None = None
+        self.networks: list[str] = []  # of each refresh after the first
         self._failing = anyio.Event()
 
     def go(self) -> None:
         """Close the stream to the host."""
         self.failure = AgentGone("the machine's agent closed the stream")
         self._failing.set()
+
+    def allow_streams(self, serve: ServeStream) -> None:
+        self.serve_stream = serve
+
+    async def refresh(self, identity: Identity) -> None:
+        await anyio.lowlevel.checkpoint()
+        if self.refresh_error is not None:
+            raise self.refresh_error
+        self.networks.append(identity.network)
 
     async def ping(self) -> None:
         self.asked += 1
@@ -181,6 +197,7 @@ class FakeAgent:
 @dataclass(frozen=True, slots=True)
 class FakeFrozen(Frozen):
     files: dict[str, bytes]
+    network: NetworkMode
 
 
 class FakeProvider(anyio.AsyncContextManagerMixin):
@@ -211,7 +228,7 @@ class FakeProvider(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
-        async with self._machine(request.template) as lease:
+        async with self._machine(request.template, request.network, request.serve_stream) as lease:
             yield lease
 
     @asynccontextmanager
@@ -221,19 +238,23 @@ class FakeProvider(anyio.AsyncContextManagerMixin):
             raise self.freeze_error
         self.frozen += 1
         try:
-            yield FakeFrozen(lease.template, lease.host, dict(cast("FakeAgent", lease.agent).files))
+            agent = cast("FakeAgent", lease.agent)
+            closed, agent.open_streams = agent.open_streams, 0
+            yield FakeFrozen(lease.template, lease.host, closed, dict(agent.files), lease.network)
         finally:
             self.frozen -= 1
 
     @asynccontextmanager
-    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
+    async def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AsyncIterator[Lease]:
         self.copies.append(copy)
-        async with self._machine(frozen.template.name) as lease:
+        async with self._machine(frozen.template.name, cast("FakeFrozen", frozen).network, serve_stream) as lease:
             cast("FakeAgent", lease.agent).files.update(cast("FakeFrozen", frozen).files)
             yield lease
 
     @asynccontextmanager
-    async def _machine(self, template: str) -> AsyncIterator[Lease]:
+    async def _machine(self, template: str, network: NetworkMode, serve: ServeStream | None) -> AsyncIterator[Lease]:
         self.waiting.set()
         if self.hold is not None:
             await self.hold.wait()
@@ -242,6 +263,7 @@ class FakeProvider(anyio.AsyncContextManagerMixin):
         machine = FakeMachine()
         agent = FakeAgent(machine)
         agent.plans.update(self.plans)
+        agent.serve_stream = serve
         self.agents.append(agent)
         self.alive += 1
         try:
@@ -251,7 +273,9 @@ class FakeProvider(anyio.AsyncContextManagerMixin):
                 Catalogue().load(template),
                 self.host,
                 LeaseTimings(queue_s=0.001, restore_s=0.1),
+                new_identity(network=network),
                 self.version,
+                network,
             )
         finally:
             self.alive -= 1

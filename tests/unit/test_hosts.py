@@ -8,6 +8,7 @@ from typing import Self
 import anyio
 import pytest
 
+from guest.client.streams import ServeStream
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostLost, MachineLost, NoHost, QueueTimeout, TemplateNotBuilt
 from mcp_sandbox.machines.pool import Pool
@@ -93,8 +94,10 @@ class Cluster(anyio.AsyncContextManagerMixin):
         return self._provider(lease.host.name).freeze(lease)
 
     @asynccontextmanager
-    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
-        async with self._provider(frozen.host.name).thaw(frozen, copy=copy) as lease:
+    async def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AsyncIterator[Lease]:
+        async with self._provider(frozen.host.name).thaw(frozen, copy=copy, serve_stream=serve_stream) as lease:
             yield lease
 
     def _provider(self, name: str) -> Provider:

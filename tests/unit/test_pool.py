@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Self, cast
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio.abc import ByteStream
 
+from guest.client.streams import ServeStream
+from guest.errors import AgentTimeout
 from mcp_sandbox.config import PoolSettings, Settings
 from mcp_sandbox.errors import SandboxError, StartFailed, TemplateNotBuilt
 from mcp_sandbox.machines import pool
@@ -17,10 +20,12 @@ from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, REFILL_DELA
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, Lease, LeaseTimings, MachineRequest
+from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import Catalogue
 from templates.model import PoolMode, Template
 from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
+from vmm.types import NetworkMode
 
 if TYPE_CHECKING:
     from guest.client import AgentClient
@@ -108,9 +113,11 @@ class Source(anyio.AsyncContextManagerMixin):
 
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
-        yield Frozen(lease.template, lease.host)
+        yield Frozen(lease.template, lease.host, 0)
 
-    def thaw(self, frozen: Frozen, *, copy: bool) -> AbstractAsyncContextManager[Lease]:
+    def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AbstractAsyncContextManager[Lease]:
         assert copy
         return self.acquire(MachineRequest(f"thawed {frozen.template.name}"))
 
@@ -139,6 +146,7 @@ class Source(anyio.AsyncContextManagerMixin):
                     Catalogue().load(TEMPLATE),
                     FACTS,
                     LeaseTimings(queue_s=1.0, restore_s=2.0),
+                    new_identity(),
                     version,
                 )
                 tasks.cancel_scope.cancel()
@@ -222,6 +230,42 @@ async def test_a_pooled_machine_is_leased_only_to_a_request_that_it_satisfies(me
         async with bench.pool.acquire(request):
             assert bench.stats().hits == hits
         assert (request in bench.source.requests) == (hits == 0)
+
+
+async def serve_nothing(_stream: ByteStream) -> None:
+    await anyio.lowlevel.checkpoint()
+
+
+async def test_a_pooled_machine_waits_offline_and_gets_its_streams_with_the_lease():
+    async with filled() as bench:
+        request = MachineRequest("a", "me", network=NetworkMode.PROXY, serve_stream=serve_nothing)
+        async with bench.pool.acquire(request) as lease:
+            agent = agent_of(lease)
+            assert agent is bench.source.agents[0]
+            assert (agent.serve_stream, agent.networks) == (serve_nothing, ["proxy"])
+            assert (lease.network, lease.identity.network) == (NetworkMode.PROXY, "proxy")
+            pooled = bench.source.requests[0]
+            assert (pooled.network, pooled.serve_stream) == (NetworkMode.NONE, None)
+
+
+async def test_a_pooled_machine_that_is_leased_without_a_network_is_asked_nothing():
+    async with filled() as bench, bench.pool.acquire(A) as lease:
+        assert (agent_of(lease).networks, agent_of(lease).serve_stream) == ([], None)
+
+
+async def test_a_machine_with_a_device_never_comes_from_the_pool():
+    async with filled() as bench, bench.pool.acquire(MachineRequest("a", network=NetworkMode.NAT)) as lease:
+        assert agent_of(lease) is not bench.source.agents[0]
+        assert bench.stats().hits == 0
+
+
+async def test_a_pooled_machine_that_cannot_go_online_is_a_failed_start():
+    async with filled() as bench:
+        bench.source.agents[0].refresh_error = AgentTimeout("no answer")
+        request = MachineRequest("a", "me", network=NetworkMode.PROXY, serve_stream=serve_nothing)
+        with pytest.raises(StartFailed, match="no answer"):
+            await bench.pool.acquire(request).__aenter__()
+        assert bench.source.ended == bench.source.agents[:1]
 
 
 async def test_a_leased_machine_is_replaced():

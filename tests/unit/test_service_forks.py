@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from guest.client.streams import ServeStream
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import (
     BadRequest,
@@ -144,8 +145,10 @@ async def test_one_owner_cannot_use_up_the_limit_on_paused_sandboxes(provider: F
 
 class FailsOnThirdThaw(FakeProvider):
     @asynccontextmanager
-    async def thaw(self, frozen: Frozen, *, copy: bool) -> AsyncIterator[Lease]:
-        async with super().thaw(frozen, copy=copy) as lease:
+    async def thaw(
+        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+    ) -> AsyncIterator[Lease]:
+        async with super().thaw(frozen, copy=copy, serve_stream=serve_stream) as lease:
             if len(self.copies) == 3:
                 raise StartFailed("no more memory")
             yield lease

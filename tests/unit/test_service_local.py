@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
+from anyio.abc import ByteStream
 
 from guest.client import AgentClient
 from guest.client.messages import Identity, Refreshed, WarmUp
+from guest.client.streams import ServeStream
 from guest.errors import AgentTimeout
 from mcp_sandbox.errors import (
     CannotFreeze,
@@ -29,6 +31,7 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.provider import MachineRequest
+from mcp_sandbox.machines.unique import go_online
 from mcp_sandbox.operating.recovery import OWNED
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
@@ -140,6 +143,7 @@ class StubAgent:
         self.identities = [identity]
         self.refreshed = Refreshed(skew_s, entropy_credited=True, hostname_set=True)
         self.warmed: list[WarmUp] = []
+        self.open_streams = 0
 
     async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
         await anyio.lowlevel.checkpoint()
@@ -148,12 +152,24 @@ class StubAgent:
     async def ping(self) -> None:
         await anyio.lowlevel.checkpoint()
 
+    def allow_streams(self, _serve: ServeStream) -> None: ...
+
+    async def close_streams(self) -> int:
+        await anyio.lowlevel.checkpoint()
+        closed, self.open_streams = self.open_streams, -1  # so that a test can tell: none may be opened now
+        return closed
+
     async def refresh(self, identity: Identity) -> Refreshed:
         await anyio.lowlevel.checkpoint()
         self.identities.append(identity)
         return self.refreshed
 
 
+async def nothing(_stream: ByteStream) -> None:
+    await anyio.lowlevel.checkpoint()
+
+
+ONLINE = MachineRequest(TEMPLATE, network=NetworkMode.PROXY, serve_stream=nothing)
 VIRTUAL_MACHINES = Capabilities(Isolation.VM, snapshot=True)
 
 
@@ -177,6 +193,7 @@ class Bench:
         self.kind = StubAgent
         self.refused: set[str] = set()  # parts of a refresh that the machine's kernel does not allow
         self.greeting: Exception | None = None
+        self.serve_stream: ServeStream | None = None  # of the last machine
         self.seeking: bool | None = None  # whether garbage before the last greeting was allowed
         monkeypatch.setattr(AgentClient, "open", self._open)
         driver, builder = cast("SnapshotDriver", self.driver), cast("Builder", self.builder)
@@ -185,11 +202,12 @@ class Bench:
 
     @asynccontextmanager
     async def _open(
-        self, _stream: Any, *, timeout_s: float, identity: Identity, seeking: bool
+        self, _stream: Any, *, timeout_s: float, identity: Identity, seeking: bool, serve_stream: ServeStream | None
     ) -> AsyncIterator[StubAgent]:
         if self.greeting is not None:
             raise self.greeting
         self.seeking = seeking
+        self.serve_stream = serve_stream
         agent = self.kind(identity, self.skew_s)
         agent.refreshed = replace(agent.refreshed, **dict.fromkeys(self.refused, False))
         self.agents.append(agent)
@@ -361,12 +379,10 @@ async def test_a_request_that_the_driver_cannot_satisfy_is_refused_before_a_mach
 
 
 async def test_one_snapshot_serves_all_network_modes(bench: Bench):
-    bench.driver.capabilities = replace(
-        StubDriver.capabilities, networks=frozenset({NetworkMode.NONE, NetworkMode.PROXY})
-    )
-    for mode in (NetworkMode.NONE, NetworkMode.PROXY):
-        async with bench.provider.acquire(MachineRequest(TEMPLATE, network=mode)) as lease:
-            assert (lease.version, lease.network) == ("v1", mode)
+    for request in (REQUEST, ONLINE):
+        async with bench.provider.acquire(request) as lease:
+            assert (lease.version, lease.network) == ("v1", request.network)
+            assert (lease.identity.network, bench.serve_stream) == (request.network, request.serve_stream)
     assert bench.driver.started == ["restored", "restored"]
     assert [spec.network for spec in bench.driver.specs] == [NetworkMode.NONE, NetworkMode.PROXY]
     assert bench.builder.lookups == 1
@@ -462,6 +478,34 @@ async def test_a_thawed_machine_keeps_its_identity_and_a_copy_gets_its_own(bench
     assert len({first.entropy, same.entropy, copy.entropy}) == 3
     assert [spec.id for spec in bench.driver.specs] == [first.hostname, same.hostname, copy.hostname]
     assert bench.driver.alive == 0
+
+
+async def test_a_machine_in_mode_proxy_is_frozen_without_streams_and_continues_in_its_mode(bench: Bench):
+    provider = bench.provider
+    async with provider.acquire(ONLINE) as lease:
+        bench.agents[0].open_streams = 3
+        async with provider.freeze(lease) as frozen:
+            assert frozen.closed_streams == 3
+            assert bench.agents[0].identities[-1].network == "proxy"
+            for copy in (False, True):
+                async with provider.thaw(frozen, copy=copy, serve_stream=nothing) as thawed:
+                    assert (thawed.network, thawed.identity.network) == (NetworkMode.PROXY, "proxy")
+                    assert bench.serve_stream is nothing
+
+
+async def test_a_machine_that_went_online_later_is_thawed_with_its_network(bench: Bench):
+    async with bench.provider.acquire(REQUEST) as offline:
+        lease = await go_online(offline, nothing)
+        async with (
+            bench.provider.freeze(lease) as frozen,
+            bench.provider.thaw(frozen, copy=False, serve_stream=nothing) as thawed,
+        ):
+            assert (thawed.network, bench.driver.specs[-1].network) == (NetworkMode.PROXY, NetworkMode.PROXY)
+
+
+async def test_a_machine_without_a_network_is_not_asked_about_its_streams(bench: Bench):
+    async with bench.provider.acquire(REQUEST) as lease, bench.provider.freeze(lease) as frozen:
+        assert (frozen.closed_streams, bench.agents[0].open_streams) == (0, 0)
 
 
 async def test_a_machine_is_thawed_with_the_files_it_was_started_from(bench: Bench, tmp_path: Path):

@@ -21,7 +21,7 @@ from mcp_sandbox.errors import (
     SandboxClosed,
     SandboxNotFound,
 )
-from mcp_sandbox.machines.provider import Lease
+from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.runs.running import LostRun
@@ -363,8 +363,8 @@ async def test_a_call_whose_machine_is_lost_gets_the_run_id_to_read_its_output(
 async def test_a_one_off_run_whose_machine_was_already_dead_gets_another_one():
     class FirstIsDead(FakeProvider):
         @asynccontextmanager
-        async def _machine(self, template: str) -> AsyncIterator[Lease]:
-            async with super()._machine(template) as lease:
+        async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
+            async with super().acquire(request) as lease:
                 if len(self.agents) <= self.dead:
                     self.agent.run = self._gone  # type: ignore[assignment]
                 yield lease
