@@ -1,86 +1,28 @@
 """The bridge, between real sockets on loopback: a guest's end, and sites that the tests serve."""
 
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from ipaddress import ip_address
 
 import anyio
 import pytest
 import trustme
-from anyio.abc import ByteStream, SocketAttribute
+from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
-from anyio.streams.tls import TLSStream
 
 from tests.unit.test_web_client_hello import hello
-from websearch.access import Access, Caller
-from websearch.bridge import Bridge
-from websearch.dial import DialFailed
-from websearch.policy import Policy, Surroundings
-from websearch.quotas import Ledger, Quotas
+from tests.web.sites import answering, head_of, serving, serving_tls, trusting
+from tests.web.world import World, forget_proxies
+from websearch.access import Caller
+from websearch.quotas import Quotas
 from websearch.secrets import Secret
 
-LOOPBACK = ip_address("127.0.0.1")
-NETWORKS = {"tests": "127.0.0.0/8"}
 pytestmark = pytest.mark.anyio
-
-Site = Callable[[ByteStream], Awaitable[None]]
-
-
-@dataclass
-class World:
-    """A bridge, the names it can resolve, and what it recorded."""
-
-    ports: set[int] = field(default_factory=set)
-    names: dict[str, list[str]] = field(default_factory=dict)
-    lookups: list[str] = field(default_factory=list)
-    accesses: list[Access] = field(default_factory=list)
-    quotas: Quotas = field(default_factory=Quotas)
-    policy: dict[str, object] = field(default_factory=dict)
-    secrets: dict[str, list[Secret]] = field(default_factory=dict)
-    tls: ssl.SSLContext | None = None
-    surroundings: Surroundings | None = None
-
-    async def resolve(self, host):
-        self.lookups.append(host)
-        if host not in self.names:
-            raise DialFailed(f"the name {host} cannot be resolved")
-        return [ip_address(address) for address in self.names[host]]
-
-    def bridge(self) -> Bridge:
-        policy = Policy(**{"ports": {80, 443} | self.ports, "networks": NETWORKS} | self.policy)
-        return Bridge(
-            policy,
-            Ledger(self.quotas),
-            resolver=self.resolve,
-            secrets=self.secrets,
-            tls=self.tls,
-            surroundings=self.surroundings,
-            on_access=self.accesses.append,
-        )
-
-    @property
-    def rules(self) -> list[str]:
-        return [access.verdict.rule for access in self.accesses]
 
 
 @pytest.fixture
 def world(monkeypatch) -> World:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+    forget_proxies(monkeypatch)
     return World(names={"site.test": ["127.0.0.1"], "other.test": ["127.0.0.1"]})
-
-
-@asynccontextmanager
-async def serving(site: Site) -> AsyncIterator[int]:
-    """Serve a site on a free port of loopback."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, site)
-        yield listener.extra(SocketAttribute.local_port)
-        tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -110,21 +52,6 @@ async def ask(world: World, request: bytes) -> bytes:
     async with guest(world) as stream:
         await stream.send(request)
         return await read_all(stream)
-
-
-async def head_of(stream: ByteStream) -> bytes:
-    return await BufferedByteReceiveStream(stream).receive_until(b"\r\n\r\n", 65536)
-
-
-def answering(response: bytes, seen: list[bytes] | None = None) -> Site:
-    async def site(stream: ByteStream) -> None:
-        async with stream:
-            head = await head_of(stream)
-            if seen is not None:
-                seen.append(head)
-            await stream.send(response)
-
-    return site
 
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Kept: yes\r\nConnection: X-Own\r\nX-Own: no\r\n\r\nhello"
@@ -416,29 +343,6 @@ async def test_the_hosts_own_proxy_is_not_asked_for_private_names(world, monkeyp
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
-
-
-@asynccontextmanager
-async def serving_tls(authority: trustme.CA, host: str, site: Site) -> AsyncIterator[int]:
-    """Serve a site over TLS, with a certificate of the tests' own authority."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(host).configure_cert(context)
-
-    async def handshake(stream: ByteStream) -> None:
-        async with stream:
-            with suppress(anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
-                await site(
-                    await TLSStream.wrap(stream, server_side=True, ssl_context=context, standard_compatible=False)
-                )
-
-    async with serving(handshake) as port:
-        yield port
-
-
-def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
 
 
 async def test_a_key_is_added_to_requests_for_its_host_alone(world, authority):
