@@ -45,16 +45,20 @@ class Identity:
         with suppress(OSError):
             time.clock_settime_ns(time.CLOCK_REALTIME, unix_ns)
 
-    def set_network(self, mode: str) -> None:
-        """Tell package managers whether this machine has a network. A snapshot has none, so usually nothing changes."""
+    def set_network(self, mode: str) -> bool:
+        """Tell package managers whether this machine has a network; returns whether that is new.
+
+        A snapshot has none, so usually nothing changes.
+        """
         if mode == self._network:
-            return
+            return False
         self._network = mode
         with suppress(OSError):
             if mode == NO_NETWORK:
                 os.unlink(NETWORK)  # noqa: PTH108 - pathlib is expensive under emulation
             else:
                 os.close(os.open(NETWORK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        return True
 
     def set_name(self, hostname: str, machine_id: str) -> bool:
         """Set the host name and the machine id in /etc, and the host name in the kernel if that is allowed."""

@@ -22,6 +22,7 @@ from guest.agent.launch import NOT_STARTED
 from guest.agent.loop import Loop
 from guest.agent.python_check import START, python_for
 from guest.agent.user import User
+from guest.environment import Changes
 from guest.processes import signal_all
 
 CODE_PATH = os.path.dirname(guest.__path__[0])
@@ -81,6 +82,11 @@ class KernelSource:
         self._children.watch(self.zygote_pid, ended)
         started(self.zygote_pid)
         self._zygote, self.zygote_pid = None, 0
+
+    def change_environment(self, changes: Changes) -> None:
+        """Change the environment of the zygote, if there is one. The next one inherits the agent's."""
+        if self._zygote is not None:
+            self._order({"op": "environment", "changes": dict(changes)})
 
     # ------------------------------------------------------------ the zygote
 

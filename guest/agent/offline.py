@@ -16,12 +16,19 @@ from contextlib import suppress
 
 from guest import offline
 from guest.offline.pip import ADVICE, NETWORK
+from guest.places import INSTALLED
 
 SHIMS = "/run/mcp-sandbox/bin"
 LIBRARY = os.path.dirname(offline.__file__)
 
-# With a network, too: what is in the template is what there is.
-VARIABLES: Mapping[str, str] = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "GOTOOLCHAIN": "local"}
+# With a network, too.
+VARIABLES: Mapping[str, str] = {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",  # Debian means a system that others use, too
+    "PIP_NO_CACHE_DIR": "1",  # files may be in memory
+    "PYTHONUSERBASE": INSTALLED,  # the template's own directories are read-only
+    "GOTOOLCHAIN": "local",
+}
 # The variable that keeps a program offline.
 OFFLINE: Mapping[str, str] = {
     "pip": "PIP_NO_INDEX=1",
@@ -60,7 +67,11 @@ TOOLS = {
 
 SCRIPT = """#!/bin/sh
 real={real}
-[ "$real" ] && [ -e {network} ] && exec "$real" "$@"
+if [ -e {network} ]; then
+    [ "$real" ] && exec "$real" "$@"
+    echo {missing} >&2
+    exit 127
+fi
 {stay_offline}
 case " $* " in
     {installs}) ;;
@@ -84,7 +95,7 @@ def go_offline(environment: MutableMapping[str, str]) -> None:
     if SHIMS not in path.split(":"):
         with suppress(OSError):
             _write_shims(path)
-            environment["PATH"] = f"{SHIMS}:{path}"
+            environment["PATH"] = f"{SHIMS}:{path}:{INSTALLED}/bin"
     libraries = environment.get("PYTHONPATH", "").split(":")
     if LIBRARY not in libraries:
         environment["PYTHONPATH"] = ":".join([LIBRARY, *filter(None, libraries)])
@@ -112,5 +123,6 @@ def script(name: str, real: str, field: str, words: tuple[str, ...]) -> str:
         network=NETWORK,
         stay_offline=f'export {variable}="${{{variable}-{value}}}"' if variable else "",
         installs="|".join(f'*" {word} "*' for word in words),
+        missing=shlex.quote(f"{name}: this sandbox's template does not contain it"),
         advice=shlex.quote(f"{name}: {ADVICE.format(field=field)}"),
     )

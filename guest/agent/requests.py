@@ -6,6 +6,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from guest.agent import online
 from guest.agent.children import Children
 from guest.agent.file_requests import FileRequests
 from guest.agent.identity import Identity
@@ -131,15 +132,19 @@ class Agent:
 
         self._identity.set_clock(int(header["time_ns"]))
         answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
-        self._identity.set_network(str(header["network"]))
-        if header["network"] == "proxy":
-            self._tunnel.listen()
-        else:
-            self._tunnel.close()
+        self._set_network(str(header["network"]))
         if header["reseed"]:
             self._kernels.reseed(done)
         else:
             done()
+
+    def _set_network(self, mode: str) -> None:
+        if self._identity.set_network(mode):
+            self._kernels.change_environment(online.changes(mode))
+        if mode == "proxy":
+            self._tunnel.listen()
+        else:
+            self._tunnel.close()
 
     def _warm(self, header: dict[str, Any], body: bytes) -> None:
         request = header["id"]

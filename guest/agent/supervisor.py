@@ -19,6 +19,7 @@ from guest.agent.shell import Shell
 from guest.agent.streams import Streams
 from guest.agent.sweep import sweep
 from guest.agent.user import User
+from guest.environment import Changes, apply
 from guest.errors import ProtocolError, RequestRefused
 from guest.protocol import Frame
 
@@ -144,6 +145,13 @@ class Supervisor:
             return
         self._on_reseeded = done
         self._kernel.link.send({"op": "reseed"})
+
+    def change_environment(self, changes: Changes) -> None:
+        """Change the environment of all code that runs from now on, in the live kernel, too."""
+        apply(os.environ, changes)
+        self._source.change_environment(changes)
+        if self._kernel:
+            self._kernel.link.send({"op": "environment", "changes": dict(changes)})
 
     # ------------------------------------------------------------ kernel
 

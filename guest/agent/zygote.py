@@ -3,8 +3,8 @@
 The agent starts it with the user as JSON, the language, and a socket on descriptor 3. If the agent is root, so is the
 zygote, and the code in its children cannot touch it. Messages are JSON, one in each packet:
 
-    agent → zygote   {"op": "warm", "code"}   {"op": "fork", "figures"} or {"op": "become", "figures"}, each with three
-                     descriptors
+    agent → zygote   {"op": "warm", "code"}   {"op": "environment", "changes"}
+                     {"op": "fork", "figures"} or {"op": "become", "figures"}, each with three descriptors
     zygote → agent   {"event": "warmed", "error"}   {"event": "forked", "pid"}
 """
 
@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.user import User
+from guest.environment import apply
 from guest.prctl import set_dumpable, set_no_new_privs
 
 SOCKET_FD = 3
@@ -57,6 +58,8 @@ class Zygote:
             order = json.loads(data)
             if order["op"] == "warm":
                 self._report(event="warmed", error=self._warm(order["code"]))
+            elif order["op"] == "environment":
+                apply(os.environ, order["changes"])
             elif order["op"] == "fork":
                 self._fork(order["figures"], fds)
             else:

@@ -16,6 +16,7 @@ import stat
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, Protocol
 
+from guest.environment import apply
 from guest.kernels.cases import DEFAULT_TIMEOUT_S, cut, ran_out_of_memory, run_cases
 from guest.kernels.runner import Ended, Program, Runner
 from guest.places import BUILD, WORKSPACE
@@ -90,6 +91,8 @@ class Kernel:
             for frame in decoder.feed(data):
                 if frame.header["op"] == "reseed":  # every program seeds its own generators
                     control.sendall(encode({"event": "reseeded"}))
+                elif frame.header["op"] == "environment":
+                    apply(os.environ, frame.header["changes"])
                 elif frame.header["op"] == "run":
                     control.sendall(self._answer(frame))
 

@@ -9,6 +9,7 @@ import ast
 import builtins
 import linecache
 import os
+import site
 import socket
 import sys
 import traceback
@@ -20,6 +21,7 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from guest.environment import apply
 from guest.errors import ProtocolError
 from guest.kernels import handlers
 from guest.kernels.display import Hook, Publisher, Screen
@@ -276,6 +278,8 @@ class Kernel:
         if header["op"] == "reseed":
             self._generators.reseed()
             self.screen.send({"event": "reseeded"})
+        if header["op"] == "environment":
+            apply(os.environ, header["changes"])
         if header["op"] != "run":
             return  # an acknowledgement of a display that was interrupted
         self._generators.used |= header["run"] > 0  # the cells of the warm-up do not use them
@@ -369,10 +373,23 @@ def warm(code: str) -> None:
     _kernel.figures.end_cell()
 
 
+def find_installed_packages() -> None:
+    """Let code import packages that it installs. An interpreter that starts looks only whether the directory exists."""
+    if site.ENABLE_USER_SITE is False or "PYTHONUSERBASE" not in os.environ:  # in a virtual environment it is False
+        return
+    installed = site.getusersitepackages()
+    with suppress(OSError):
+        os.makedirs(installed, exist_ok=True)  # noqa: PTH103 - pathlib is slow to load
+    if installed not in sys.path:  # before the template's packages, as in any interpreter
+        place = next((n for n, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
+        sys.path.insert(place, installed)
+
+
 def serve(control_fd: int, figures: int) -> None:
     """Run code as the kernel of this process."""
     assert _kernel is not None
     kernel = _kernel
+    find_installed_packages()
     for name in [name for name in sys.modules if name == "guest" or name.startswith("guest.")]:
         del sys.modules[name]  # the user may have a module with this name
     kernel.serve(socket.socket(fileno=control_fd), figures)
