@@ -10,11 +10,21 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -22,6 +32,8 @@ from templates.catalogue import Catalogue
 from vmm.errors import Untrusted
 from vmm.trust import read_trusted
 from vmm.types import Isolation
+from websearch.policy import Pattern, Policy, canonical_pattern
+from websearch.quotas import Quotas
 
 APP = "mcp-sandbox"
 CONFIG_NAME = "mcp-sandbox.toml"
@@ -29,6 +41,7 @@ ENV_PREFIX = "MCP_SANDBOX_"
 # What the file in the working directory may set. An IDE starts the server in any repository its user opens, so a
 # project may neither run code (home, guest_kernel, template_path) nor weaken isolation or limits.
 PROJECT_SETTINGS = frozenset({"template", "toolset", "runs.timeout_s", "lifetime.idle_s"})
+EVERY_DOMAIN = "*"  # in a list of domains
 AUTO = "auto"  # for `driver` and `accel`: the best one that works on this host
 
 
@@ -168,6 +181,64 @@ class LogSettings(Group):
     format: Literal["text", "json"] = Field("text", description="Plain lines, or one JSON object per line.")
 
 
+def _split(value: object) -> object:
+    """Split an environment variable with a list of values."""
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+
+def _split_pairs(value: object) -> object:
+    """Split an environment variable with a list of name=value."""
+    return dict(pair.partition("=")[::2] for pair in value.split(",") if pair) if isinstance(value, str) else value
+
+
+def _allowed(text: str) -> str:
+    return text if text == EVERY_DOMAIN else canonical_pattern(text)
+
+
+AllowedDomains = Annotated[tuple[Annotated[str, AfterValidator(_allowed)], ...], NoDecode, BeforeValidator(_split)]
+Domains = Annotated[tuple[Pattern, ...], NoDecode, BeforeValidator(_split)]
+Ports = Annotated[tuple[Annotated[int, Field(ge=1, le=65_535)], ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[dict[str, IPv4Network | IPv6Network], NoDecode, BeforeValidator(_split_pairs)]
+
+
+class NetworkSettings(Group):
+    """What sandboxes in network mode `proxy` may reach. The limits hold for each owner."""
+
+    allow_domains: AllowedDomains = Field((), description="Domains that sandboxes may reach; *: every public one.")
+    deny_domains: Domains = Field((), description="Domains that are refused even if they are allowed.")
+    ports: Ports = Field((80, 443), description="Ports that sandboxes may connect to.")
+    private_networks: Networks = Field({}, description="Networks that may be reached though not public, by name.")
+    require_sni: bool = Field(True, description="Refuse TLS connections that do not name their server.")
+    allow_ech: bool = Field(False, description="Allow TLS connections that hide the name of their server.")
+    connections: int = Field(32, ge=1, description="Open connections of one owner.")
+    requests_per_minute: int = Field(300, ge=1, description="New requests of one owner.")
+    bytes_per_day: int = Field(4 << 30, ge=1, description="Bytes of one owner in both directions.")
+    request_bytes: int = Field(32 << 20, ge=1, description="Bytes that one request may send.")
+    response_bytes: int = Field(512 << 20, ge=1, description="Bytes that one request may receive.")
+    time_s: float = Field(600, gt=0, description="Seconds that one request may take.")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any sandbox may have the mode."""
+        return bool(self.allow_domains)
+
+    def policy(self, only: tuple[str, ...] | None = None) -> Policy:
+        """Return the operator's policy, for a sandbox that asked for `only` these domains."""
+        return Policy(
+            ports=frozenset(self.ports),
+            allow=None if EVERY_DOMAIN in self.allow_domains else self.allow_domains,
+            only=only,
+            deny=self.deny_domains,
+            networks=self.private_networks,
+            require_sni=self.require_sni,
+            allow_ech=self.allow_ech,
+        )
+
+    def quotas(self) -> Quotas:
+        """Return the limits on one request and on one owner."""
+        return Quotas(**self.model_dump(include=set(Quotas.model_fields)))
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -198,6 +269,7 @@ class Settings(BaseSettings):
     toolset: Literal["default", "advanced"] = Field(
         "default", description="Tools offered to clients: advanced adds fork, pause, resume and handlers."
     )
+    allow_nat: bool = Field(False, description="Let sandboxes have a network device behind the host's address.")
     tracing: bool = Field(False, description="Emit OpenTelemetry spans if opentelemetry-api is installed.")
 
     limits: LimitSettings = LimitSettings()
@@ -206,6 +278,7 @@ class Settings(BaseSettings):
     runs: RunSettings = RunSettings()
     output: OutputSettings = OutputSettings()
     files: FileSettings = FileSettings()
+    network: NetworkSettings = NetworkSettings()
     log: LogSettings = LogSettings()
     serve: ServeSettings = ServeSettings()
 

@@ -55,7 +55,9 @@ class Bridge:
         resolver: dial.Resolver = dial.resolve,
         tls: ssl.SSLContext | None = None,
         on_access: Callable[[Access], None] = Access.write_log,
+        advice: Mapping[str, str] | None = None,
     ) -> None:
+        """`advice` says for some rules what a guest could do about a refusal."""
         self._policy = policy
         self._ledger = ledger
         self._surroundings = surroundings or Surroundings()
@@ -63,6 +65,7 @@ class Bridge:
         self._resolve = resolver
         self._tls = tls
         self._on_access = on_access
+        self._advice = advice or {}
 
     async def serve(self, stream: ByteStream, caller: Caller) -> None:
         """Serve one connection of a guest until it ends. Nothing that a guest does raises."""
@@ -94,11 +97,11 @@ class Bridge:
                 await self._carry(guest, request, access)
         except Refusal as refusal:
             access.verdict = refusal.verdict
-            await _answer(guest, refusal.status, refusal.verdict)
+            await self._answer(guest, refusal.status, refusal.verdict)
             return False
         except LimitReached as error:
             access.verdict = error.verdict
-            await _answer(guest, FORBIDDEN, error.verdict)
+            await self._answer(guest, FORBIDDEN, error.verdict)
             return False
         except TimeoutError:
             access.verdict = refused("time", f"it took longer than {self._ledger.quotas.time_s:g} s")
@@ -106,6 +109,20 @@ class Bridge:
         finally:
             self._on_access(access)
         return guest.http.our_state is h11.DONE and guest.http.their_state is h11.DONE
+
+    async def _answer(self, guest: HttpPeer, status: int, verdict: Verdict) -> None:
+        """Tell the guest why a request is refused. Clients show little more of a failed CONNECT than its first line."""
+        if guest.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        advice = self._advice.get(verdict.rule)
+        why = f"{verdict.reason}; {advice}" if advice else verdict.reason
+        text = f"mcp-sandbox refused this request ({verdict.rule}): {why}\n".encode()
+        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text))), ("Connection", "close")]
+        with suppress(*CLOSED, h11.LocalProtocolError):
+            reason = f"refused by mcp-sandbox: {verdict.rule}" + (f" ({why})" if advice else "")
+            await guest.send(h11.Response(status_code=status, reason=reason, headers=headers))
+            await guest.send(h11.Data(data=text))
+            await guest.send(h11.EndOfMessage())
 
     async def _carry(self, guest: HttpPeer, request: h11.Request, access: Access) -> None:
         try:
@@ -231,16 +248,3 @@ async def _first_bytes(guest: HttpPeer) -> tuple[bytes, ClientHello | None]:
             if hello is not None:
                 return data, hello
             data += await guest.stream.receive()
-
-
-async def _answer(guest: HttpPeer, status: int, verdict: Verdict) -> None:
-    """Tell the guest why a request is refused. Clients show little more of a failed CONNECT than its first line."""
-    text = f"mcp-sandbox refused this request ({verdict.rule}): {verdict.reason}\n".encode()
-    headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text))), ("Connection", "close")]
-    if guest.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-        return
-    with suppress(*CLOSED, h11.LocalProtocolError):
-        reason = f"refused by mcp-sandbox: {verdict.rule}"
-        await guest.send(h11.Response(status_code=status, reason=reason, headers=headers))
-        await guest.send(h11.Data(data=text))
-        await guest.send(h11.EndOfMessage())

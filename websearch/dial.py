@@ -48,6 +48,11 @@ def upstream_for(host: str, scheme: str) -> Upstream | None:
     url = proxies.get(scheme) or proxies.get("all")
     if not url or proxy_bypass_environment(host, proxies):
         return None
+    return parse_upstream(url)
+
+
+def parse_upstream(url: str) -> Upstream:
+    """Return the proxy that a variable names, with or without a scheme."""
     parts = urlsplit(url if "//" in url else f"//{url}")
     user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
     return Upstream(parse_authority(parts.netloc.rpartition("@")[2], 80), user)

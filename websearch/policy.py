@@ -28,7 +28,7 @@ MIN_VOWELS = 6  # one in so many characters: words have more
 MAX_SWITCHES = 4  # between letters and digits: names have few, encoded data has many
 
 
-def _pattern(text: str) -> str:
+def canonical_pattern(text: str) -> str:
     """Return a domain pattern in canonical form: a name, or `*.` and a name."""
     wildcard = WILDCARD if text.startswith(WILDCARD) else ""
     try:
@@ -37,7 +37,7 @@ def _pattern(text: str) -> str:
         raise ValueError(f"{error}; a domain is example.com, or *.example.com for the names below it") from error
 
 
-Pattern = Annotated[str, AfterValidator(_pattern)]
+Pattern = Annotated[str, AfterValidator(canonical_pattern)]
 
 
 class Policy(BaseModel):
@@ -47,6 +47,7 @@ class Policy(BaseModel):
 
     ports: frozenset[int] = frozenset({80, 443})
     allow: tuple[Pattern, ...] | None = None  # None: every domain that is not denied
+    only: tuple[Pattern, ...] | None = None  # what a caller has asked for; it narrows `allow` and widens nothing
     deny: tuple[Pattern, ...] = ()
     networks: dict[str, IPv4Network | IPv6Network] = {}  # by a name of the operator's: allowed though not public
     require_sni: bool = True  # a TLS connection without a server name could go to any site at that address
@@ -118,6 +119,8 @@ def decide_name(policy: Policy, request: Request) -> Verdict:
     allowed = matching(policy.allow or (), target.host)
     if policy.allow is not None and not allowed:
         return refused("domain-not-allowed", f"{target.host} is not among the allowed domains")
+    if policy.only is not None and not matching(policy.only, target.host):
+        return refused("domain-not-requested", f"{target.host} is not among the domains that were asked for")
     if allowed == target.host:  # the operator named exactly this host
         return Verdict(True, f"domain:{allowed}")
     if "." not in target.host or target.host.rpartition(".")[2] in INTERNAL:
@@ -153,6 +156,14 @@ def matching(patterns: Sequence[str], host: str) -> str | None:
     return next((p for p in patterns if p.startswith(WILDCARD) and host.endswith(p[1:])), None)
 
 
+def within(pattern: str, allowed: Sequence[str]) -> bool:
+    """Return whether everything that a pattern matches is matched by one of the allowed ones, too."""
+    name = pattern.removeprefix(WILDCARD)
+    if pattern == name:
+        return matching(allowed, name) is not None
+    return pattern in allowed or any(p.startswith(WILDCARD) and name.endswith(p[1:]) for p in allowed)
+
+
 def carries_data(host: str) -> bool:
     """Return whether a name looks like data on its way out through the DNS: long, many or random labels."""
     labels = host.split(".")
@@ -172,6 +183,8 @@ def _decide_literal(policy: Policy, target: Authority) -> Verdict:
         return refused("domain-denied", f"{target.host} is denied")
     if policy.allow is not None and target.host not in policy.allow and not _network_of(policy, target.address):
         return refused("domain-not-allowed", f"{target.host} is not among the allowed domains")
+    if policy.only is not None and target.host not in policy.only:
+        return refused("domain-not-requested", f"{target.host} is not among the domains that were asked for")
     return Verdict(True, "public")
 
 

@@ -60,8 +60,15 @@ def environment(settings: Settings) -> dict[str, str]:
 
 def _variables(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not group:
             yield from _variables(value, f"{name}.")
         else:
-            text = os.pathsep.join(map(str, value)) if isinstance(value, list) else str(value)
-            yield variable_of(f"{group}{name}"), text
+            separator = os.pathsep if name == "template_path" else ","
+            yield variable_of(f"{group}{name}"), separator.join(_values(value))
+
+
+def _values(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (f"{name}={inner}" for name, inner in value.items())
+    else:
+        yield from map(str, value if isinstance(value, list) else [value])

@@ -64,6 +64,8 @@ def test_the_projects_file_wins_over_the_users():
         ("min_isolation", '"namespace"'),
         ("template_path", '["t"]'),
         ("guest_kernel", '"vmlinuz"'),
+        ("network.allow_domains", '["*"]'),
+        ("allow_nat", "true"),
         ("limits.sandboxes", "1000"),
         ("runs.max_timeout_s", "9999"),
     ],
@@ -126,10 +128,39 @@ def test_a_default_above_its_maximum_is_refused():
 
 
 def test_a_child_server_inherits_the_settings_from_every_source(monkeypatch: pytest.MonkeyPatch):
-    settings = load_settings(driver="gvisor", min_isolation="kernel", limits={"sandboxes": 3})
+    network = {"allow_domains": ["pypi.org", "*.example.com"], "private_networks": {"lab": "10.0.0.0/8"}}
+    settings = load_settings(driver="gvisor", min_isolation="kernel", limits={"sandboxes": 3}, network=network)
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
+
+
+def test_the_network_of_sandboxes_can_be_set_in_every_source(monkeypatch: pytest.MonkeyPatch):
+    assert load_settings().network.allow_domains == ()
+    assert not load_settings().network.enabled
+    write_config('[network]\nallow_domains = ["Pypi.org"]\nports = [8080]\nprivate_networks = {lab = "10.1.0.0/16"}')
+    network = load_settings().network
+    assert (network.allow_domains, network.ports) == (("pypi.org",), (8080,))
+    assert {name: str(net) for name, net in network.private_networks.items()} == {"lab": "10.1.0.0/16"}
+    monkeypatch.setenv("MCP_SANDBOX_NETWORK_ALLOW_DOMAINS", "*.Example.com, bücher.example")
+    monkeypatch.setenv("MCP_SANDBOX_NETWORK_PORTS", "443")
+    monkeypatch.setenv("MCP_SANDBOX_NETWORK_PRIVATE_NETWORKS", "a=10.0.0.0/8,b=fd00::/8")
+    network = load_settings().network
+    assert (network.allow_domains, network.ports) == (("*.example.com", "xn--bcher-kva.example"), (443,))
+    assert sorted(network.private_networks) == ["a", "b"]
+
+
+@pytest.mark.parametrize("domain", ["*", "a b", "*.*.org", "https://pypi.org", ""])
+def test_a_domain_is_a_name(domain: str):
+    with pytest.raises(ConfigError, match=r"network\.deny_domains"):
+        load_settings(network={"deny_domains": [domain]})
+
+
+def test_every_domain_may_be_allowed_at_once():
+    network = load_settings(network={"allow_domains": ["*"]}).network
+    assert network.enabled
+    assert network.policy().allow is None
+    assert network.policy(("pypi.org",)).only == ("pypi.org",)
 
 
 def test_every_directory_is_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
