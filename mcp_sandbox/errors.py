@@ -31,6 +31,11 @@ SandboxError
 ├── HostLost                  a host is gone, and the machines that were on it
 ├── DiskFull                  the host's disk is full
 ├── TooWeak                   the chosen driver isolates less than the settings require
+├── NetworkRefused            a sandbox may not have the network that was asked for
+│   ├── NetworkNotEnabled     the operator has not enabled the network mode
+│   ├── NetworkNotInTemplate  the template's sandboxes may not have the network mode
+│   ├── NetworkUnsupported    the driver has no such network mode on this host
+│   └── DomainNotAllowed      a domain is outside of what the operator allows
 ├── LimitReached              a limit in the settings refuses the request
 │   ├── SandboxLimit          too many sandboxes, or too much memory; the owner can make room
 │   ├── QueueTimeout          no room became free in time
@@ -53,6 +58,8 @@ SandboxError
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
+
+MAX_DOMAINS = 50  # that an error names
 
 
 @dataclass(eq=False)
@@ -319,6 +326,57 @@ class NoHost(SandboxError):
     code = "no_host"
     sentence = "No host can run this sandbox: {reason}."
     reason: str
+
+
+@dataclass(eq=False)
+class NetworkRefused(SandboxError):
+    """A sandbox may not have the network that was asked for. Only subclasses are raised."""
+
+    code = "network_refused"
+
+
+@dataclass(eq=False)
+class NetworkNotEnabled(NetworkRefused):
+    """The operator has not enabled the network mode that was asked for."""
+
+    code = "network_not_enabled"
+    sentence = "The operator has not enabled network mode {mode!r} for sandboxes."
+    mode: str
+    setting: str  # what would enable it
+
+
+@dataclass(eq=False)
+class NetworkNotInTemplate(NetworkRefused):
+    """The template's sandboxes may not have the network mode that was asked for."""
+
+    code = "network_not_in_template"
+    sentence = "Sandboxes of template {template!r} have at most network mode {most!r}, not {mode!r}."
+    template: str
+    mode: str
+    most: str
+
+
+@dataclass(eq=False)
+class NetworkUnsupported(NetworkRefused):
+    """The driver has no such network mode on this host."""
+
+    code = "network_unsupported"
+    sentence = "Driver {driver} has no network mode {mode!r} on this host."
+    driver: str
+    mode: str
+
+
+@dataclass(eq=False)
+class DomainNotAllowed(NetworkRefused):
+    """A domain is outside of what the operator allows."""
+
+    code = "domain_not_allowed"
+    domain: str
+    allowed: list[str]
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.allowed[:MAX_DOMAINS]) + (", …" if len(self.allowed) > MAX_DOMAINS else "")
+        return f"The operator does not allow {self.domain!r}. Allowed domains: {shown}."
 
 
 @dataclass(eq=False)

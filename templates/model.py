@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from vmm.types import OVERHEAD_MB
+from vmm.types import OVERHEAD_MB, NetworkMode
 
 Language = Literal["python", "cpp", "go", "shell"]
 PoolMode = Literal["pooled", "cold"]
@@ -108,6 +108,9 @@ class Template(_Strict):
     warmup: Warmup = Warmup()
     service: ServiceCommand | None = None
     pool: PoolMode = Field(default="pooled", description="whether machines are kept ready or started on demand")
+    network: NetworkMode = Field(
+        default=NetworkMode.PROXY, description="the most that sandboxes may ask for: none, proxy or nat", strict=False
+    )
     user_namespaces: bool = Field(default=False, description="whether code may create namespaces and mount in them")
 
     @property

@@ -83,11 +83,13 @@ def show(settings: Settings, *, as_json: bool) -> int:
         sys.stdout.write(json.dumps([view.model_dump(mode="json") for view in listed], indent=2) + "\n")
         return 0
     if listed:
-        table = Table(Column("sandbox", no_wrap=True), "owner", "template", "state", "age", "ends in", "server")
+        table = Table(
+            Column("sandbox", no_wrap=True), "owner", "template", "network", "state", "age", "ends in", "server"
+        )
         for view in listed:
             ends = "" if view.expires_in_s is None else f"{view.expires_in_s:.0f} s"
-            cells = (view.sandbox_id, view.owner or "", view.template, view.state, f"{view.age_s:.0f} s", ends)
-            table.add_row(*map(escape, cells), str(view.server_pid))
+            known = (view.sandbox_id, view.owner or "", view.template, view.network or "", view.state)
+            table.add_row(*map(escape, known), f"{view.age_s:.0f} s", ends, str(view.server_pid))
         out.print(table)
     err.print(f"Sandboxes: {len(found.live)}. Servers that answered: {found.servers}.")
     if any(view.state == LEFT_OVER for view in found.recorded):

@@ -24,7 +24,7 @@ from guest.client import AgentClient
 from guest.client.messages import Identity
 from guest.client.streams import ServeStream
 from guest.errors import AgentGone, GuestError
-from mcp_sandbox.errors import CannotFreeze, HostNotReady, NoHost, StateLost
+from mcp_sandbox.errors import CannotFreeze, HostNotReady, NetworkUnsupported, NoHost, StateLost
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
@@ -125,7 +125,7 @@ class LocalProvider(AsyncContextManagerMixin):
 
     def _check(self, request: MachineRequest, template: Template) -> None:
         if request.network not in self._driver.capabilities.networks:
-            raise NoHost(f"driver {self._driver.name} has no network mode {request.network}")
+            raise NetworkUnsupported(self._driver.name, request.network)
         if request.memory_mb not in (None, template.machine.memory_mb):
             raise NoHost(f"machines of template {template.name} have {template.machine.memory_mb} MB of memory")
 

@@ -20,6 +20,7 @@ from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provide
 from mcp_sandbox.operating.database import Machine, MachineState
 from mcp_sandbox.sandboxes.lifecycle import State
 from vmm.errors import VmmError
+from websearch.access import Access
 
 # From a pool hit to a cold start under emulation on a busy host.
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 20, 30)
@@ -56,6 +57,8 @@ class Metrics:
         self._pool = self._counter("pool_requests", "Requests to the pool.", "template", "outcome")
         self._runs = self._counter("runs", "Runs that ended, by outcome.", "template", "outcome")
         self._refused = self._counter("refused", "Requests refused because of a limit.", "limit")
+        self._network = self._counter("network_requests", "Requests of sandboxes by verdict.", "verdict", "rule")
+        self._network_bytes = self._counter("network_bytes", "Bytes to and from sandboxes.", "direction")
         self._sandboxes = Gauge("mcp_sandbox_sandboxes", "Sandboxes by state.", ["state"], registry=self._registry)
         self._waiting = Gauge(
             "mcp_sandbox_waiting", "Machines that wait for room within the limits.", registry=self._registry
@@ -86,6 +89,13 @@ class Metrics:
     def refused(self, limit: str) -> None:
         """Count a request refused because of a limit."""
         self._refused.labels(limit).inc()
+
+    def network_accessed(self, access: Access) -> None:
+        """Count a request to the network. Rules about one domain or network count as one: clients choose domains."""
+        verdict = "allowed" if access.verdict.allowed else "refused"
+        self._network.labels(verdict, access.verdict.rule.partition(":")[0]).inc()
+        self._network_bytes.labels("sent").inc(access.sent)
+        self._network_bytes.labels("received").inc(access.received)
 
     def seen(self, sandboxes: Iterable[State], waiting: int) -> None:
         """Set the number of sandboxes by state, and of machines in the queue."""

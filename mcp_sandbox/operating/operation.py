@@ -22,6 +22,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import ServedSandbox
 from templates.store import Store
 from vmm.hierarchy import detect
+from websearch.access import Access
 
 Pools = Callable[[], Iterable[Mapping[str, object]]]
 
@@ -60,6 +61,11 @@ class Operation(Observer):
     def panel(self, service: SandboxService, pools: Pools = tuple) -> Panel:
         """Return what operators see of a service."""
         return ServicePanel(service, self.registry, self.metrics, pools)
+
+    def network_accessed(self, access: Access) -> None:
+        """Log and count a request of a sandbox to the network."""
+        access.write_log()
+        self.metrics.network_accessed(access)
 
     def controlled(self, panel: Panel) -> AbstractAsyncContextManager[None]:
         """Serve the control socket as long as the block lasts."""
@@ -127,6 +133,7 @@ def _view_of(box: Sandbox, server_pid: int) -> ServedSandbox:
         sandbox_id=box.id,
         owner=box.owner,
         template=box.template,
+        network=box.network.grant.mode,
         state=box.state,
         age_s=round(anyio.current_time() - box.created, 1),
         expires_in_s=round(box.expires_in_s(), 1),

@@ -55,6 +55,7 @@ async def _execute(box: Sandbox, handle: RunHandle, run: CheckedRun, output: Out
 async def _result(box: Sandbox, handle: RunHandle, run: CheckedRun, output: OutputSettings) -> RunView:
     fold = handle.fold
     lost_before = box.take_unreported_loss()
+    refused_before = box.network.refused
     async with box.use() as lease:
         with _refusals():
             async with lease.agent.run(run.message(lease.template, output)) as events:
@@ -87,6 +88,7 @@ async def _result(box: Sandbox, handle: RunHandle, run: CheckedRun, output: Outp
         images=images,
         timings=_timings(handle, run, lease, ran_at),
         report=fold.report,
+        network_refusals=box.network.refusals_since(refused_before),
         service_loss=finished.service_loss,
         language=lease.template.language,
         kind=run.request.kind,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+from guest.client.streams import ServeStream
 from mcp_sandbox.config import LimitSettings
 from mcp_sandbox.errors import BadRequest, PausedLimit
 from mcp_sandbox.machines.provider import Frozen, Lease, Provider
@@ -38,8 +39,9 @@ class Forks:
                 places = await stack.enter_async_context(self._roster.admission.places(*tickets))
                 async with between_runs(box), box.use_alone() as lease:
                     frozen = await stack.enter_async_context(self._provider.freeze(lease))
+                box.network.closed_connections = frozen.closed_streams
                 for ticket, place in zip(tickets, places, strict=True):
-                    copies.append(self._roster.add(box.template, box.lifespan, ticket, self._copy(place, frozen)))
+                    copies.append(self._add_copy(box, ticket, place, frozen))
                 await all_ready(copies)
             await all_ready(copies)  # a copy may have ended while the frozen state was removed
         return copies
@@ -48,25 +50,32 @@ class Forks:
         """Freeze `box`, unless it is frozen already."""
         async with between_runs(box):
             if box.frozen is None:
-                await box.pause(partial(self._freeze, box.owner))
+                await box.pause(partial(self._freeze, box))
 
     async def resume(self, box: Sandbox) -> None:
         """Thaw `box`, if it is frozen."""
         if box.frozen is not None:
             async with between_runs(box):
                 if box.frozen is not None:  # else another call has resumed it meanwhile
-                    source = self._provider.thaw(box.frozen, copy=False)
+                    source = self._provider.thaw(box.frozen, copy=False, serve_stream=box.network.serve_stream)
                     await box.resume(self._roster.admitted(box.ticket, source))
         box.touch()
 
+    def _add_copy(self, box: Sandbox, ticket: Ticket, place: AsyncExitStack, frozen: Frozen) -> Sandbox:
+        network = self._roster.new_network(box.owner, box.network.grant)
+        network.closed_connections = frozen.closed_streams
+        source = self._copy(place, frozen, network.serve_stream)
+        return self._roster.add(box.template, box.lifespan, ticket, source, network)
+
     @asynccontextmanager
-    async def _copy(self, place: AsyncExitStack, frozen: Frozen) -> AsyncIterator[Lease]:
-        async with place.pop_all(), self._provider.thaw(frozen, copy=True) as lease:
+    async def _copy(self, place: AsyncExitStack, frozen: Frozen, serve: ServeStream | None) -> AsyncIterator[Lease]:
+        async with place.pop_all(), self._provider.thaw(frozen, copy=True, serve_stream=serve) as lease:
             yield lease
 
     @asynccontextmanager
-    async def _freeze(self, owner: str, lease: Lease) -> AsyncIterator[Frozen]:
+    async def _freeze(self, box: Sandbox, lease: Lease) -> AsyncIterator[Frozen]:
         """Freeze a machine within the limits on paused sandboxes: they use no memory, but disk."""
+        owner = box.owner
         for setting, limit, used in (
             ("limits.owner_paused", self._limits.owner_paused, self._paused[owner]),
             ("limits.paused", self._limits.paused, self._paused.total()),
@@ -77,6 +86,7 @@ class Forks:
         self._paused[owner] += 1
         try:
             async with self._provider.freeze(lease) as frozen:
+                box.network.closed_connections = frozen.closed_streams
                 yield frozen
         finally:
             self._paused[owner] -= 1

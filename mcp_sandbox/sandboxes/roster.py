@@ -20,6 +20,7 @@ from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
 from mcp_sandbox.sandboxes.keeper import Keeper
 from mcp_sandbox.sandboxes.lifecycle import OVER, End, Ending, Lifespan
 from mcp_sandbox.sandboxes.machine_slot import MachineSource
+from mcp_sandbox.sandboxes.networks import OFFLINE, Grant, Network, Networks
 from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
 
 MAX_ENDINGS = 256  # ended sandboxes whose end can still be explained
@@ -52,13 +53,14 @@ class Endings:
 class Roster(AsyncContextManagerMixin):
     """Opens sandboxes on places that admission grants, and knows them by owner and id. Leaving it ends all of them."""
 
-    def __init__(self, provider: Provider, settings: Settings, observer: Observer) -> None:
+    def __init__(self, provider: Provider, settings: Settings, observer: Observer, networks: Networks) -> None:
         limits = Limits.of(settings.limits, provider.capacity.now)
         self.admission = Admission(limits, settings.limits.queue_timeout_s, observer.limit_refused)
         self._provider = provider
         self._settings = settings
         self._catalogue = settings.catalogue
         self._observer = observer
+        self._networks = networks
         self._alive: dict[str, Sandbox] = {}  # by id, oldest first; also those that are opening or closing
         self._endings = Endings()
         self._tasks: anyio.abc.TaskGroup
@@ -110,7 +112,9 @@ class Roster(AsyncContextManagerMixin):
 
     # -- opening -------------------------------------------------------------------------------------------
 
-    async def open(self, owner: str, template: str | None, span: Lifespan, *, one_off: bool) -> Sandbox:
+    async def open(
+        self, owner: str, template: str | None, span: Lifespan, *, one_off: bool, grant: Grant = OFFLINE
+    ) -> Sandbox:
         """Create a sandbox with its own machine, and wait until it is ready.
 
         Raises:
@@ -119,23 +123,37 @@ class Roster(AsyncContextManagerMixin):
         name = template or self._settings.template
         host_mb = find_template(self._catalogue, name).machine.host_mb
         ticket = Ticket(owner, host_mb, short_lived=one_off)
-        source = self.admitted(ticket, self._provider.acquire(MachineRequest(name, owner)))
-        box = self.add(name, span, ticket, source, one_off=one_off)
+        network = self.new_network(owner, grant)
+        request = MachineRequest(name, owner, network=grant.mode, serve_stream=network.serve_stream)
+        source = self.admitted(ticket, self._provider.acquire(request))
+        box = self.add(name, span, ticket, source, network, one_off=one_off)
         with all_or_none([box]):
             await all_ready([box])
         return box
 
+    def new_network(self, owner: str, grant: Grant) -> Network:
+        """Return the network of a new sandbox, which gets its id with it."""
+        return self._networks.open(grant, owner, f"sb-{secrets.token_hex(8)}")
+
     def add(
-        self, template: str, span: Lifespan, ticket: Ticket, source: MachineSource, *, one_off: bool = False
+        self,
+        template: str,
+        span: Lifespan,
+        ticket: Ticket,
+        source: MachineSource,
+        network: Network,
+        *,
+        one_off: bool = False,
     ) -> Sandbox:
         """Add a sandbox that gets its machine from `source`. It is not ready yet."""
         box = Sandbox(
-            f"sb-{secrets.token_hex(8)}",
+            network.sandbox_id,
             template,
             span,
             ticket,
             RunHistory(self._settings.runs.kept, self._settings.runs.kept_bytes),
             source,
+            network,
             one_off=one_off,
             observer=self._observer,
         )

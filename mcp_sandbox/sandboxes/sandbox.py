@@ -15,7 +15,9 @@ from mcp_sandbox.runs.running import LostRun, RunHandle, RunHistory
 from mcp_sandbox.sandboxes.admission import Ticket
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
 from mcp_sandbox.sandboxes.machine_slot import MachineSlot, MachineSource
+from mcp_sandbox.sandboxes.networks import Network
 from vmm.types import CpuPriority
+from websearch.access import Access
 
 LONG_USE_S = 2.0  # a use that takes longer yields to short ones of other sandboxes
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
@@ -35,6 +37,9 @@ class Observer:
     def limit_refused(self, setting: str) -> None:
         """A request was refused because of the limit `setting`."""
 
+    def network_accessed(self, access: Access) -> None:
+        """A sandbox's request to the network has ended, or was refused."""
+
 
 class Sandbox:
     """A machine and its state, owned by one owner, from the request for it until nothing of it is left."""
@@ -47,6 +52,7 @@ class Sandbox:
         ticket: Ticket,
         runs: RunHistory,
         source: MachineSource,
+        network: Network,
         *,
         one_off: bool,
         observer: Observer,
@@ -56,6 +62,7 @@ class Sandbox:
         self.ticket = ticket
         self.template = template
         self.lifespan = lifespan
+        self.network = network
         self.one_off = one_off  # created for one run, and ends with it
         self.state = State.CREATING
         self.created = self.last_used = anyio.current_time()

@@ -1,7 +1,7 @@
 """What every face calls: finds the owner's sandbox, checks the request and delegates."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -17,6 +17,7 @@ from mcp_sandbox.sandboxes.admission import Admission
 from mcp_sandbox.sandboxes.file_access import artifact_view, file_operation, read_all, resolve
 from mcp_sandbox.sandboxes.forks import Forks
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, lifespan
+from mcp_sandbox.sandboxes.networks import Networks
 from mcp_sandbox.sandboxes.roster import Roster
 from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_output, run_and_wait, stop_run
 from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
@@ -31,15 +32,23 @@ from mcp_sandbox.views import (
     WrittenFile,
     first_page,
 )
+from vmm.types import NetworkMode
 
 
 class SandboxService(AsyncContextManagerMixin):
     """Sandboxes of many owners over one provider. Leaving it ends all of them."""
 
-    def __init__(self, provider: Provider, settings: Settings, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        settings: Settings,
+        observer: Observer | None = None,
+        networks: Networks | None = None,
+    ) -> None:
         self.settings = settings
         self._observer = observer or Observer()
-        self._roster = Roster(provider, settings, self._observer)
+        self._networks = networks or Networks(settings, self._observer.network_accessed)
+        self._roster = Roster(provider, settings, self._observer, self._networks)
         self._forks = Forks(provider, self._roster, settings.limits)
         self._catalogue = settings.catalogue
 
@@ -56,16 +65,25 @@ class SandboxService(AsyncContextManagerMixin):
     # -- sandboxes -----------------------------------------------------------------------------------------
 
     async def create(
-        self, owner: str, template: str | None = None, *, ttl_s: float | None = None, idle_s: float | None = None
+        self,
+        owner: str,
+        template: str | None = None,
+        *,
+        ttl_s: float | None = None,
+        idle_s: float | None = None,
+        network: NetworkMode = NetworkMode.NONE,
+        allow_domains: Sequence[str] | None = None,
     ) -> SandboxView:
-        """Create a sandbox and wait until it is ready.
+        """Create a sandbox and wait until it is ready. With `allow_domains`, it may reach only these.
 
         Raises:
-            BadRequest, LimitReached, TemplateNotBuilt, UnknownTemplate, UnusableTemplate, HostNotReady, SandboxError:
-                there is none.
+            BadRequest, LimitReached, NetworkRefused, TemplateNotBuilt, UnknownTemplate, UnusableTemplate, HostNotReady,
+            SandboxError: there is none.
         """
         span = lifespan(self.settings.lifetime, ttl_s, idle_s)
-        return view_of(await self._roster.open(owner, template, span, one_off=False))
+        definition = find_template(self._catalogue, template or self.settings.template)
+        grant = self._networks.grant(definition, network, allow_domains)
+        return view_of(await self._roster.open(owner, template, span, one_off=False, grant=grant))
 
     def sandboxes(self, owner: str) -> list[SandboxView]:
         """Return the owner's sandboxes, oldest first."""

@@ -30,6 +30,8 @@ def view_of(box: Sandbox) -> SandboxView:
         vcpus=size.vcpus,
         disk_mb=size.disk_mb,
         network=lease.network,
+        allow_domains=list(box.network.grant.domains),
+        closed_connections=box.network.closed_connections,
         state=box.state,
         run_id=None if box.runs.current is None else box.runs.current.id,
         age_s=round(now - box.created, 1),

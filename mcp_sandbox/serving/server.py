@@ -27,7 +27,7 @@ from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argum
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
 from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
-from mcp_sandbox.tools.common import lifetime_of
+from mcp_sandbox.tools.common import lifetime_of, network_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def instructions(settings: Settings, isolation: str) -> str:
     """Describe the whole server to a client."""
     return (
         f"Runs code in isolated sandboxes. Isolation level in force: {isolation}. "
-        "Sandboxes are offline: they have no network device. "
+        f"{network_of(settings)} "
         "create_sandbox returns a sandbox_id; files and, in Python, variables persist across calls that name it. "
         f"{lifetime_of(settings)}. run_code and run_command without sandbox_id keep nothing. "
         f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts, which read_artifact reads. "

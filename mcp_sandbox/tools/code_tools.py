@@ -13,11 +13,12 @@ from mcp_sandbox.runs import requests
 from mcp_sandbox.runs.requests import MAX_FLAGS, MIN_MEMORY_MB, SANITIZERS, CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import (
-    OFFLINE,
     RunId,
     SandboxId,
     ToolContext,
     hints,
+    may_be_online,
+    network_of,
     owner_of,
     reporter,
     service_of,
@@ -60,9 +61,9 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             "killed if it does not react (variables are lost, files are kept). Results show up to "
             f"{shown:,} bytes of each stream, its start and its end, and say how to read the rest. "
             f"After {settings.runs.foreground_s:g} s a run continues in the background: the result has its run_id for "
-            f"read_output and stop_run. {OFFLINE}"
+            f"read_output and stop_run. {network_of(settings)}"
         ),
-        annotations=hints(read_only=False, destructive=True, idempotent=False),
+        annotations=hints(read_only=False, destructive=True, idempotent=False, open_world=may_be_online(settings)),
         structured_output=False,
     )
     async def run_code(

@@ -10,7 +10,7 @@ from guest.places import WORKSPACE
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.requests import MAX_VARIABLES, CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import OFFLINE, SandboxId, ToolContext, hints, owner_of
+from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, may_be_online, network_of, owner_of
 from mcp_sandbox.tools.run_answers import InBackground, OneOffTemplate, result_of, timeout_field
 
 
@@ -25,9 +25,9 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             f"in the directory (at first {WORKSPACE}) and with the exported variables that the last command left. "
             "Without it, the command runs once in a one-off sandbox and nothing is kept. Processes started with & "
             "keep running after the command; their output comes with the next command's. Time limits, long output, "
-            f"long runs and artifacts work as in run_code. {OFFLINE}"
+            f"long runs and artifacts work as in run_code. {network_of(settings)}"
         ),
-        annotations=hints(read_only=False, destructive=True, idempotent=False),
+        annotations=hints(read_only=False, destructive=True, idempotent=False, open_world=may_be_online(settings)),
         structured_output=False,
     )
     async def run_command(

@@ -10,7 +10,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import EVERY_DOMAIN, Settings
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.sandboxes.run_calls import Report
 from mcp_sandbox.sandboxes.service import SandboxService
@@ -19,8 +19,7 @@ from mcp_sandbox.views import with_next_step
 
 LOCAL_OWNER = "local"  # of clients without a token: over stdio, or over HTTP on this host
 
-# Without this, models try to install packages.
-OFFLINE = "Sandboxes are offline: packages cannot be installed; put them into the template."
+MAX_DOMAINS = 20  # that a description names
 
 ToolContext = Context[SandboxService, Any]
 
@@ -59,14 +58,40 @@ def tool_errors() -> Iterator[None]:
         raise ToolError(with_next_step(error, NEXT_STEPS)) from error
 
 
-def hints(*, read_only: bool, destructive: bool, idempotent: bool) -> ToolAnnotations:
-    """Return a tool's annotations. No tool reaches an open world, because sandboxes are offline."""
+def hints(*, read_only: bool, destructive: bool, idempotent: bool, open_world: bool = False) -> ToolAnnotations:
+    """Return a tool's annotations. Only tools that run code can reach an open world, if the operator allows that."""
     return ToolAnnotations(
         read_only_hint=read_only,
         destructive_hint=destructive,
         idempotent_hint=idempotent,
-        open_world_hint=False,
+        open_world_hint=open_world,
     )
+
+
+def may_be_online(settings: Settings) -> bool:
+    """Return whether any sandbox can have a network."""
+    return settings.network.enabled or settings.allow_nat
+
+
+def network_of(settings: Settings) -> str:
+    """Describe which network sandboxes have. Without this, models try to install packages, or never do."""
+    if not may_be_online(settings):
+        return "Sandboxes are offline: packages cannot be installed; put them into the template."
+    modes = []
+    if settings.network.enabled:
+        modes.append(f'network="proxy" (http and https, also for pip and git, to {domains_of(settings)})')
+    if settings.allow_nat:
+        modes.append('network="nat" (a network device)')
+    return f"Sandboxes are offline unless create_sandbox gets {' or '.join(modes)}; one-off sandboxes always are."
+
+
+def domains_of(settings: Settings) -> str:
+    """Describe the domains that the operator allows."""
+    allowed = settings.network.allow_domains
+    if EVERY_DOMAIN in allowed:
+        return "every public domain"
+    more = f" and {len(allowed) - MAX_DOMAINS} more" if len(allowed) > MAX_DOMAINS else ""
+    return ", ".join(allowed[:MAX_DOMAINS]) + more
 
 
 def lifetime_of(settings: Settings) -> str:

@@ -13,6 +13,7 @@ from mcp_sandbox.tools.common import (
     SandboxId,
     ToolContext,
     hints,
+    may_be_online,
     owner_of,
 )
 from mcp_sandbox.tools.run_answers import result_of
@@ -31,7 +32,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             "With sandbox_id the handler stays defined: call it again with another event and empty code. "
             "Without it, the handler runs once in a one-off sandbox. Everything else works as in run_code."
         ),
-        annotations=hints(read_only=False, destructive=True, idempotent=False),
+        annotations=hints(read_only=False, destructive=True, idempotent=False, open_world=may_be_online(settings)),
         structured_output=False,
     )
     async def invoke_handler(

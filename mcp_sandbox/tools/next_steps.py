@@ -40,6 +40,14 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "template_invalid": ("Use another template, or correct template.toml.",),
     "host_not_ready": ("To fix it: {fix}.", f"{OPERATOR} run `mcp-sandbox doctor`."),
     "no_host": ("Use another template, or try again later.",),
+    "network_not_enabled": (
+        f"Create the sandbox without it, or {OPERATOR.lower()} set {{setting}}. Packages can also be in a template.",
+    ),
+    "network_not_in_template": (
+        f"Ask for less, use another template, or {OPERATOR.lower()} raise network in its template.toml.",
+    ),
+    "network_unsupported": ('Use network="proxy" or "none".',),
+    "domain_not_allowed": (f"Leave it out of allow_domains, or {OPERATOR.lower()} add it to network.allow_domains.",),
     "host_lost": ("Try again.",),
     "host_disk_full": (
         f"Resume or close a paused sandbox (list_sandboxes names them), or {OPERATOR.lower()} free disk space.",

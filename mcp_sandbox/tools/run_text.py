@@ -43,6 +43,7 @@ def _blocks(run: RunView, *output: str) -> list[ContentBlock]:
         _error(run),
         _artifacts(run),
         _service(run),
+        _network(run),
         handler_usage(report) if isinstance(report, HandlerReport) else "",
         _status(run),
     ]
@@ -155,6 +156,12 @@ def _service(run: RunView) -> str:
     if run.service_loss is None:
         return ""
     return f"service:\nThe template's service has ended ({run.service_loss}). Call create_sandbox to get one that runs."
+
+
+def _network(run: RunView) -> str:
+    if not run.network_refusals:
+        return ""
+    return "\n".join(["network (refused by policy):", *(f"- {refusal}" for refusal in run.network_refusals)])
 
 
 def _status(run: RunView) -> str:

@@ -12,6 +12,7 @@ from mcp_sandbox.tools.common import (
     ListOffset,
     SandboxId,
     ToolContext,
+    domains_of,
     hints,
     lifetime_of,
     owner_of,
@@ -21,7 +22,10 @@ from mcp_sandbox.tools.common import (
 from mcp_sandbox.tools.content import fitting
 from mcp_sandbox.views import ClosedSandbox, SandboxList, SandboxView, first_page
 from templates.model import Template
+from vmm.types import NetworkMode
 
+MAX_DOMAINS = 100  # that a sandbox can ask for
+Domain = Annotated[str, Field(min_length=1, max_length=253)]
 MAX_TEMPLATES_CHARS = 4000  # of the templates in the description of create_sandbox
 
 
@@ -32,8 +36,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Create sandbox",
         description=(
-            "Create a sandbox: an isolated, offline machine. Files and, in Python, variables and imports persist "
-            f"across calls that name its sandbox_id. {lifetime_of(settings)}; then everything in it is gone. "
+            "Create a sandbox: an isolated machine, offline by default. Files and, in Python, variables and imports "
+            f"persist across calls that name its sandbox_id. {lifetime_of(settings)}; then everything in it is gone. "
             f"At most {settings.limits.sandboxes} exist at once."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=False),
@@ -57,9 +61,20 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             float,
             Field(gt=0, le=settings.lifetime.max_idle_s, description="Seconds without use after which it ends."),
         ] = settings.lifetime.idle_s,
+        network: Annotated[NetworkMode, Field(description=_modes(settings))] = NetworkMode.NONE,
+        allow_domains: Annotated[
+            list[Domain] | None,
+            Field(
+                min_length=1,
+                max_length=MAX_DOMAINS,
+                description='With network="proxy": reach only these, such as pypi.org or *.example.com.',
+            ),
+        ] = None,
     ) -> SandboxView:
         with tool_errors():
-            return await service_of(ctx).create(owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s)
+            return await service_of(ctx).create(
+                owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s, network=network, allow_domains=allow_domains
+            )
 
     @mcp.tool(
         title="List sandboxes",
@@ -87,6 +102,13 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         with tool_errors():
             closed = await service_of(ctx).close(owner_of(ctx), sandbox_id)
         return ClosedSandbox(sandbox_id=sandbox_id, closed=closed)
+
+
+def _modes(settings: Settings) -> str:
+    """Describe the network modes, and which of them the operator has enabled."""
+    proxy = f"http and https to {domains_of(settings)}" if settings.network.enabled else "not enabled here"
+    nat = "a network device" if settings.allow_nat else "not enabled here"
+    return f"none: offline; proxy: {proxy}; nat: {nat}."
 
 
 def _described(templates: Mapping[str, Template]) -> str:

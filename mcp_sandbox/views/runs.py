@@ -66,6 +66,7 @@ class RunView(View):
     images: tuple[ImageView, ...]
     timings: RunTimings
     report: Report | None = None
+    network_refusals: tuple[str, ...] = Field((), description="What the network policy refused meanwhile, and why.")
     service_loss: str | None = Field(None, description="How the template's service ended, if it has.")
     expires_in_s: float | None = Field(None, description="Seconds until the sandbox ends unless it is used.")
 

@@ -20,7 +20,9 @@ class SandboxView(View):
     memory_mb: int
     vcpus: int
     disk_mb: int
-    network: str
+    network: str = Field(description="none: offline; proxy: http and https through a proxy; nat: a network device.")
+    allow_domains: list[str] = Field(description="Domains it may reach; *: every public one. Empty unless proxy.")
+    closed_connections: int = Field(0, description="Network connections that its last fork or pause closed.")
     working_directory: str = WORKSPACE
     artifacts_directory: str = OUTPUTS
     state: str = Field(description="ready, running or paused")
@@ -39,6 +41,7 @@ class ServedSandbox(View):
     sandbox_id: str = Field(description="The machine's id if the machine belongs to no sandbox.")
     owner: str | None
     template: str
+    network: str | None = Field(None, description="none, proxy or nat; null: its server does not answer.")
     state: str = Field(description="As its owner sees it; no answer: its server hangs; left over: its server is gone.")
     age_s: float
     expires_in_s: float | None = Field(None, description="Seconds until it ends unless it is used.")
