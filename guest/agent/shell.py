@@ -13,6 +13,7 @@ from guest.agent.shell_session import MAX_RECORD, RECORD_FD, Call, Session, pars
 from guest.agent.streams import Streams
 from guest.agent.sweep import CommandProcesses, make_room
 from guest.agent.user import User
+from guest.environment import Changes
 from guest.errors import ProtocolError, RequestRefused
 from guest.places import WORKSPACE
 from guest.prctl import become_subreaper
@@ -109,6 +110,10 @@ class Shell:
         with suppress(ProcessLookupError):
             os.killpg(current.pid, signal.SIGINT)
         self._loop.later(current.run.grace_s, kill)
+
+    def change_environment(self, changes: Changes) -> None:
+        """Change the environment of the next commands. The first one inherits the agent's."""
+        self._session.change(changes)
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run a template's warm-up script; `done` gets its output if it fails, or None. Its session is discarded."""

@@ -8,6 +8,7 @@ import os
 import shlex
 from typing import Any, NamedTuple
 
+from guest.environment import Changes
 from guest.errors import RequestRefused
 from guest.places import WORKSPACE
 
@@ -65,6 +66,12 @@ class Session:
                 "too_large", "env is too large; write the values to a file and let the command read it"
             )
         return [_SCRIPT, SHELL_NAME, start, command]
+
+    def change(self, changes: Changes) -> None:
+        """Change variables as if the last command had done so."""
+        if self.exports:
+            lines = (f"unset {n}" if v is None else f"export {n}={shlex.quote(v)}" for n, v in changes.items())
+            self.exports += "\n" + "\n".join(lines)
 
     def take(self, record: bytes, call: Call) -> str:
         """Remember what a shell wrote as it exited; returns a note for the user, or nothing.

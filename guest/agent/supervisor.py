@@ -150,6 +150,7 @@ class Supervisor:
         """Change the environment of all code that runs from now on, in the live kernel, too."""
         apply(os.environ, changes)
         self._source.change_environment(changes)
+        self._shell.change_environment(changes)
         if self._kernel:
             self._kernel.link.send({"op": "environment", "changes": dict(changes)})
 

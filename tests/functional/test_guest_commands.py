@@ -228,6 +228,26 @@ async def test_a_lease_with_a_network_lets_package_managers_use_it(machine):
         assert ("no-index" in (await command(machine, config)).stdout) is offline
 
 
+PROXY = "http://127.0.0.1:3128"
+
+
+async def test_commands_know_the_proxy_while_the_machine_may_use_it(machine):
+    await command(machine, "export MINE=1")
+    for mode, shown in (("proxy", f"{PROXY} {PROXY} except 1\n"), ("none", "   1\n")) * 2:
+        await machine.refresh(Identity("clone", "f" * 32, bytes(32), mode, reseed=False))
+        line = 'echo "$https_proxy $HTTP_PROXY ${NO_PROXY:+except} $MINE"'
+        assert (await command(machine, line)).stdout == shown
+
+
+@ONLY_PYTHON
+async def test_a_kernel_that_runs_already_knows_the_proxy_while_the_machine_may_use_it(machine):
+    for mode, shown in (("proxy", [repr(PROXY)]), ("none", ["''"])):
+        await machine.refresh(Identity("clone", "f" * 32, bytes(32), mode, reseed=False))
+        assert (await run(machine, "import os; os.environ.get('HTTPS_PROXY', '')")).shown == shown
+        await run(machine, "os.kill(os.getpid(), 9)")
+        assert (await run(machine, "import os; os.environ.get('HTTPS_PROXY', '')")).shown == shown
+
+
 @ONLY_SHELL
 async def test_a_pipeline_ends_when_its_reader_does(machine):
     assert (await command(machine, "yes | head -n 1")).stdout == "y\n"

@@ -3,11 +3,13 @@
 import subprocess
 import zipfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
+from anyio.abc import ByteStream
 
 from mcp_sandbox.app import Host
 from mcp_sandbox.config import Settings
@@ -20,7 +22,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import RunView, SandboxView
 from templates.build import BuiltTemplate
 from tests.functional.machines import only
-from tests.web.sites import Page, folder, pages
+from tests.web.sites import GONE, Page, folder, pages
 from tests.web.world import NETWORKS, World, forget_proxies
 from vmm.types import NetworkMode
 
@@ -82,10 +84,10 @@ async def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def serving(host: Host, web: Web, *, pooled: bool = False) -> AsyncIterator[SandboxService]:
-    """A service whose operator allows three of the sites."""
+async def serving(host: Host, web: Web, *more: str, pooled: bool = False) -> AsyncIterator[SandboxService]:
+    """A service whose operator allows three of the sites, and more."""
     network = {
-        "allow_domains": ["index.test", "code.test", "plain.test"],
+        "allow_domains": ["index.test", "code.test", "plain.test", *more],
         "ports": sorted({443, *web.ports}),
         "private_networks": NETWORKS,
     }
@@ -206,3 +208,32 @@ async def test_a_kernel_that_replaces_a_killed_one_has_the_network_too(service, 
     await code(service, box, "import os; os.kill(os.getpid(), 9)")
     fetch = f"import urllib.request as u\nprint(u.urlopen('{web.plain}/').read().decode(), end='')"
     assert output_of(await code(service, box, fetch)) == "plain page\n"
+
+
+async def test_a_fork_and_a_pause_end_connections_and_both_sides_go_on_in_their_mode(host, built, web):
+    if not host.driver.capabilities.snapshot:
+        pytest.skip(f"{host.driver.name} cannot fork")
+    connected = anyio.Event()
+
+    async def hold(stream: ByteStream) -> None:
+        async with stream:
+            connected.set()
+            with suppress(*GONE):
+                while True:
+                    await stream.receive()
+
+    async with web.site("slow.test", hold) as slow, serving(host, web, "slow.test") as service:
+        box = await service.create(ME, network=NetworkMode.PROXY)
+        await command(service, box, f"curl -sS {slow}/ > /tmp/ended 2>&1 &")
+        await connected.wait()
+        (copy,) = await service.fork(ME, box.sandbox_id, 1)
+        assert (copy.network, copy.closed_connections) == ("proxy", 1)
+        for view in (box, copy):
+            assert output_of(await command(service, view, f"curl -sS {web.plain}/")) == "plain page\n"
+            ended = "until grep -q curl: /tmp/ended; do sleep 0.1; done; cat /tmp/ended"
+            assert "curl: (5" in output_of(await command(service, view, ended))  # no answer, or a reset
+        paused = await service.pause(ME, copy.sandbox_id)
+        assert (paused.network, paused.closed_connections) == ("proxy", 0)
+        await service.resume(ME, copy.sandbox_id)
+        assert output_of(await command(service, copy, f"curl -sS {web.plain}/")) == "plain page\n"
+        assert web.accesses[-1].caller.sandbox == copy.sandbox_id

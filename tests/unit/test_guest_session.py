@@ -145,3 +145,10 @@ def test_a_command_or_env_that_is_too_large_is_refused():
 def test_invalid_options_are_refused(options):
     with pytest.raises(RequestRefused):
         parse_call(options)
+
+
+def test_variables_that_change_between_commands_are_changed_in_the_next(sessions: Sessions):
+    sessions.run("export OLD=1")
+    sessions.session.change({"OLD": None, "NEW": AWKWARD})
+    assert sessions.run('printf %s "${OLD-gone}$NEW"') == f"gone{AWKWARD}"
+    assert sessions.run('printf %s "${OLD-gone}$NEW"') == f"gone{AWKWARD}"
