@@ -340,7 +340,7 @@ class NetworkNotEnabled(NetworkRefused):
     """The operator has not enabled the network mode that was asked for."""
 
     code = "network_not_enabled"
-    sentence = "The operator has not enabled network mode {mode!r} for sandboxes."
+    sentence = "The operator has not enabled network mode {mode} for sandboxes."
     mode: str
     setting: str  # what would enable it
 
@@ -350,7 +350,7 @@ class NetworkNotInTemplate(NetworkRefused):
     """The template's sandboxes may not have the network mode that was asked for."""
 
     code = "network_not_in_template"
-    sentence = "Sandboxes of template {template!r} have at most network mode {most!r}, not {mode!r}."
+    sentence = "Sandboxes of template {template!r} have at most network mode {most}, not {mode}."
     template: str
     mode: str
     most: str
@@ -361,7 +361,7 @@ class NetworkUnsupported(NetworkRefused):
     """The driver has no such network mode on this host."""
 
     code = "network_unsupported"
-    sentence = "Driver {driver} has no network mode {mode!r} on this host."
+    sentence = "Driver {driver} has no network mode {mode} on this host."
     driver: str
     mode: str
 

@@ -18,6 +18,7 @@ from mcp_sandbox.commands.doctor_report import (
     HomeReport,
     HostReport,
     MissingReport,
+    NetworkReport,
     Report,
     ServerReport,
     TemplateReport,
@@ -38,7 +39,7 @@ from templates.store import Entry, Store
 from vmm.driver import DRIVERS, driver_info
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.limits import detect
-from vmm.types import Isolation, Probe
+from vmm.types import Isolation, NetworkMode, Probe
 
 MB = 1_000_000
 BUILD_BYTES = 3000 * MB  # disk space that a build needs at its peak: base, unpacked tree, image, snapshot
@@ -82,6 +83,7 @@ async def examine(settings: Settings) -> Report:
         choice=_choice_report(settings, choice),
         drivers=reports,
         host=host,
+        network=_network(settings, choice.driver),
         home=home,
         settings=config_files(),
         guest_kernel=_guest_kernel(drivers.builder),
@@ -233,6 +235,13 @@ def _host() -> HostReport:
         cgroup_version=hierarchy.version,
         cgroup=hierarchy.describe(),
     )
+
+
+def _network(settings: Settings, driver: str) -> NetworkReport:
+    enabled = {NetworkMode.NONE: True, NetworkMode.PROXY: settings.network.enabled, NetworkMode.NAT: settings.allow_nat}
+    possible = driver_info(driver).capabilities.networks if driver in DRIVERS else ()
+    modes = [mode for mode in NetworkMode if enabled[mode] and mode in possible]
+    return NetworkReport(modes=modes, allow_domains=list(settings.network.allow_domains))
 
 
 def _home(settings: Settings, store: Store) -> HomeReport:

@@ -6,6 +6,7 @@
     choice       driver (the selected one), setting, min_isolation, reasons[], better (what would allow a better one)
     drivers[]    name, in_force, usable, isolation, accel, version, reason, fix, missing_protections[]
     host         user, root, cpus, memory_bytes, memory_available_bytes, cgroup_version, cgroup
+    network      modes[] (that sandboxes can ask for), allow_domains[] (that they can reach in mode proxy)
     home         path, used_bytes, free_bytes
     settings[]   the files that settings were read from, most important first
     guest_kernel path, or null if it was not fetched; only drivers with isolation "vm" need one
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from vmm.types import Accel, Isolation
+from vmm.types import Accel, Isolation, NetworkMode
 
 
 class ChoiceReport(BaseModel):
@@ -58,6 +59,13 @@ class HostReport(BaseModel):
     memory_available_bytes: int  # sandboxes of a snapshot share its memory
     cgroup_version: int | None
     cgroup: str
+
+
+class NetworkReport(BaseModel):
+    """What sandboxes can reach."""
+
+    modes: list[NetworkMode]
+    allow_domains: list[str]
 
 
 class HomeReport(BaseModel):
@@ -122,6 +130,7 @@ class Report(BaseModel):
     choice: ChoiceReport
     drivers: list[DriverReport]
     host: HostReport
+    network: NetworkReport
     home: HomeReport
     settings: list[Path]
     guest_kernel: Path | None

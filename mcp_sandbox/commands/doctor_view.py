@@ -8,11 +8,18 @@ from rich.table import Column, Table
 
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.commands.doctor import MB, examine, one_line
-from mcp_sandbox.commands.doctor_report import ChoiceReport, DriverReport, Report, ServerReport, TemplateReport
+from mcp_sandbox.commands.doctor_report import (
+    ChoiceReport,
+    DriverReport,
+    NetworkReport,
+    Report,
+    ServerReport,
+    TemplateReport,
+)
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import CPUS, LEVELS
 from mcp_sandbox.serving.lifetime import run_command
-from vmm.types import Isolation
+from vmm.types import Isolation, NetworkMode
 
 GB = 1000 * MB
 _BUILT = {True: "[green]yes[/]", False: "no", None: "unknown"}
@@ -104,6 +111,7 @@ def _show_host(report: Report) -> None:
     grid.add_row("CPUs", str(host.cpus))
     grid.add_row("memory", f"{host.memory_available_bytes / GB:.1f} GB available of {host.memory_bytes / GB:.1f} GB")
     grid.add_row("limits", escape(host.cgroup))
+    grid.add_row("network", escape(_network(report.network)))
     for path in report.settings:
         grid.add_row("settings", escape(str(path)))
     grid.add_row("home", escape(str(home.path)))
@@ -112,6 +120,15 @@ def _show_host(report: Report) -> None:
         grid.add_row("guest kernel", "fetched" if report.guest_kernel else "not fetched: run mcp-sandbox setup")
     out.print(grid)
     out.print()
+
+
+def _network(network: NetworkReport) -> str:
+    """Return what sandboxes can reach."""
+    if network.modes == [NetworkMode.NONE]:
+        return "sandboxes are offline; network.allow_domains would let them ask for mode proxy"
+    domains = ", ".join(network.allow_domains)
+    described = {NetworkMode.NONE: "none", NetworkMode.PROXY: f"proxy (to {domains})", NetworkMode.NAT: "nat"}
+    return f"sandboxes can ask for: {'; '.join(described[mode] for mode in network.modes)}"
 
 
 def _show_templates(templates: list[TemplateReport]) -> None:

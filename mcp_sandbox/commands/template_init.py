@@ -23,6 +23,7 @@ title = "{title}"
 description = "What a model should know before it chooses this template."
 language = "{language}"  # what run_code accepts: python, cpp, go or shell
 # pool = "cold"  # keep no machine ready; start each one on demand
+# network = "none"  # its sandboxes may have no network, whatever the operator allows others
 # user_namespaces = true  # for programs with their own sandbox, such as Chromium
 
 """

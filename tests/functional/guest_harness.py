@@ -15,6 +15,7 @@ from anyio.abc import SocketStream
 from guest.client import AgentClient
 from guest.client.messages import CodeError, Display, Event, Finished, Output, RunCode, WarmUp
 from guest.client.reports import CompiledReport
+from guest.client.streams import ServeStream
 from tests.functional.checkout import REPO, folders, readable
 from tests.waiting import HANG_S
 
@@ -32,13 +33,17 @@ LESS_RIGHTS = "setpriv --bounding-set=-all" + (" --reuid=1000 --regid=1000 --cle
 MAP_SCRIPT = """
 echo >/proc/self/fd/"$UP"
 read -r _ </proc/self/fd/"$GO"
-exec unshare --mount --pid --fork --kill-child --uts sh -c "$ROOT_SCRIPT" sh "$@"
+exec unshare --mount --pid --fork --kill-child --uts --net sh -c "$ROOT_SCRIPT" sh "$@"
 """
+
+# A new network namespace has a loopback device, which is down: SIOCSIFFLAGS with IFF_UP.
+LOOPBACK_UP = "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh14x', b'lo', 1))"
 
 # A tmpfs root with the system and this repository mounted read-only. The user namespace protects the clock and the
 # kernel's entropy; the PID namespace ends with its first process.
 ROOT_SCRIPT = """
 set -e
+"$PYTHON" -c "$LOOPBACK_UP"
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs "$STAGE"
 cd "$STAGE"
@@ -83,6 +88,7 @@ def _agent_process(channel: socket.socket, options: tuple[str, ...], stage: str)
         "AGENT_OPTIONS": " ".join(options),
         "LESS_RIGHTS": LESS_RIGHTS if "--own-pids" in options else "",
         "ROOT_SCRIPT": ROOT_SCRIPT,
+        "LOOPBACK_UP": LOOPBACK_UP,
         "STAGE": stage,
         "UP": str(up_write),
         "GO": str(go_read),
@@ -117,7 +123,10 @@ def _map_ids(pid: int) -> None:
 
 @asynccontextmanager
 async def agent_client(
-    warm_up: str | WarmUp | None = "", *options: str, user: str = SANDBOX_USER
+    warm_up: str | WarmUp | None = "",
+    *options: str,
+    user: str = SANDBOX_USER,
+    serve_stream: ServeStream | None = None,
 ) -> AsyncIterator[AgentClient]:
     """A client of an agent running with these options, its kernel ready unless `warm_up` is None.
 
@@ -125,7 +134,7 @@ async def agent_client(
     """
     async with (
         agent_stream(*options, user=user) as stream,
-        AgentClient.open(stream, timeout_s=START_TIMEOUT_S) as client,
+        AgentClient.open(stream, timeout_s=START_TIMEOUT_S, serve_stream=serve_stream) as client,
     ):
         if warm_up is not None:
             await client.warm(WarmUp(code=warm_up) if isinstance(warm_up, str) else warm_up, START_TIMEOUT_S)

@@ -62,6 +62,10 @@ def settings_documented() -> dict[str, tuple[str, str]]:
     }
 
 
+def shown(value: object) -> str:
+    return f"~/{value.relative_to(Path.home())}" if isinstance(value, Path) else str(value)
+
+
 def test_operations_md_lists_every_setting_with_its_variable_and_default(monkeypatch: pytest.MonkeyPatch):
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -69,11 +73,8 @@ def test_operations_md_lists_every_setting_with_its_variable_and_default(monkeyp
     for name, field in setting_names():
         default = field.get_default(call_default_factory=True, validated_data={})
         assert default is not PydanticUndefined
-        if isinstance(default, tuple):
-            default = default[0] if default else None
-        if isinstance(default, Path):
-            default = f"~/{default.relative_to(Path.home())}"
-        expected[name] = (variable_of(name), "none" if default is None else str(default))
+        values = default if isinstance(default, tuple) else () if default in (None, {}) else (default,)
+        expected[name] = (variable_of(name), ",".join(map(shown, values)) or "none")
     assert settings_documented() == expected
 
 

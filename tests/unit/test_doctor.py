@@ -181,6 +181,7 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
         "choice": "driver setting min_isolation reasons better",
         "drivers": "name in_force usable isolation accel version reason fix missing_protections",
         "host": "user root cpus memory_bytes memory_available_bytes cgroup_version cgroup",
+        "network": "modes allow_domains",
         "home": "path used_bytes free_bytes",
         "settings": None,
         "guest_kernel": None,
@@ -247,3 +248,15 @@ async def test_a_template_with_errors_is_reported_and_does_not_affect_others(tmp
     assert "python-data-analysis" in [template.name for template in report.templates]
     assert [warning for warning in report.warnings if f"{file}:1: this is not valid TOML" in warning]
     assert (report.verdict == "Not ready: template broken has errors") == (default == "broken")
+
+
+async def test_the_network_modes_that_sandboxes_can_ask_for_are_reported(tmp_path: Path, capsys):
+    report = await examine(Settings(home=tmp_path))
+    assert report.network.modes == ["none"]
+    doctor_view.show(report)
+    assert "sandboxes are offline" in capsys.readouterr().out
+    enabled = Settings.model_validate({"home": tmp_path, "network": {"allow_domains": ["pypi.org"]}})
+    report = await examine(enabled)
+    assert (report.network.modes, report.network.allow_domains) == (["none", "proxy"], ["pypi.org"])
+    doctor_view.show(report)
+    assert "none; proxy (to pypi.org)" in capsys.readouterr().out

@@ -21,6 +21,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import ServedSandbox
 from tests.unit.fakes import TEMPLATE, FakeProvider
 from vmm.process_table import ProcessId
+from vmm.types import NetworkMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Server:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    settings = Settings(home=tmp_path)
+    settings = Settings.model_validate({"home": tmp_path, "network": {"allow_domains": ["pypi.org"]}})
     async with open_registry(tmp_path) as registry:  # without recovery, which would remove what a test leaves
         operation = Operation(settings, registry, Metrics(registry.own))
         provider = operation.acquiring(operation.restoring(FakeProvider()))
@@ -56,6 +57,16 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
             operation.controlled(operation.panel(service)),
         ):
             yield Server(tmp_path, operation, service)
+
+
+async def test_the_list_shows_each_sandboxes_network(server: Server):
+    offline = await server.service.create("alice")
+    online = await server.service.create("alice", network=NetworkMode.PROXY)
+    listed = json.loads((await server.command("sandbox", "list", "--json")).stdout)
+    modes = {view["sandbox_id"]: view["network"] for view in listed}
+    assert modes == {offline.sandbox_id: "none", online.sandbox_id: "proxy"}
+    (line,) = [row for row in (await server.command("sandbox", "list")).stdout.splitlines() if online.sandbox_id in row]
+    assert "proxy" in line
 
 
 async def test_the_list_shows_the_sandboxes_of_servers_that_answer(server: Server):

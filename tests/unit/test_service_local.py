@@ -368,7 +368,7 @@ async def test_an_unknown_or_unbuilt_template_is_reported(bench: Bench):
     ("request_", "reason"),
     [
         (MachineRequest(TEMPLATE, memory_mb=77), "machines of template .* have 512 MB"),
-        (MachineRequest(TEMPLATE, network=NetworkMode.NAT), "Driver stub has no network mode 'nat'"),
+        (MachineRequest(TEMPLATE, network=NetworkMode.NAT), "Driver stub has no network mode nat"),
     ],
 )
 async def test_a_request_that_the_driver_cannot_satisfy_is_refused_before_a_machine_starts(

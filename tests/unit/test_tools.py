@@ -137,6 +137,33 @@ async def test_the_instructions_name_the_isolation_level_and_say_offline(client:
     assert "offline" in client.instructions
 
 
+async def test_descriptions_say_which_network_sandboxes_can_have(provider: FakeProvider):
+    for network, allow_nat, said in (
+        ({}, False, "Sandboxes are offline: packages cannot be installed"),
+        ({"allow_domains": ["pypi.org", "*.test"]}, False, 'offline unless create_sandbox gets network="proxy"'),
+        ({"allow_domains": ["*"]}, True, 'to every public domain) or network="nat" (a network device)'),
+    ):
+        async with connected(provider, network=network, allow_nat=allow_nat) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            for text in (client.instructions, tools["run_code"].description, tools["run_command"].description):
+                assert text is not None
+                assert said in text
+            mode = str(tools["create_sandbox"].input_schema["properties"]["network"])
+            assert ("proxy: not enabled here" in mode) is (not network)
+            assert ("nat: not enabled here" in mode) is (not allow_nat)
+            annotations = tools["run_code"].annotations
+            assert annotations is not None
+            assert annotations.open_world_hint is bool(network)
+
+
+async def test_a_network_that_is_not_enabled_is_refused_with_the_setting(client: Client):
+    refused = await client.call_tool("create_sandbox", {"network": "proxy"})
+    assert refused.is_error
+    assert "has not enabled network mode proxy" in text_of(refused)
+    assert "set network.allow_domains" in text_of(refused)
+    assert (await client.call_tool("create_sandbox", {"network": "bridge"})).is_error
+
+
 async def test_create_sandbox_returns_a_complete_view(client: Client):
     result = await client.call_tool("create_sandbox", {})
     view = result.structured_content
