@@ -38,6 +38,7 @@ from vmm.errors import LaunchFailed, SnapshotFailed, VmmError
 from vmm.process_table import of_pid
 from vmm.types import MachineSpec, NetworkMode, Snapshot
 
+REOPEN_S = 5.0  # a machine that could not be frozen answers at once, or is lost
 EXIT_REASON_S = 2.0  # a process that closed its output is about to end
 
 
@@ -144,11 +145,11 @@ class LocalProvider(AsyncContextManagerMixin):
         async with self._directory() as directory:
             with _hold_entries(lease.origin):
                 with map_errors("frozen"):
-                    closed = await lease.agent.close_streams() if lease.network is NetworkMode.PROXY else 0
-                    await lease.agent.ping()  # answers come in order, so the channel is empty now
-                    with anyio.CancelScope(shield=True):  # a cancelled snapshot could leave the machine paused
-                        snapshot = await driver.snapshot(lease.machine, directory, keep=True)
-                        await lease.agent.refresh(renewed(lease.identity))
+                    async with _without_streams(lease) as closed:
+                        await lease.agent.ping()  # answers come in order, so the channel is empty now
+                        with anyio.CancelScope(shield=True):  # a cancelled snapshot could leave the machine paused
+                            snapshot = await driver.snapshot(lease.machine, directory, keep=True)
+                            await lease.agent.refresh(renewed(lease.identity))
                 files = _file_stamps(snapshot.path)
                 yield LocalFrozen(
                     lease.template,
@@ -283,6 +284,20 @@ async def _restore(
         stream = await machine.connect()
         opening = open_unique(stream, identity, driver.capabilities.isolation, serve_stream=serve_stream)
         yield machine, await stack.enter_async_context(opening)
+
+
+@asynccontextmanager
+async def _without_streams(lease: LocalLease) -> AsyncIterator[int]:
+    """End the streams of a machine; yields how many. The block refreshes it, and then it may open streams again."""
+    if lease.network is not NetworkMode.PROXY:
+        yield 0
+        return
+    try:
+        yield await lease.agent.close_streams()
+    except BaseException:  # the machine goes on, with its network
+        with anyio.move_on_after(REOPEN_S, shield=True), suppress(GuestError):
+            await lease.agent.refresh(renewed(lease.identity))
+        raise
 
 
 def _file_stamps(directory: Path) -> dict[str, tuple[int, int]]:

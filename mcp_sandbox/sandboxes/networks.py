@@ -1,28 +1,28 @@
 """What each sandbox may reach: the mode it gets, and the bridge that carries the streams of its machine."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
-from urllib.request import getproxies_environment
 
-import psutil
 from anyio.abc import ByteStream
 
 from guest.client.streams import ServeStream
+from guest.client.wire import one_line
 from mcp_sandbox.config import EVERY_DOMAIN, Settings
 from mcp_sandbox.errors import BadRequest, DomainNotAllowed, NetworkNotEnabled, NetworkNotInTemplate
 from templates.model import Template
 from vmm.types import NetworkMode
 from websearch import dial
 from websearch.access import Access, Caller
-from websearch.addresses import IPAddress
-from websearch.authority import Authority
 from websearch.bridge import Bridge
-from websearch.policy import Policy, Surroundings, Verdict, canonical_pattern, within
+from websearch.policy import Verdict, canonical_pattern, within
 from websearch.quotas import Ledger
+from websearch.surroundings import surroundings
 
+FRESH_S = 10.0  # for the addresses of this host, which can change
 MAX_REFUSALS = 20  # that a sandbox remembers
+MAX_REFUSAL_CHARS = 400
 MODES = list(NetworkMode)  # each allows more than the one before
 ADVICE = {
     "domain-not-allowed": "the operator's setting network.allow_domains decides",
@@ -81,17 +81,17 @@ class Networks:
 
     def open(self, grant: Grant, owner: str, sandbox_id: str) -> "Network":
         """Return the network of one sandbox."""
-        return Network(grant, Caller(owner, sandbox_id), self._settings.policy(grant.only), self)
+        return Network(grant, Caller(owner, sandbox_id), self)
 
-    def bridge(self, policy: Policy, on_access: OnAccess) -> Bridge:
-        """Return a bridge for one connection: the addresses of this host may have changed since the last."""
+    def bridge(self, grant: Grant, on_access: OnAccess) -> Bridge:
+        """Return a bridge for what was granted. It knows the addresses that this host has now."""
 
         def ended(access: Access) -> None:
             self._on_access(access)
             on_access(access)
 
         return Bridge(
-            policy,
+            self._settings.policy(grant.only),
             self._ledger,
             surroundings=surroundings(),
             resolver=self._resolver,
@@ -113,15 +113,16 @@ class Networks:
 class Network:
     """The network of one sandbox, and what it was refused lately."""
 
-    def __init__(self, grant: Grant, caller: Caller, policy: Policy, networks: Networks) -> None:
+    def __init__(self, grant: Grant, caller: Caller, networks: Networks) -> None:
         self.grant = grant
         self.sandbox_id = caller.sandbox
         self.closed_connections = 0  # by the last fork or pause
         self._caller = caller
-        self._policy = policy
         self._networks = networks
         self._refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
         self.refused = 0  # how often
+        self._bridge: Bridge | None = None
+        self._bridge_made = 0.0
 
     @property
     def serve_stream(self) -> ServeStream | None:
@@ -134,7 +135,10 @@ class Network:
         return tuple(dict.fromkeys(list(self._refusals)[len(self._refusals) - new :]))
 
     async def _serve(self, stream: ByteStream) -> None:
-        await self._networks.bridge(self._policy, self._note).serve(stream, self._caller)
+        now = time.monotonic()
+        if self._bridge is None or now - self._bridge_made > FRESH_S:
+            self._bridge, self._bridge_made = self._networks.bridge(self.grant, self._note), now
+        await self._bridge.serve(stream, self._caller)
 
     def _note(self, access: Access) -> None:
         if not access.verdict.allowed:
@@ -144,25 +148,4 @@ class Network:
 
 def _described(target: str, verdict: Verdict) -> str:
     advice = f"; {ADVICE[verdict.rule]}" if verdict.rule in ADVICE else ""
-    return f"{target} ({verdict.rule}): {verdict.reason}{advice}"
-
-
-def surroundings() -> Surroundings:
-    """Return what this host knows about itself: its addresses, and where its own proxy listens."""
-    return Surroundings(own=_own_addresses(), bridge=_own_proxies())
-
-
-def _own_addresses() -> frozenset[IPAddress]:
-    found = set()
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            try:
-                found.add(ip_address(address.address.partition("%")[0]))
-            except ValueError:  # of another family, such as a MAC address
-                continue
-    return frozenset(found)
-
-
-def _own_proxies() -> frozenset[Authority]:
-    proxies = (dial.parse_upstream(url) for name, url in getproxies_environment().items() if name != "no")
-    return frozenset(proxy.authority for proxy in proxies)
+    return one_line(f"{target} ({verdict.rule}): {verdict.reason}{advice}", MAX_REFUSAL_CHARS)

@@ -89,3 +89,10 @@ def test_import_pip_gets_the_real_pip_or_none():
     assert "guest/offline" not in python("-c", "import pip; print(pip.__file__); import pip._internal").stdout
     done = python("-S", "-c", "import pip")
     assert "ModuleNotFoundError: No module named 'pip'" in done.stderr
+
+
+def test_with_a_network_a_missing_program_does_not_say_offline(tmp_path: Path):
+    (tmp_path / "network").touch()
+    done = call("", "install", "x", network=tmp_path / "network")
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr == "pip: this sandbox's template does not contain it\n"

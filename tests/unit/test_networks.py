@@ -18,7 +18,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.operating.metrics import Metrics
 from mcp_sandbox.runs.requests import CodeRun
-from mcp_sandbox.sandboxes.networks import OFFLINE, Grant, Networks, surroundings
+from mcp_sandbox.sandboxes.networks import OFFLINE, Grant, Networks
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.tools.run_text import run_blocks
@@ -33,6 +33,7 @@ from vmm.types import NetworkMode
 from websearch.access import Access, Caller
 from websearch.policy import Verdict
 from websearch.quotas import Ledger, Quotas
+from websearch.surroundings import surroundings
 
 NONE, PROXY, NAT = NetworkMode
 ME = "ada"

@@ -494,6 +494,16 @@ async def test_a_machine_in_mode_proxy_is_frozen_without_streams_and_continues_i
                     assert bench.serve_stream is nothing
 
 
+async def test_a_machine_that_cannot_be_frozen_may_open_streams_again(bench: Bench):
+    async with bench.provider.acquire(ONLINE) as lease:
+        bench.driver.error = SnapshotFailed("no room")
+        with pytest.raises(SandboxError, match="no room"):
+            await bench.provider.freeze(lease).__aenter__()
+        agent = bench.agents[0]
+        assert agent.open_streams == -1
+        assert [identity.network for identity in agent.identities] == ["proxy", "proxy"]
+
+
 async def test_a_machine_that_went_online_later_is_thawed_with_its_network(bench: Bench):
     async with bench.provider.acquire(REQUEST) as offline:
         lease = await go_online(offline, nothing)
