@@ -68,7 +68,6 @@ class LocalFrozen(Frozen):
     files: Mapping[str, tuple[int, int]]  # of the snapshot, with size and modification time
     origin: _Origin
     identity: Identity
-    network: NetworkMode
 
 
 class LocalProvider(AsyncContextManagerMixin):
@@ -151,16 +150,8 @@ class LocalProvider(AsyncContextManagerMixin):
                             snapshot = await driver.snapshot(lease.machine, directory, keep=True)
                             await lease.agent.refresh(renewed(lease.identity))
                 files = _file_stamps(snapshot.path)
-                yield LocalFrozen(
-                    lease.template,
-                    lease.host,
-                    closed,
-                    snapshot,
-                    files,
-                    lease.origin,
-                    lease.identity,
-                    lease.network,
-                )
+                host, origin = lease.host, lease.origin
+                yield LocalFrozen(lease.template, host, closed, snapshot, files, origin, lease.identity)
 
     @asynccontextmanager
     async def thaw(
@@ -174,8 +165,9 @@ class LocalProvider(AsyncContextManagerMixin):
         """
         asked_at = anyio.current_time()
         assert isinstance(frozen, LocalFrozen), "frozen by this provider"
-        identity = new_identity(network=frozen.network) if copy else renewed(frozen.identity)
-        spec = replace(frozen.origin.spec, id=identity.hostname, network=frozen.network)
+        network = NetworkMode(frozen.identity.network)
+        identity = new_identity(network=network) if copy else renewed(frozen.identity)
+        spec = replace(frozen.origin.spec, id=identity.hostname, network=network)
         origin = replace(frozen.origin, spec=spec)
         source = _restore(self._driver, frozen.snapshot, spec, identity, serve_stream)
         with _hold_entries(origin):

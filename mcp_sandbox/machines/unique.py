@@ -58,8 +58,9 @@ async def open_unique(
     """
     # The agent of a virtual machine uses a serial port, which knows no connections.
     seeking = isolation is Isolation.VM
+    first = identity if warmup is None else replace(identity, network=NetworkMode.NONE)  # as before a snapshot
     async with AgentClient.open(
-        stream, timeout_s=AGENT_TIMEOUT_S, identity=identity, seeking=seeking, serve_stream=serve_stream
+        stream, timeout_s=AGENT_TIMEOUT_S, identity=first, seeking=seeking, serve_stream=serve_stream
     ) as agent:
         if warmup is not None:
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)

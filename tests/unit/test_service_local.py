@@ -285,6 +285,15 @@ async def test_a_machine_without_a_snapshot_is_launched_and_warmed_up_before_it_
     async with bench.provider.acquire(REQUEST):
         assert bench.driver.started == ["launched"]
         assert bench.agents[0].warmed == [WARM_UP]
+
+
+async def test_a_warm_up_runs_offline_whatever_network_the_machine_gets(bench: Bench):
+    bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
+    assert bench.builder.found is not None
+    bench.builder.found = replace(bench.builder.found, snapshot=None)
+    async with bench.provider.acquire(ONLINE) as lease:
+        assert [identity.network for identity in bench.agents[0].identities] == ["none", "proxy"]
+        assert lease.identity.network == "proxy"
         assert bench.agents[0].identity.hostname == bench.driver.specs[0].id
     assert bench.driver.alive == 0
 
