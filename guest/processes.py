@@ -27,6 +27,7 @@ class Process(NamedTuple):
     parent: int
     group: int
     resident_bytes: int
+    zombie: bool = False
 
 
 def reset_signals() -> None:
@@ -60,7 +61,8 @@ def process_table() -> dict[int, Process]:
         if name.isdigit():
             with suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:  # it may end meanwhile
                 fields = file.read().rpartition(b")")[2].split()  # the name in front may contain any character
-                table[int(name)] = Process(int(fields[1]), int(fields[2]), int(fields[21]) * PAGE)
+                resident = int(fields[21]) * PAGE
+                table[int(name)] = Process(int(fields[1]), int(fields[2]), resident, fields[0] in (b"Z", b"X"))
     return table
 
 
@@ -122,4 +124,9 @@ def signal_everything(number: int) -> None:
 
 def process_count() -> int:
     """Return the number of visible processes, with one system call."""
-    return sum(map(str.isdigit, os.listdir("/proc")))
+    return len(visible_pids())
+
+
+def visible_pids() -> set[int]:
+    """Return all visible processes, with one system call."""
+    return set(map(int, filter(str.isdigit, os.listdir("/proc"))))

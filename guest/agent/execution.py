@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from guest.agent.output import Capture
+from guest.agent.sweep import RunProcesses
 from guest.agent.user import User
 from guest.errors import RequestRefused
 from guest.places import OUTPUTS
@@ -23,6 +24,7 @@ MAX_NAME = 255  # characters; even with all of them escaped a display fits into 
 MAX_REPORT = 512 * 1024  # bytes
 MAX_SIGNAL = 20  # characters; more than any name has
 KINDS = ("code", "command", "invoke")
+LEFT = "mcp-sandbox: processes that this run left running were ended: {}. To keep them, pass keep_processes=true.\n"
 NO_FORMS = b"{}"  # the body of a display that has only files, or whose text was dropped
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -41,6 +43,7 @@ class Execution:
         self.kind = header.get("kind", "code")
         if self.kind not in KINDS:
             raise RequestRefused("bad_request", f"kind is none of {', '.join(KINDS)}")
+        self.keep_processes = header.get("keep_processes") is True  # what it leaves running outlives it
         # See `split_code`.
         self._code_bytes = _whole(header, "code_bytes", MAX_BODY) if "code_bytes" in header else None
         self.begun = False  # a kernel has the code
@@ -123,6 +126,13 @@ class Execution:
             code = header.get("exit_code")
             return {"status": "exited", "state": "kept", "exit_code": code & 0xFF if type(code) is int else 1}
         return {"status": "ok", "state": "kept", "exit_code": 0}
+
+    def end_processes(self, processes: RunProcesses, kernel: int = 0) -> None:
+        """End what it has left running, unless that was asked to stay; if it was stopped, also in its kernel."""
+        if self.stopped:
+            processes.end(below=kernel)
+        elif not self.keep_processes and (ended := processes.end()):
+            self.feed("stderr", LEFT.format(ended).encode())
 
     def never_began(self) -> dict[str, Any]:
         """Return the result of a run that was stopped while it waited for a kernel."""

@@ -88,6 +88,11 @@ class KernelSource:
         if self._zygote is not None:
             self._order({"op": "environment", "changes": dict(changes)})
 
+    def settle(self) -> None:
+        """Take in what the zygote has reported: it does so before a kernel that it forked becomes the agent's child."""
+        if self._zygote is not None and self._zygote.fileno() >= 0:
+            self._receive(self._zygote, 0)
+
     # ------------------------------------------------------------ the zygote
 
     def _start_zygote(self) -> None:

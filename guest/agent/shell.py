@@ -11,7 +11,7 @@ from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
 from guest.agent.shell_session import MAX_RECORD, RECORD_FD, Call, Session, parse_call
 from guest.agent.streams import Streams
-from guest.agent.sweep import CommandProcesses, make_room
+from guest.agent.sweep import RunProcesses, make_room
 from guest.agent.user import User
 from guest.environment import Changes
 from guest.errors import ProtocolError, RequestRefused
@@ -20,6 +20,7 @@ from guest.prctl import become_subreaper
 from guest.processes import input_file, reset_signals
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")  # the first that exists is used
+LAST_S = 0.2  # for processes that no shell waits for to finish, such as tee in `command > >(tee log)`
 NOT_RUN = 126  # the exit code of shells for what could not be started
 WARM_UP = {"id": 0, "grace_ms": 1000, "head_bytes": 8000, "tail_bytes": 0, "max_display_bytes": 0}
 MADE_ROOM = (
@@ -37,12 +38,12 @@ class Started(NamedTuple):
     call: Call
     pid: int
     record: int  # the file in which its shell leaves its session
-    processes: CommandProcesses
+    processes: RunProcesses
     ended: Ended
 
 
 class Shell:
-    """Runs at most one command. What a command leaves running belongs to the output of the next command.
+    """Runs at most one command. What the processes that a command keeps write is output of the next command.
 
     `keep` returns the processes that are never ended for a command: kernel, zygote, service.
     """
@@ -84,7 +85,7 @@ class Shell:
             arguments = self._session.arguments(command, call, folder)
             if make_room(self._user, self._children, self._keep()):
                 run.feed("stderr", MADE_ROOM)
-            processes = CommandProcesses(self._user, self._children)
+            processes = RunProcesses(self._user, self._children, self._keep)
             pid, record = self._fork(shell, arguments, directory, call.stdin)
         except OSError as error:
             raise RequestRefused("no_kernel", f"no process can be started: {error.strerror}") from error
@@ -101,7 +102,6 @@ class Shell:
         """
         current = self._current
         assert current is not None
-        current.processes.mark(current.pid)
 
         def kill() -> None:
             if self._current is current:
@@ -131,7 +131,7 @@ class Shell:
             failed = f"{written.decode('utf-8', 'replace')}\n{result}" if result["status"] != "ok" else None
             done(failed)
 
-        self.start(Execution(WARM_UP, code.encode(), 0, self._user, send), ended)
+        self.start(Execution({**WARM_UP, "keep_processes": True}, code.encode(), 0, self._user, send), ended)
 
     # ------------------------------------------------------------ one command
 
@@ -163,7 +163,7 @@ class Shell:
             try:
                 self._place_descriptors(record, stdin)
                 self._user.drop_privileges(memory_watched=self.memory_watched)
-                become_subreaper()  # see `CommandProcesses`
+                become_subreaper()  # so that all of the command's processes are one job, see `MemoryWatch`
                 os.fchdir(directory)
                 self._exec(shell, arguments)
             except OSError as error:
@@ -188,11 +188,17 @@ class Shell:
         os.execve(shell, [shell, "-c", *arguments], environment)  # noqa: S606
 
     def _end(self, status: int) -> None:
-        """Finish the command whose shell has exited. What it left running goes on, unless it was stopped."""
+        """Finish the command whose shell has exited, as soon as nothing else of it runs, or a little later."""
         current = self._current
         assert current is not None
-        current.processes.end()
+        if current.run.stopped or current.run.keep_processes or not current.processes.any_left:
+            self._finish(current, status)
+        else:
+            self._loop.later(LAST_S, lambda: self._finish(current, status))
+
+    def _finish(self, current: Started, status: int) -> None:
         run = current.run
+        run.end_processes(current.processes)
         self.streams.drain()
         if os.WIFEXITED(status) and not run.stopped:
             record = os.pread(current.record, MAX_RECORD + 1, 0)

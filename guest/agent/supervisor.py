@@ -17,7 +17,7 @@ from guest.agent.memory_watch import MemoryWatch
 from guest.agent.service import Service
 from guest.agent.shell import Shell
 from guest.agent.streams import Streams
-from guest.agent.sweep import sweep
+from guest.agent.sweep import RunProcesses, sweep
 from guest.agent.user import User
 from guest.environment import Changes, apply
 from guest.errors import ProtocolError, RequestRefused
@@ -72,6 +72,7 @@ class Supervisor:
         self._note = b""  # for the next run, about what happened before it
         self._kernel: Kernel | None = None
         self._run: Execution | None = None  # in the kernel
+        self._processes: RunProcesses | None = None  # of that run
         self._figures = 0
         self._runs = 0
         self._failed_starts = 0  # kernels in a row that ended before they were ready
@@ -179,6 +180,7 @@ class Supervisor:
 
     def _own_processes(self) -> set[int]:
         """Return the processes that a sweep must spare, with their descendants."""
+        self._source.settle()
         return {self._kernel.pid if self._kernel else 0, self._source.zygote_pid, self._service.pid} - {0}
 
     # ------------------------------------------------------------ memory
@@ -212,6 +214,7 @@ class Supervisor:
 
     def _begin(self, kernel: Kernel, run: Execution) -> None:
         run.begun = True
+        self._processes = RunProcesses(self._user, self._children, self._own_processes)
         kernel.link.send(run.order(), run.code)
         kernel.streams.begin(run)
 
@@ -314,7 +317,10 @@ class Supervisor:
 
     def _finish(self, run: Execution, result: dict[str, Any], trace: bytes = b"") -> None:
         self._run = None
+        processes, self._processes = self._processes, None
         if self._kernel:
+            if processes:
+                run.end_processes(processes, self._kernel.pid)
             self._kernel.streams.end()
         changed = self.artifacts.changes()
         if not self.artifacts.complete:

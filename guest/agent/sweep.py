@@ -10,11 +10,11 @@ from functools import partial
 
 from guest.agent.children import Children
 from guest.agent.user import MAX_PROCESSES, User
-from guest.processes import FEW, end_all, process_count, process_table, signal_everything, tree_of
+from guest.processes import FEW, end_all, process_count, process_table, signal_everything, tree_of, visible_pids
 
 NOBODY = 65534
 SWEEP_S = 5.0  # for killed processes to be reaped; they count against the user's limit until then
-STOP_S = 1.0  # for the processes of a stopped command; the host waits 3 s for its end
+END_S = 1.0  # for the processes of a run; the host waits 3 s for the end of one that it stops
 FULL = MAX_PROCESSES * 9 // 10  # processes with which a program can hardly start another
 
 
@@ -37,44 +37,48 @@ def make_room(user: User, children: Children, keep: set[int]) -> bool:
     return full
 
 
-class CommandProcesses:
-    """All processes of one command, whatever sessions they open and whether their parents are alive.
+class RunProcesses:
+    """All processes that one run starts, whatever sessions they open and whether their parents are alive.
 
-    The command's shell must be a subreaper: orphans stay below it while it lives, and become children of the agent
-    when it ends. `mark` records all processes outside of the shell's tree when the command is stopped. Every descendant
-    of the agent that is not one of them, nor descends from one, belongs to the command.
+    The agent adopts every orphan. So each of its descendants that was not there when the run began, and does not
+    descend from one that was or from one that `keep` returns, belongs to the run.
     """
 
-    def __init__(self, user: User, children: Children) -> None:
-        """Prepare to find the processes of a command that is about to start."""
+    def __init__(self, user: User, children: Children, keep: Callable[[], set[int]]) -> None:
+        """Remember which processes there are before the run begins."""
         self._children = children
+        self._keep = keep
         self._broadcast = broadcast_to(user)
-        self._few = process_count() + FEW
-        self._shell = 0
-        self._others: set[int] = set()
+        self._before = visible_pids()
 
-    def mark(self, shell: int) -> None:
-        """Remember which processes do not belong to the command, whose shell must be alive."""
-        broadcast = None if process_count() <= self._few else self._broadcast
-        if broadcast:
-            broadcast(signal.SIGSTOP)
-        table = process_table()
-        if broadcast:
-            broadcast(signal.SIGCONT)
-        self._shell = shell
-        self._others = table.keys() - tree_of({shell}, table)
+    @property
+    def any_left(self) -> bool:
+        """Whether there may be some."""
+        return bool(visible_pids() - self._before)
 
-    def end(self) -> None:
-        """Kill them, if they were marked."""
-        if self._others:
-            few = process_count() <= self._few
-            end_all(self._find, self._children.reap, STOP_S, self._broadcast, few=few)
+    def end(self, *, below: int = 0) -> int:
+        """Kill them; returns how many there were. `below` is a process that stays, but not what the run started in it.
 
-    def _find(self) -> set[int]:
+        Without `below` the descendants of a kernel stay with it.
+        """
+        ended: set[int] = set()
+
+        def find() -> set[int]:
+            found = self._find(below)
+            ended.update(found)
+            return found
+
+        if self.any_left:
+            few = process_count() <= len(self._before) + FEW
+            end_all(find, self._children.reap, END_S, self._broadcast, few=few)
+        return len(ended)
+
+    def _find(self, below: int) -> set[int]:
         agent, table = os.getpid(), process_table()
-        below = tree_of({agent}, table) - {agent}
-        others = self._others | (self._children.watched - {self._shell})
-        return below - tree_of(below & others, table)
+        tree = tree_of({agent}, table) - {agent}
+        spared = (self._before | self._keep()) - {below}
+        found = tree - tree_of(tree & spared, table) - {below}
+        return {pid for pid in found if not table[pid].zombie}
 
 
 def _find_others(user: User, keep: set[int]) -> set[int]:

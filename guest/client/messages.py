@@ -100,6 +100,7 @@ class RunCode:
     code: str
     kind: RunKind = "code"  # code in the machine's language; a shell command; or code with a handler to call
     options: Mapping[str, Any] | None = None  # JSON whose meaning depends on the kind and the language
+    keep_processes: bool = False  # those that it leaves running outlive it
     grace_s: float = 2.0  # between the interrupt and the kill when the run is stopped
     head_bytes: int = 64 * 1024  # of each stream, sent while the code runs
     tail_bytes: int = 16 * 1024  # of each stream, sent at the end if there was more

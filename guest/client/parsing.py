@@ -167,6 +167,7 @@ def warm_args(request: WarmUp) -> dict[str, Any]:
 def run_args(request: RunCode) -> dict[str, Any]:
     """Return the limits of a run as the wire carries them."""
     return {
+        **({"keep_processes": True} if request.keep_processes else {}),
         "grace_ms": round(request.grace_s * 1000),
         "head_bytes": request.head_bytes,
         "tail_bytes": request.tail_bytes,

@@ -51,6 +51,8 @@ class RunRequest(ABC):
     sandbox_id: str | None = None
     template: str | None = None  # of the fresh sandbox; None: the default one
     timeout_s: float | None = None
+    _: KW_ONLY
+    keep_processes: bool = False  # those that it leaves running outlive it
 
     def check(self, limits: RunSettings) -> None:
         """Check everything that does not depend on a template.
@@ -127,6 +129,11 @@ class CodeRun(RunRequest):
 
     def check_template(self, template: Template) -> None:
         """Check that the template's language supports the options."""
+        if self.keep_processes and template.language in COMPILED:
+            raise WrongLanguage(
+                f"keep_processes is for Python and commands: a {COMPILED[template.language]} program ends with all its "
+                "processes. Start it with run_command."
+            )
         options = self.options()
         if options is None:
             return
@@ -303,6 +310,7 @@ class CheckedRun:
             grace_s=INTERRUPT_GRACE_S,
             head_bytes=output.live_bytes,
             tail_bytes=output.tail_bytes,
+            keep_processes=request.keep_processes,
         )
 
 

@@ -24,7 +24,7 @@ from mcp_sandbox.tools.common import (
     service_of,
     tool_errors,
 )
-from mcp_sandbox.tools.run_answers import InBackground, OneOffTemplate, answer, result_of, timeout_field
+from mcp_sandbox.tools.run_answers import InBackground, KeepProcesses, OneOffTemplate, answer, result_of, timeout_field
 
 WAIT_S = 10.0  # default of read_output: few calls, and none that seems to hang
 
@@ -73,6 +73,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
         template: OneOffTemplate = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
         background: InBackground = False,
+        keep_processes: KeepProcesses = False,
         stdin: Annotated[str | None, Field(description="Standard input of the code.")] = None,
         cases: Annotated[
             list[Case] | None,
@@ -104,6 +105,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             sandbox_id,
             template,
             timeout_s,
+            keep_processes=keep_processes,
             stdin=stdin,
             cases=None if cases is None else tuple(requests.Case(case.stdin, case.expected) for case in cases),
             case_timeout_s=case_timeout_s,

@@ -11,7 +11,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.requests import MAX_VARIABLES, CommandRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, may_be_online, network_of, owner_of
-from mcp_sandbox.tools.run_answers import InBackground, OneOffTemplate, result_of, timeout_field
+from mcp_sandbox.tools.run_answers import InBackground, KeepProcesses, OneOffTemplate, result_of, timeout_field
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
@@ -23,9 +23,9 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             "Run a shell command (bash if the template has it, else sh) in an isolated sandbox and return "
             "stdout, stderr, the exit code and new artifacts. With sandbox_id, files persist, and the command starts "
             f"in the directory (at first {WORKSPACE}) and with the exported variables that the last command left. "
-            "Without it, the command runs once in a one-off sandbox and nothing is kept. Processes started with & "
-            "keep running after the command; their output comes with the next command's. Time limits, long output, "
-            f"long runs and artifacts work as in run_code. {network_of(settings)}"
+            "Without it, the command runs once in a one-off sandbox and nothing is kept. Processes that the command "
+            "leaves running end with it, unless keep_processes is true; then their output comes with the next "
+            f"command's. Time limits, long output, long runs and artifacts work as in run_code. {network_of(settings)}"
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False, open_world=may_be_online(settings)),
         structured_output=False,
@@ -46,6 +46,17 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         stdin: Annotated[str | None, Field(description="Standard input of the command.")] = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
         background: InBackground = False,
+        keep_processes: KeepProcesses = False,
     ) -> CallToolResult:
-        request = CommandRun(owner_of(ctx), command, sandbox_id, template, timeout_s, cwd=cwd, env=env, stdin=stdin)
+        request = CommandRun(
+            owner_of(ctx),
+            command,
+            sandbox_id,
+            template,
+            timeout_s,
+            keep_processes=keep_processes,
+            cwd=cwd,
+            env=env,
+            stdin=stdin,
+        )
         return await result_of(ctx, request, background=background)

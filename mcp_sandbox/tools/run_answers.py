@@ -20,6 +20,11 @@ InBackground = Annotated[
     Field(description="Return a run_id at once instead of waiting. A one-off sandbox is then kept."),
 ]
 
+KeepProcesses = Annotated[
+    bool,
+    Field(description="Leave processes running that it started in the background, such as a server."),
+]
+
 
 def timeout_field(settings: Settings) -> Any:  # noqa: ANN401 - pydantic's own type
     """Return the field of a time limit argument."""

@@ -18,8 +18,8 @@ async def test_commands_share_a_session_that_does_not_affect_code(clone: Clone):
     assert (await clone.run("import os; print(kept, os.getcwd(), os.environ.get('WHO'))")).out == "42 /workspace None"
 
 
-async def test_stopping_a_command_leaves_background_processes_running(clone: Clone):
-    await clone.command("sleep 1000 & echo $! > /workspace/pid")
+async def test_stopping_a_command_ends_no_process_that_an_earlier_one_kept(clone: Clone):
+    await clone.command("sleep 1000 & echo $! > /workspace/pid", keep_processes=True)
     ran = await clone.command("echo begun; sleep 1000", stop_after_s=0.5)
     assert (ran.end.status, ran.end.state) == ("interrupted", "kept")
     assert (await clone.command("kill -0 $(cat /workspace/pid) && echo alive")).out == "alive"

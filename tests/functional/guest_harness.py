@@ -180,7 +180,8 @@ async def run(client: AgentClient, code: str, **request: Any) -> Result:
         return Result([event async for event in events])
 
 
-async def command(client: AgentClient, line: str, **options: object) -> Result:
+async def command(client: AgentClient, line: str, *, keep_processes: bool = False, **options: object) -> Result:
     """Run a shell command to its end."""
-    async with client.run(RunCode(line, kind="command", options=options)) as events:
+    request = RunCode(line, kind="command", options=options, keep_processes=keep_processes)
+    async with client.run(request) as events:
         return Result([event async for event in events])

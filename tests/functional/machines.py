@@ -77,11 +77,24 @@ class Ran:
 
 
 async def run(
-    agent: AgentClient, code: str, *, kind: RunKind = "code", stop_after_s: float | None = None, grace_s: float = 2.0
+    agent: AgentClient,
+    code: str,
+    *,
+    kind: RunKind = "code",
+    stop_after_s: float | None = None,
+    grace_s: float = 2.0,
+    keep_processes: bool = False,
 ) -> Ran:
     """Run code or a command to its end, or stop it after a while."""
     fold = Fold(HeadTail(SHOWN_BYTES, SHOWN_BYTES), HeadTail(SHOWN_BYTES, SHOWN_BYTES))
-    request = RunCode(code, kind, grace_s=grace_s, head_bytes=SHOWN_BYTES, tail_bytes=SHOWN_BYTES)
+    request = RunCode(
+        code,
+        kind,
+        grace_s=grace_s,
+        head_bytes=SHOWN_BYTES,
+        tail_bytes=SHOWN_BYTES,
+        keep_processes=keep_processes,
+    )
     with anyio.fail_after(HANG_S):
         async with agent.run(request) as running:
             with anyio.move_on_after(stop_after_s):
@@ -116,8 +129,17 @@ class Clone:
     async def run(self, code: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
         return await run(self.agent, code, stop_after_s=stop_after_s, grace_s=grace_s)
 
-    async def command(self, line: str, *, stop_after_s: float | None = None, grace_s: float = 2.0) -> Ran:
-        return await run(self.agent, line, kind="command", stop_after_s=stop_after_s, grace_s=grace_s)
+    async def command(
+        self, line: str, *, stop_after_s: float | None = None, grace_s: float = 2.0, keep_processes: bool = False
+    ) -> Ran:
+        return await run(
+            self.agent,
+            line,
+            kind="command",
+            stop_after_s=stop_after_s,
+            grace_s=grace_s,
+            keep_processes=keep_processes,
+        )
 
 
 class Machines:

@@ -107,15 +107,26 @@ ESCAPES = "setsid sleep 1001 & (setsid sleep 1002 &); (sleep 1003 &);"
 
 @pytest.mark.parametrize("end", ["sleep 1004", "trap 'exit' INT; while :; do :; done", "trap '' INT; sleep 1004"])
 async def test_a_stopped_command_leaves_no_process_in_any_session(machine, end):
-    await command(machine, "sleep 1000 & setsid sleep 999 &")
+    await command(machine, "sleep 1000 & setsid sleep 999 &", keep_processes=True)
     result = await stopped(machine, f"{ESCAPES} until [ $(pgrep -cx sleep) = 5 ]; do :; done; echo on; {end}", 0.5)
     assert result.finished.status == "interrupted"
     assert await running(machine, "sleep") == ["1000", "999"], "processes of an earlier command go on"
     await command(machine, "pkill -x sleep")
 
 
-async def test_processes_in_other_sessions_outlive_a_command_that_ends_by_itself(machine):
-    await command(machine, f"{ESCAPES} until [ $(pgrep -cx sleep) = 3 ]; do :; done")
+THREE_LEFT = f"{ESCAPES} until [ $(pgrep -cx sleep) = 3 ]; do :; done"
+
+
+async def test_what_a_command_leaves_running_ends_with_it_in_any_session(machine):
+    result = await command(machine, THREE_LEFT)
+    assert result.finished.status == "ok"
+    assert "processes that this run left running were ended: 3." in result.stderr
+    assert await running(machine, "sleep") == []
+
+
+async def test_what_a_command_leaves_running_stays_if_that_was_asked_for(machine):
+    assert (await command(machine, THREE_LEFT, keep_processes=True)).stderr == ""
+    assert (await command(machine, "sleep 1000 & echo more")).stdout == "more\n"
     assert await running(machine, "sleep") == ["1001", "1002", "1003"]
     await command(machine, "pkill -x sleep")
 
@@ -143,15 +154,16 @@ async def test_a_fork_bomb_in_a_command_ends_with_it(machine, fights):
 async def test_a_fork_bomb_left_behind_does_not_prevent_the_next_command(machine):
     await machine.write("/workspace/bomb.py", BOMB.encode())
     full = "set -- /proc/[0-9]*; [ $# -gt 150 ]"  # without a process, for which there is no room
-    await command(machine, f"{sys.executable} bomb.py & until {full}; do :; done")
+    await command(machine, f"{sys.executable} bomb.py & until {full}; do :; done", keep_processes=True)
     result = await command(machine, "ls /proc >/dev/null && echo runs")
     assert result.stdout == "runs\n"
     assert "full of processes" in result.stderr
     assert await running(machine, "bomb.py") == []
 
 
-async def test_a_background_process_goes_on_and_its_output_comes_with_the_next_command(machine):
-    await command(machine, "mkfifo gate said; (read -r line <gate; echo heard $line; echo >said) & echo left")
+async def test_the_output_of_a_kept_process_comes_with_the_next_command(machine):
+    line = "mkfifo gate said; (read -r line <gate; echo heard $line; echo >said) & echo left"
+    await command(machine, line, keep_processes=True)
     result = await command(machine, "echo it >gate; read -r _ <said; rm gate said")
     assert result.stdout == "heard it\n"
 

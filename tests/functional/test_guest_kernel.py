@@ -600,6 +600,45 @@ os._exit(1)"""
     assert "4242" not in (await run(machine, names)).shown[0]
 
 
+SLEEPS = """import os
+def sleeps():
+    lines = []
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        try: lines.append(open(f'/proc/{pid}/cmdline').read().split('\\0'))
+        except OSError: pass  # it has ended
+    return sorted(line[1] for line in lines if line[0] == 'sleep')
+"""
+DAEMONS = f"""{SLEEPS}
+import subprocess
+child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
+subprocess.run('setsid sleep 1001 & (setsid sleep 1002 &); (sleep 1003 &)', shell=True)
+while len(sleeps()) < 4: pass
+"""
+
+
+async def test_orphans_that_code_leaves_end_with_its_run_and_children_of_its_process_stay(machine):
+    result = await run(machine, DAEMONS)
+    assert "processes that this run left running were ended: 3." in result.stderr
+    assert (await run(machine, "sleeps()")).shown == ["['1000']"]
+    assert (await run(machine, "child.kill(); child.wait()")).shown == ["-9"]
+
+
+async def test_orphans_that_code_leaves_stay_if_that_was_asked_for(machine):
+    assert (await run(machine, DAEMONS, keep_processes=True)).stderr == ""
+    assert (await run(machine, "sleeps()")).shown == ["['1000', '1001', '1002', '1003']"]
+    await run(machine, "child.kill(); child.wait(); subprocess.run(['pkill', '-x', 'sleep'])")
+
+
+async def test_a_stopped_run_leaves_no_process_and_those_of_earlier_runs_stay(machine):
+    await run(machine, "import subprocess; earlier = subprocess.Popen(['sleep', '999'], start_new_session=True)")
+    async with machine.run(RunCode(f"{DAEMONS.replace('< 4', '< 5')}\nprint('on')\nwhile True: pass")) as events:
+        await anext(events)
+        await events.stop()
+        assert (await events.wait_finished()).state == "kept"
+    assert (await run(machine, "sleeps()")).shown == ["['999']"]
+    await run(machine, "earlier.kill(); earlier.wait()")
+
+
 COUNT = """import os
 count = 0
 for pid in os.listdir('/proc'):

@@ -26,11 +26,46 @@ async def test_gvisor_shows_only_the_names_of_harmless_variables_of_the_agent(sh
     assert set(names) == {"HOME", "LANG", "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
 
 
+DAEMON = """
+import os, pathlib, time
+parent = os.fork()
+if parent == 0:
+    os.setsid()
+    if os.fork() == 0:
+        pathlib.Path("/workspace/pid").write_text(str(os.getpid()))
+        os.rename("/workspace/pid", "/workspace/daemon")
+        while True: pass
+    os._exit(0)
+os.waitpid(parent, 0)
+while not os.path.exists("/workspace/daemon"): time.sleep(0.01)
+print("on", flush=True)
+"""
+ALIVE = "test -d /proc/$(cat daemon) && echo alive; rm daemon"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_daemon_that_code_starts_ends_with_its_run(clone: Clone, stopped: bool):
+    if stopped:
+        ran = await clone.run(f"{DAEMON}\nwhile True: pass", stop_after_s=10)
+        assert (ran.end.status, ran.end.state) == ("interrupted", "kept")
+    else:
+        assert "left running were ended: 1." in (await clone.run(DAEMON)).stderr.head
+    assert (await clone.command(ALIVE)).out == ""
+
+
+async def test_a_daemon_that_a_command_starts_ends_with_it_unless_it_was_asked_to_stay(clone: Clone):
+    await clone.agent.write("/workspace/daemon.py", DAEMON.encode())
+    assert "left running were ended: 1." in (await clone.command("python3 daemon.py")).stderr.head
+    assert (await clone.command(ALIVE)).out == ""
+    assert (await clone.command("python3 daemon.py", keep_processes=True)).out == "on"
+    assert (await clone.command(ALIVE)).out == "alive"
+
+
 @only("qemu", "bubblewrap")  # in gVisor a fork copies memory: the bomb ends for that, sometimes with its machine
 async def test_a_fork_bomb_left_behind_ends_when_the_next_command_needs_room(clone: Clone):
     await clone.agent.write("/workspace/bomb.py", FORK_BOMB.encode())
     full = "set -- /proc/[0-9]*; [ $# -gt 150 ]"  # without a process, for which there is no room
-    await clone.command(f"python3 bomb.py & until {full}; do :; done")
+    await clone.command(f"python3 bomb.py & until {full}; do :; done", keep_processes=True)
     ran = await clone.command("/bin/echo runs")
     assert ran.out == "runs"
     assert "full of processes" in ran.stderr.head

@@ -59,6 +59,7 @@ def test_python_refuses_options_of_compiled_languages_and_names_their_templates(
         ({"cases": ()}, "give 1 to 100"),
         ({"cases": CASES * 101}, "There are 101 cases"),
         ({"case_timeout_s": 1}, "case_timeout_s needs cases"),
+        ({"keep_processes": True}, "ends with all its processes"),
         ({"memory_limit_mb": 1}, "must be 32 to 1024"),
         ({"memory_limit_mb": 4096}, "must be 32 to 1024"),
         ({"flags": ["O3"]}, "'O3' is not a flag"),

@@ -25,7 +25,7 @@ async def measure(subject: Subject) -> Findings:
         beside = await _sample(subject, server, neighbour, "beside a busy sandbox")
         await server.close(hostile)
         left = await server.create()
-        await server.call("run_command", {"sandbox_id": left, "command": LEFT_RUNNING})
+        await server.call("run_command", {"sandbox_id": left, "command": LEFT_RUNNING, "keep_processes": True})
         await anyio.sleep(SETTLE_S)
         behind = await _sample(subject, server, neighbour, "beside processes that were left running")
     found = {"alone": alone, "beside a busy sandbox": beside, "beside processes that were left running": behind}
