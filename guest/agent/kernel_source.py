@@ -101,7 +101,7 @@ class KernelSource:
         # A zygote has the agent's privileges, so that code cannot touch it. One that is started after code has run may
         # import what code has left in its directories: it has the privileges of code.
         demoted = self.code_ran and self._user.uid is not None
-        user = User(None, None, True, self._user.memory_mb) if demoted else self._user
+        user = User(None, None, True, self._user.memory_mb, self._user.own_kernel) if demoted else self._user
         arguments = [*python, "-B", "-c", START, CODE_PATH, json.dumps(user), self.language]
         self.zygote_pid = os.fork()
         if self.zygote_pid == 0:

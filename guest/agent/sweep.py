@@ -9,13 +9,12 @@ from collections.abc import Callable
 from functools import partial
 
 from guest.agent.children import Children
-from guest.agent.user import MAX_PROCESSES, User
+from guest.agent.user import User
 from guest.processes import FEW, end_all, process_count, process_table, signal_everything, tree_of, visible_pids
 
 NOBODY = 65534
 SWEEP_S = 5.0  # for killed processes to be reaped; they count against the user's limit until then
 END_S = 1.0  # for the processes of a run; the host waits 3 s for the end of one that it stops
-FULL = MAX_PROCESSES * 9 // 10  # processes with which a program can hardly start another
 
 
 def sweep(user: User, children: Children, keep: set[int]) -> None:
@@ -27,10 +26,11 @@ def sweep(user: User, children: Children, keep: set[int]) -> None:
 def make_room(user: User, children: Children, keep: set[int]) -> bool:
     """Sweep if most processes of a full machine are not those that a sweep keeps; returns whether it did."""
     broadcast = broadcast_to(user)
-    if broadcast is None or process_count() < FULL:
+    most = user.max_processes * 9 // 10  # with more a program can hardly start another
+    if broadcast is None or process_count() < most:
         return False
     broadcast(signal.SIGSTOP)
-    full = len(_find_others(user, keep)) > FULL // 2 and len(owned_by(user)) >= FULL
+    full = len(_find_others(user, keep)) > most // 2 and len(owned_by(user)) >= most
     broadcast(signal.SIGCONT)
     if full:
         sweep(user, children, keep)

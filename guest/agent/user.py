@@ -17,6 +17,9 @@ CODE_NICENESS = 15  # where agent and code are one user: the agent must respond 
 CODE_OOM_SCORE = 500  # if memory runs out, the kernel kills code before the agent
 WATCHERS_MB = 32  # of a machine's memory, for the agent and the kernel that watches a program
 MAX_PROCESSES = 160  # and threads, of the sandbox's user; a fork costs 1.4 MB, a small machine has 350 MB to spare
+# In gVisor a fork of the smallest Python process costs 3 MB, and up to 1 MB of gVisor's own memory: so many fit into a
+# machine, even if its agent, among them, gets no CPU to count them.
+FORK_MB = 4
 
 
 class User(NamedTuple):
@@ -37,6 +40,11 @@ class User(NamedTuple):
     def has_process_limit(self) -> bool:
         """Whether the number of processes is limited. Elsewhere the limit would count all of the host's user."""
         return self.uid is not None or self.own_pids
+
+    @property
+    def max_processes(self) -> int:
+        """The limit of that number."""
+        return min(MAX_PROCESSES, self.memory_mb // FORK_MB) if self.own_kernel and self.memory_mb else MAX_PROCESSES
 
     @contextmanager
     def acting(self) -> Iterator[None]:
@@ -67,7 +75,7 @@ class User(NamedTuple):
         with suppress(OSError):  # the agent's own priority is higher
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         if self.has_process_limit:
-            _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
+            _limit(resource.RLIMIT_NPROC, self.max_processes)
         if self.memory_mb and memory_watched:
             _limit(resource.RLIMIT_RSS, (self.memory_mb - WATCHERS_MB) * 1024 * 1024)
         elif self.memory_mb:

@@ -8,7 +8,7 @@ import pytest
 
 from guest.agent import memory_watch
 from guest.agent.memory_watch import LATEST_S, SOONEST_S, MemoryWatch
-from guest.agent.user import User
+from guest.agent.user import MAX_PROCESSES, User
 from guest.processes import Process
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Machine:
         self.ended: list[int] = []
         self.killed: set[int] = set()
         self.used_mb: int | None = None  # None: the sum of the processes
+        self.processes = 0
+        monkeypatch.setattr(memory_watch, "process_count", lambda: self.processes)
         self.timers = Timers()
         monkeypatch.setattr(memory_watch, "process_table", lambda: self.table)
         monkeypatch.setattr(memory_watch, "owned_by", lambda user: set(self.table))
@@ -93,6 +95,19 @@ def test_files_count_against_the_machines_memory(monkeypatch: pytest.MonkeyPatch
     machine.used_mb = 513
     machine.watch()
     assert machine.ended == [KERNEL]
+
+
+def test_each_process_counts_for_what_it_costs_gvisors_kernel(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch, kernel=90)
+    machine.used_mb, machine.processes = 400, 113
+    machine.watch()
+    assert machine.ended == [KERNEL]
+
+
+@pytest.mark.parametrize(("memory_mb", "most"), [(64, 16), (512, 128), (4096, MAX_PROCESSES)])
+def test_a_gvisor_machine_has_as_many_processes_as_its_memory_has_room_for(memory_mb: int, most: int):
+    assert User(1000, 1000, memory_mb=memory_mb, own_kernel=True).max_processes == most
+    assert User(1000, 1000, memory_mb=memory_mb).max_processes == MAX_PROCESSES
 
 
 @pytest.mark.parametrize(("used_mb", "delay_s"), [(1, LATEST_S), (112, 0.2), (511, SOONEST_S), (600, SOONEST_S)])
