@@ -41,6 +41,7 @@ NPROC_PER_NAMESPACE = (5, 14)  # the first Linux that counts a user's processes 
 class ControlGroup:
     """The limits of one machine. This base class is for hosts without cgroups: it limits each process by itself."""
 
+    bounds_memory = False  # of the machine as a whole
     _version: int | None = None  # of its files
 
     def __init__(self, limits: Limits) -> None:
@@ -100,6 +101,8 @@ class ControlGroup:
 class OwnGroup(ControlGroup):
     """A cgroup that we create: one directory for version 2, one per controller for version 1."""
 
+    bounds_memory = True
+
     def __init__(self, limits: Limits, hierarchy: Hierarchy, name: str) -> None:
         super().__init__(limits)
         self._version = hierarchy.version
@@ -132,6 +135,8 @@ class OwnGroup(ControlGroup):
 
 class SystemdScope(ControlGroup):
     """A cgroup that the user's systemd creates when the machine starts, and removes when it has ended."""
+
+    bounds_memory = True
 
     def __init__(self, limits: Limits, manager: Path, name: str) -> None:
         super().__init__(limits)

@@ -26,6 +26,12 @@ pytestmark = [pytest.mark.vm, only("gvisor")]
 
 MIB = 1024 * 1024
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
+# Of 512 MB, of which the process that runs code has 90.
+NEARLY_ALL = """
+with open("/workspace/half", "wb") as file:
+    for _ in range(15): file.write(bytes(16 << 20))
+hoard = b"x" * (150 << 20)
+"""
 FULL_SOCKETS = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
@@ -239,6 +245,19 @@ async def test_without_cgroups_code_cannot_make_the_sentry_as_large_as_it_likes(
             await clone.run(FULL_SOCKETS)
         with anyio.fail_after(promised()):
             assert "memory limit" in str(await clone.machine.wait())
+
+
+async def test_without_cgroups_the_server_ends_a_machine_that_takes_more_than_its_memory_and_the_overhead(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither what code has nor what the sentry has is too much, but both together are."""
+    monkeypatch.setattr(limits, "detect", lambda: Hierarchy(None, reason="none in this test"))
+    async with machines.clone() as clone:
+        assert (await clone.run(NEARLY_ALL)).out == ""
+        with pytest.raises(AgentGone):
+            await clone.run(FULL_SOCKETS)
+        with anyio.fail_after(promised()):
+            assert "exceeded the host's memory limit" in str(await clone.machine.wait())
 
 
 def _fdinfo(pid: int, name: str) -> str:

@@ -7,7 +7,7 @@ open files, and its state is in a tmpfs that ends with it.
 import math
 import os
 import stat
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import anyio
 from vmm import limits
 from vmm.agent import send_code
 from vmm.driver import DriverConfig, Machine, check_network
-from vmm.drivers.gvisor import INFO, command, probe
+from vmm.drivers.gvisor import INFO, command, memory, probe
 from vmm.drivers.gvisor.probe import Engine
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed, ToolFailed
 from vmm.machine import StdioMachine
@@ -43,8 +43,6 @@ SPREAD = 2 * MEMORY_STEP
 # of 64 MB. In large machines there may be more of everything.
 SENTRY_DATA_MB, SENTRY_DATA_SHARE = 256, 4
 GO_CRASHED = 2  # the exit code of a Go program that gets no memory
-MEMORY_FILE = "/memfd:runsc-memory (deleted)"
-BLOCK_BYTES = 512  # what st_blocks counts in
 PRIVATE_DIR = 0o700
 READABLE = 0o644  # machines of root run as other users, who open these files again through descriptors
 
@@ -58,6 +56,7 @@ class GvisorMachine(StdioMachine):
         super().__init__(spec, process, group)
         self.uid = uid  # of its processes on the host
         self._runsc = runsc
+        self._over_memory = False  # the server has killed it for that
 
     async def start_agent(self, archive: Path) -> None:
         """Send the machine its agent."""
@@ -68,6 +67,8 @@ class GvisorMachine(StdioMachine):
 
     async def wait(self) -> Exit:
         end = await super().wait()
+        if self._over_memory:
+            return replace(end, detail=f"it exceeded the host's memory limit {end.detail}".strip())
         if end.code == GO_CRASHED and not end.detail:
             return replace(end, detail="gVisor's kernel crashed, as it does when it exceeds its memory limit")
         return end
@@ -75,9 +76,15 @@ class GvisorMachine(StdioMachine):
     def _measure(self) -> Usage:
         """Count the machine's memory file as a whole: no process need have its pages mapped."""
         pids = with_descendants(self.pid)
-        memory, file_bytes = memory_of(pids), _memory_file_bytes(pids)
-        anonymous = file_bytes + memory["Pss_Anon"]
-        return Usage(memory_bytes=anonymous + memory["Pss_File"], private_bytes=anonymous, cpu_s=cpu_s(pids))
+        sizes, sentry = memory_of(pids), memory.find_sentry(pids)
+        anonymous = sizes["Pss_Anon"]
+        with suppress(OSError):  # it has just ended
+            anonymous += memory.file_bytes(sentry.memory_file) if sentry else 0
+        return Usage(memory_bytes=anonymous + sizes["Pss_File"], private_bytes=anonymous, cpu_s=cpu_s(pids))
+
+    def exceeded_memory(self) -> None:
+        """Remember why it is about to be killed."""
+        self._over_memory = True
 
     async def pause(self) -> None:
         await self.control("pause")
@@ -183,7 +190,10 @@ class GvisorDriver:
             )
         )
         uid = os.geteuid() if confinement.uid is None else confinement.uid
-        return GvisorMachine(spec, process, group, runsc, uid)
+        machine = GvisorMachine(spec, process, group, runsc, uid)
+        if not group.bounds_memory:
+            stack.enter_context(memory.limited(machine.pid, spec.host_bytes, machine.exceeded_memory))
+        return machine
 
     async def _found_engine(self) -> Engine:
         verdict = await self.probe()
@@ -201,19 +211,6 @@ def _limits(spec: MachineSpec) -> Limits:
         file_bytes=math.ceil(spec.host_bytes / MEMORY_STEP) * MEMORY_STEP + SPREAD,
         data_bytes=max(SENTRY_DATA_MB, spec.memory_mb // SENTRY_DATA_SHARE) * MIB,
     )
-
-
-def _memory_file_bytes(pids: Iterable[int]) -> int:
-    """Return the size of the anonymous file in which gVisor keeps all memory of a machine."""
-    found = {}
-    for pid in pids:
-        with suppress(OSError):  # it has ended
-            for link in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):  # it has just been closed
-                    if str(link.readlink()) == MEMORY_FILE:
-                        status = link.stat()
-                        found[status.st_ino] = status.st_blocks * BLOCK_BYTES
-    return sum(found.values())
 
 
 def _take_over(image: Path) -> None:
