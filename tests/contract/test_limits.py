@@ -53,6 +53,11 @@ for number in range(64):
         except OSError:
             places.remove(place)
 """
+UNMAPPED_FILES = """
+import os
+files = [os.memfd_create(str(number)) for number in range(64)]
+for file in files: os.write(file, bytes(16 << 20))
+"""
 FILL_DISK = """
 import os, subprocess
 space = os.statvfs("/workspace")
@@ -114,7 +119,7 @@ async def test_a_fork_bomb_stays_in_its_machine_and_can_be_stopped(machines: Mac
     await assert_works(machines)
 
 
-@pytest.mark.parametrize("code", [SLEEPING_FORKS, GREEDY_CHILDREN, FILES_AND_MEMORY])
+@pytest.mark.parametrize("code", [SLEEPING_FORKS, GREEDY_CHILDREN, FILES_AND_MEMORY, UNMAPPED_FILES])
 async def test_code_that_takes_too_much_memory_in_any_way_is_ended_and_the_sandbox_goes_on(
     machines: Machines, clone: Clone, code: str
 ):
