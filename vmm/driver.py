@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from anyio.abc import ByteStream
 
 from vmm.errors import DriverUnavailable, NetworkUnsupported
+from vmm.network.plan import NatConfig
 from vmm.types import (
     Accel,
     Capabilities,
@@ -20,6 +21,7 @@ from vmm.types import (
     Exit,
     GuestKernel,
     MachineSpec,
+    NetworkDevice,
     Probe,
     Snapshot,
     Usage,
@@ -43,6 +45,7 @@ class DriverConfig:
     own_kernel: bool = False  # the user chose `kernel`, perhaps to suit this host's KVM
     accel: Accel | None = None  # None: the best one that works
     program: Path | None = None  # what we downloaded for the driver (`DriverInfo.program`), if we did
+    nat: NatConfig | None = None  # what machines in mode `nat` may reach; None: no machine gets it
 
 
 class Machine(Protocol):
@@ -50,6 +53,11 @@ class Machine(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def device(self) -> NetworkDevice | None:
+        """Return what the agent has to configure of its network device, if the machine has one."""
+        ...
 
     async def connect(self) -> ByteStream:
         """Return the stream to the agent. It can be taken once."""

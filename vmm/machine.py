@@ -8,7 +8,7 @@ from anyio.abc import ByteStream
 from vmm.errors import MachineLost
 from vmm.limits import ControlGroup
 from vmm.process import RunningProcess
-from vmm.types import CpuPriority, Exit, MachineSpec, Usage
+from vmm.types import CpuPriority, Exit, MachineSpec, NetworkDevice, Usage
 from vmm.usage import usage
 
 
@@ -19,6 +19,7 @@ class ProcessMachine:
         self.spec = spec
         self.process = process
         self.group = group
+        self.device: NetworkDevice | None = None
 
     @property
     def id(self) -> str:

@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vmm.process import ANNOUNCE
+
 UNSHARE = (
     *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
     *("--fork", "--kill-child=KILL", "--propagation=private"),
@@ -31,20 +33,32 @@ def in_namespaces(
     programs: bool,
     devices: Iterable[str] = (),
     folders: Iterable[str] = (),
+    covered: Iterable[str] = (),
     files: Mapping[str, int] | None = None,
     limits: Sequence[str] = (),
+    gated: bool = False,
 ) -> list[str]:
     """Return a command that becomes `argv` in new namespaces.
 
     `argv` sees the host's programs only with `programs`; without, it has to be an open, static program. `folders` are
-    empty directories. Each of `files` is a link to an open file that the command inherits. `limits` is the start of a
-    command that sets limits on processes, which the kernel counts by user namespace.
+    empty directories, and `covered` are directories of /proc that look empty. Each of `files` is a link to an open file
+    that the command inherits. `limits` is the start of a command that sets limits on processes, which the kernel counts
+    by user namespace. If `gated`, the command announces its namespaces and waits for the answer (see `ANNOUNCE`).
     """
-    script = _script((*DEVICES, *devices), folders, files or {}, programs=programs)
+    script = _script((*DEVICES, *devices), folders, covered, files or {}, programs=programs)
+    if gated:
+        script = f"{ANNOUNCE} && {script}"
     return [*UNSHARE, *limits, "sh", "-c", script, "sh", *argv]
 
 
-def _script(devices: Iterable[str], folders: Iterable[str], files: Mapping[str, int], *, programs: bool) -> str:
+def _script(
+    devices: Iterable[str],
+    folders: Iterable[str],
+    covered: Iterable[str],
+    files: Mapping[str, int],
+    *,
+    programs: bool,
+) -> str:
     # The tools below need the host's programs, even if the machine does not get them. On most systems /bin and others
     # are links into /usr, and programs such as QEMU find their files from the real path of the program.
     links = [path for path in PROGRAMS if Path(path).is_symlink()]
@@ -53,7 +67,8 @@ def _script(devices: Iterable[str], folders: Iterable[str], files: Mapping[str, 
     parents = {str(Path(path).parent) for path in (*plain, *files)}
     new = sorted({"/proc", "/tmp", *folders, *parents, *shown} - {*plain})  # noqa: S108 - the machine's own
     hidden = [] if programs else [path for path in shown if path in PROGRAMS]
-    table = [PROC, *(f"{path} {STAGE}{path} none rbind 0 0" for path in shown)]
+    empty = (f"tmpfs {STAGE}{path} tmpfs ro,size=4k,nosuid,nodev,noexec 0 0" for path in covered)
+    table = [PROC, *empty, *(f"{path} {STAGE}{path} none rbind 0 0" for path in shown)]
     lines = [
         f"mount -t tmpfs -o size={ROOT_MB}m,mode=700,nosuid,nodev tmpfs {STAGE}",
         f"cd {STAGE}",

@@ -34,6 +34,9 @@ SYSTEM_DIRS = ("/usr/sbin", "/sbin")  # mkfs is there, and Debian leaves them ou
 # The child waits for one line before it becomes the program, so that the caller can move it into a cgroup first. The
 # death signal is armed before the wait: if this process dies meanwhile, nothing is left.
 GATE = 'read -r _ && exec "$@"'
+# The same for a process in new namespaces: it says that it is there, and waits until they have what they need.
+ANNOUNCE = "echo && read -r _"
+ANNOUNCED = b"\n"
 # A directory inside a private home, bind-mounted where the machine's user can reach it. Only the machine's own mount
 # namespace has the mount. Every system has /mnt, and machines need nothing in it.
 SHOWN = "/mnt"

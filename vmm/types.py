@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +40,15 @@ class NetworkMode(StrEnum):
     NONE = "none"  # no device, no streams
     PROXY = "proxy"  # streams to a proxy on the host, no device
     NAT = "nat"  # a device in a network namespace of its own, behind the host's address
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDevice:
+    """What is left to configure in a machine that has a network device."""
+
+    resolvers: tuple[IPv4Address, ...]  # name servers
+    address: IPv4Interface | None = None  # None: the driver has configured the device
+    gateway: IPv4Address | None = None
 
 
 @dataclass(frozen=True, slots=True)

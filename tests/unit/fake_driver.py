@@ -13,7 +13,7 @@ from anyio.abc import ByteStream, SocketStream
 
 from vmm.driver import Machine, check_network
 from vmm.errors import MachineLost, SnapshotFailed
-from vmm.types import Capabilities, CpuPriority, Exit, Isolation, MachineSpec, Probe, Snapshot, Usage
+from vmm.types import Capabilities, CpuPriority, Exit, Isolation, MachineSpec, NetworkDevice, Probe, Snapshot, Usage
 
 Memory = dict[str, Any]  # the state of a machine, which a snapshot saves
 Guest = Callable[[ByteStream, Memory], Coroutine[Any, Any, None]]
@@ -27,6 +27,7 @@ class FakeMachine:
         self.spec = spec
         self.memory = memory
         self.paused = False
+        self.device: NetworkDevice | None = None
         self._stream: SocketStream | None = stream
         self._ended = anyio.Event()
 
