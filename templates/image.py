@@ -19,7 +19,7 @@ from vmm.agent import PYTHON
 
 IMAGE = "root.erofs"
 TREE = "root"
-RECIPE = 5  # part of the cache key: raise it when a change here requires a rebuild
+RECIPE = 6  # part of the cache key: raise it when a change here requires a rebuild
 TREE_RECIPE = 1  # the same for trees
 READABLE = 0o644  # regardless of the umask: machines run as other users
 SANDBOX_UID = 1000  # user code runs as this user; the agent has the same number
@@ -31,12 +31,12 @@ _UUID = "6d637073-6273-4d78-8000-000000000001"
 # Files that would reveal the host that built the image.
 _NEUTRAL = {
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
-    "etc/resolv.conf": "",
 }
 # A machine's identity changes at every restore. The agent writes these files, quickly because /run is in memory.
 _IDENTITY = {
     "etc/hostname": "/run/mcp-sandbox/hostname",
     "etc/machine-id": "/run/mcp-sandbox/machine-id",
+    "etc/resolv.conf": "/run/mcp-sandbox/resolv.conf",
 }
 # Drivers mount each machine's private file systems here: the image is read-only, so the directories must exist.
 _MOUNT_POINTS = {

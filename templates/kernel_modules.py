@@ -10,7 +10,10 @@ from templates.tools import StepFailed
 
 # What a machine needs before it has a root file system. A kernel may have any of them built in. If one is missing
 # altogether, /init fails in the machine and says so.
-NEEDED: tuple[str, ...] = ("virtio_mmio", "virtio_blk", "virtio_console", "erofs", "ext4", "overlay")
+NEEDED: tuple[str, ...] = (
+    *("virtio_mmio", "virtio_blk", "virtio_console", "virtio_net"),
+    *("erofs", "ext4", "overlay"),
+)
 
 _UNPACK: dict[str, Callable[[bytes], bytes]] = {".ko": bytes, ".xz": lzma.decompress, ".gz": gzip.decompress}
 

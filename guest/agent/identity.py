@@ -1,7 +1,7 @@
 """Makes this machine different from every other clone of its snapshot. Needs root; reports what was not allowed.
 
 All files are opened before the snapshot is taken: on an emulated CPU, looking up a path after the restore costs more
-than the change itself. /etc/hostname and /etc/machine-id are links to the files here, which are on a tmpfs.
+than the change itself. /etc/hostname, /etc/machine-id and /etc/resolv.conf are links to files on a tmpfs.
 """
 
 import fcntl
@@ -10,7 +10,9 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from typing import Any
 
+from guest.agent.device import configure
 from guest.offline.pip import NETWORK
 
 RNDADDENTROPY = 0x40085203  # ioctl: mix bytes into the kernel's pool and credit them as entropy
@@ -18,6 +20,7 @@ RNDRESEEDCRNG = 0x5207  # ioctl: reseed the generator from the pool at once
 RANDOM_DEVICE = "/dev/urandom"
 HOSTNAME_FILE = "/run/mcp-sandbox/hostname"
 MACHINE_ID_FILE = "/run/mcp-sandbox/machine-id"
+RESOLVERS_FILE = "/run/mcp-sandbox/resolv.conf"
 NO_NETWORK = "none"
 
 
@@ -59,6 +62,15 @@ class Identity:
             else:
                 os.close(os.open(NETWORK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         return True
+
+    def set_device(self, device: dict[str, Any] | None) -> None:
+        """Configure the network device if the host gave this machine one; raise OSError."""
+        if device is None:
+            return
+        if device["address"] is not None:  # else the driver has done it
+            configure(str(device["address"]), str(device["gateway"]))
+        with open(RESOLVERS_FILE, "w") as file:  # noqa: PTH123 - pathlib is expensive under emulation
+            file.writelines(f"nameserver {address}\n" for address in device["resolvers"])
 
     def set_name(self, hostname: str, machine_id: str) -> bool:
         """Set the host name and the machine id in /etc, and the host name in the kernel if that is allowed."""

@@ -133,6 +133,7 @@ class Agent:
         self._identity.set_clock(int(header["time_ns"]))
         answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
         self._set_network(str(header["network"]))
+        self._identity.set_device(header["device"])
         if header["reseed"]:
             self._kernels.reseed(done)
         else:

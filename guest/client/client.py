@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -130,6 +131,7 @@ class AgentClient:
             "time_ns": sent,
             "reseed": identity.reseed,
             "network": identity.network,
+            "device": asdict(identity.device) if identity.device else None,
         }
         self.refreshed = await self._ask(
             "refresh",

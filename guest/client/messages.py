@@ -38,6 +38,15 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """What is left to configure of a machine's network device."""
+
+    resolvers: tuple[str, ...]  # name servers
+    address: str | None = None  # such as "198.18.0.2/30"; None: the device is configured
+    gateway: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What distinguishes one clone of a snapshot from all others."""
 
@@ -45,6 +54,7 @@ class Identity:
     machine_id: str  # 32 hexadecimal digits
     entropy: bytes  # at least 32 bytes from the host's generator
     network: str = "none"  # the mode that the machine was leased with
+    device: Device | None = None  # in mode "nat"
     reseed: bool = True  # also the generators of running code; not needed if no other machine has this state
 
 

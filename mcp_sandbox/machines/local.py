@@ -28,7 +28,7 @@ from mcp_sandbox.errors import CannotFreeze, HostNotReady, NetworkUnsupported, N
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
-from mcp_sandbox.machines.unique import new_identity, open_unique, renewed
+from mcp_sandbox.machines.unique import new_identity, open_unique, renewed, with_device
 from templates.build import BuiltTemplate
 from templates.locks import hold
 from templates.model import Template
@@ -204,7 +204,7 @@ class LocalProvider(AsyncContextManagerMixin):
                 version=origin.version,
                 network=origin.spec.network,
                 origin=origin,
-                identity=identity,
+                identity=with_device(identity, machine.device),
             )
 
     @asynccontextmanager
@@ -240,6 +240,7 @@ async def start(
     async with AsyncExitStack() as stack:
         machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
         stream = await machine.connect()
+        identity = with_device(identity, machine.device)
         opening = open_unique(stream, identity, driver.capabilities.isolation, warmup, serve_stream)
         try:
             agent = await stack.enter_async_context(opening)
@@ -274,6 +275,7 @@ async def _restore(
         except SnapshotFailed as error:
             raise StateLost(str(error)) from error
         stream = await machine.connect()
+        identity = with_device(identity, machine.device)
         opening = open_unique(stream, identity, driver.capabilities.isolation, serve_stream=serve_stream)
         yield machine, await stack.enter_async_context(opening)
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from anyio.abc import ByteStream
 
 from guest.client import AgentClient
-from guest.client.messages import Identity, Refreshed, WarmUp
+from guest.client.messages import Device, Identity, Refreshed, WarmUp
 from guest.client.streams import ServeStream
 from mcp_sandbox.errors import ClockSkew, NotUnique
 from mcp_sandbox.machines.provider import Lease
 from templates.snapshot import WARM_TIMEOUT_S
-from vmm.types import Isolation, NetworkMode
+from vmm.types import Isolation, NetworkDevice, NetworkMode
 
 AGENT_TIMEOUT_S = 40.0  # only a dead connection takes this long
 MAX_CLOCK_SKEW_S = 1.0  # beyond it certificates, caches and logs go wrong
@@ -41,6 +41,14 @@ async def go_online(lease: Lease, serve_stream: ServeStream) -> Lease:
     return replace(lease, identity=identity, network=NetworkMode.PROXY)
 
 
+def with_device(identity: Identity, device: NetworkDevice | None) -> Identity:
+    """Return the identity of a machine that has this network device."""
+    if device is None:
+        return identity
+    address, gateway = (None if value is None else str(value) for value in (device.address, device.gateway))
+    return replace(identity, device=Device(tuple(map(str, device.resolvers)), address, gateway))
+
+
 @asynccontextmanager
 async def open_unique(
     stream: ByteStream,
@@ -58,7 +66,7 @@ async def open_unique(
     """
     # The agent of a virtual machine uses a serial port, which knows no connections.
     seeking = isolation is Isolation.VM
-    first = identity if warmup is None else replace(identity, network=NetworkMode.NONE)  # as before a snapshot
+    first = identity if warmup is None else replace(identity, network=NetworkMode.NONE, device=None)  # as before a snapshot
     async with AgentClient.open(
         stream, timeout_s=AGENT_TIMEOUT_S, identity=first, seeking=seeking, serve_stream=serve_stream
     ) as agent:

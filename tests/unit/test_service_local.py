@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +14,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from guest.client import AgentClient
-from guest.client.messages import Identity, Refreshed, WarmUp
+from guest.client.messages import Device, Identity, Refreshed, WarmUp
 from guest.client.streams import ServeStream
 from guest.errors import AgentTimeout
 from mcp_sandbox.errors import (
@@ -41,7 +42,18 @@ from templates.store import Entry, Store
 from tests.unit.fakes import REQUEST, TEMPLATE, FakeMachine
 from vmm.errors import LaunchFailed, SnapshotFailed, ToolFailed
 from vmm.process_table import of_pid
-from vmm.types import Accel, Capabilities, Exit, GuestKernel, Isolation, MachineSpec, NetworkMode, Probe, Snapshot
+from vmm.types import (
+    Accel,
+    Capabilities,
+    Exit,
+    GuestKernel,
+    Isolation,
+    MachineSpec,
+    NetworkDevice,
+    NetworkMode,
+    Probe,
+    Snapshot,
+)
 
 WARM_UP = WarmUp(code="import numpy")
 
@@ -50,6 +62,8 @@ if TYPE_CHECKING:
 
 
 class Clone(FakeMachine):
+    device: NetworkDevice | None = None
+
     async def connect(self) -> None:
         await anyio.lowlevel.checkpoint()
 
@@ -99,7 +113,11 @@ class StubDriver:
             raise self.error
         self.alive += 1
         try:
-            yield Clone()
+            machine = Clone()
+            if spec.network is NetworkMode.NAT:
+                at = IPv4Interface(f"198.18.0.{4 * len(self.specs) + 2}/30")
+                machine.device = NetworkDevice((IPv4Address("9.9.9.9"),), at, at.ip - 1)
+            yield machine
         finally:
             self.alive -= 1
 
@@ -488,6 +506,20 @@ async def test_a_thawed_machine_keeps_its_identity_and_a_copy_gets_its_own(bench
     assert len({first.entropy, same.entropy, copy.entropy}) == 3
     assert [spec.id for spec in bench.driver.specs] == [first.hostname, same.hostname, copy.hostname]
     assert bench.driver.alive == 0
+
+
+async def test_a_machine_is_told_about_the_network_device_that_it_has_and_a_copy_about_its_own(bench: Bench):
+    bench.driver.capabilities = replace(StubDriver.capabilities, networks=frozenset(NetworkMode))
+    async with bench.provider.acquire(MachineRequest(TEMPLATE, network=NetworkMode.NAT)) as lease:
+        told = Device(("9.9.9.9",), "198.18.0.6/30", "198.18.0.5")
+        assert bench.agents[0].identities[-1].device == told
+        async with bench.provider.freeze(lease) as frozen:
+            assert bench.agents[0].identities[-1].device == told
+            for copy, address in ((False, "198.18.0.10/30"), (True, "198.18.0.14/30")):
+                async with bench.provider.thaw(frozen, copy=copy) as thawed:
+                    device = bench.agents[-1].identities[-1].device
+                    assert device is not None
+                    assert (device.address, thawed.identity.device) == (address, device)
 
 
 async def test_a_machine_in_mode_proxy_is_frozen_without_streams_and_continues_in_its_mode(bench: Bench):

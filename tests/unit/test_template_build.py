@@ -719,7 +719,7 @@ def test_an_image_has_an_account_for_user_code_and_no_traces_of_the_host(tmp_pat
     image.prepare_tree(tmp_path)
     assert "sandbox:x:1000:1000:Sandbox:/workspace:/bin/bash\n" in (tmp_path / "etc/passwd").read_text()
     assert (tmp_path / "etc/passwd").read_text().startswith("root:")
-    assert (tmp_path / "etc/resolv.conf").read_text() == ""
+    assert (tmp_path / "etc/resolv.conf").readlink() == Path("/run/mcp-sandbox/resolv.conf")
     assert not (tmp_path / "etc/apt/sources.list").exists()
 
 
