@@ -1,6 +1,7 @@
 """The command lines and the probe of the qemu driver."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,33 @@ RESTORES = command.Descriptors(3, 4, 5, 6, 7)
 
 @pytest.mark.parametrize("files", [BOOTS, RESTORES])
 @pytest.mark.parametrize("accel", list(Accel))
-def test_every_machine_has_the_seccomp_sandbox_and_no_network_device(spec, accel, files):
+def test_every_machine_has_the_seccomp_sandbox_and_a_network_card_that_leads_nowhere(spec, accel, files):
     argv = command.machine_argv("qemu", spec, accel, files, shared=True, tsc_khz=None)
     assert argv[argv.index("-sandbox") + 1].startswith("on,")
     assert {"-nodefaults", "-no-user-config"} <= set(argv)
     devices = [argv[at + 1] for at, word in enumerate(argv) if word in ("-device", "-netdev", "-nic", "-net")]
     assert {device.partition(",")[0] for device in devices} == {
         "virtio-blk-device",
+        "virtio-net-device",
         "virtio-serial-device",
         "virtserialport",
     }
+    assert not {"-netdev", "-nic", "-net"} & set(argv)
+    assert not [device for device in devices if "netdev=" in device]
+
+
+def test_the_card_of_a_machine_with_a_tap_is_connected_to_it_and_otherwise_the_same(spec):
+    without, with_tap = (
+        command.machine_argv("qemu", spec, Accel.TCG, files, shared=True, tsc_khz=None)
+        for files in (RESTORES, replace(RESTORES, tap=77))
+    )
+    assert set(with_tap) - set(without) == {
+        "-netdev",
+        "tap,id=net,fd=77",
+        f"virtio-net-device,mac={command.MAC},netdev=net",
+    }
+    assert set(without) - set(with_tap) == {f"virtio-net-device,mac={command.MAC}"}
+    assert 77 in replace(RESTORES, tap=77).all()
 
 
 def test_a_machines_command_contains_no_path_of_the_host(spec, tmp_path):

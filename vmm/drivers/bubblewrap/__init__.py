@@ -1,13 +1,15 @@
 """Bubblewrap namespaces: the driver's facts. Its code is imported when a driver is created."""
 
 from vmm.driver import Driver, DriverConfig
-from vmm.types import Capabilities, DriverInfo, Isolation, Need
+from vmm.types import Capabilities, DriverInfo, Isolation, Need, NetworkMode
 
 # No rank: `auto` never chooses the weakest isolation.
 INFO = DriverInfo(
     name="bubblewrap",
     title="bubblewrap",
-    capabilities=Capabilities(isolation=Isolation.NAMESPACE, snapshot=False, root="tree"),
+    capabilities=Capabilities(
+        isolation=Isolation.NAMESPACE, snapshot=False, root="tree", networks=frozenset(NetworkMode)
+    ),
     needs=(Need("bwrap", "bubblewrap", "runs sandboxes in namespaces", "run"),),
 )
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from vmm import seccomp
 from vmm.agent import ENVIRONMENT, PYTHON
+from vmm.process import ANNOUNCE
 from vmm.scratch import mode_of, scratch_mb
-from vmm.types import MachineSpec
+from vmm.types import MachineSpec, NetworkMode
 
 PROGRAM = "bwrap"
 READY = b"!"
@@ -35,6 +36,7 @@ class Box:
     root: tuple[str, ...]  # the options that mount its root file system
     scratch_mb: Mapping[str, int]  # the size of each tmpfs that it can write to
     vcpus: int
+    network: NetworkMode = NetworkMode.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Command:
 
 def machine_box(spec: MachineSpec, place: str) -> Box:
     """Return the box of a machine whose tree is at `place`."""
-    return Box(spec.id, ("--ro-bind", place, "/"), scratch_mb(spec), spec.vcpus)
+    return Box(spec.id, ("--ro-bind", place, "/"), scratch_mb(spec), spec.vcpus, spec.network)
 
 
 def probe_box(usr: str) -> Box:
@@ -67,6 +69,8 @@ def prepared(binary: str, box: Box, program: Sequence[str]) -> Iterator[Command]
         cpus = [_file(stack, f"0-{box.vcpus - 1}\n".encode()) for _ in CPU_FILES]
         options = _file(stack, "\0".join(_options(box, filters, cpus)).encode())
         argv = [binary, "--args", str(options), "--", *program]
+        if box.network is NetworkMode.NAT:  # its network namespace has to get a device first
+            argv = ["sh", "-c", f'{ANNOUNCE} && exec "$@"', "sh", *argv]
         yield Command(argv, (*filters, *cpus, options))
 
 
@@ -92,6 +96,7 @@ def _options(box: Box, filters: Sequence[int], cpus: Sequence[int]) -> list[str]
     """Return the options of a machine. Order matters: later mounts cover earlier ones."""
     return [
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+        *(["--share-net"] if box.network is NetworkMode.NAT else []),
         # The agent is process 1, which no other process of the machine can kill.
         *("--die-with-parent", "--new-session", "--as-pid-1"),
         *("--uid", USER, "--gid", USER, "--hostname", box.hostname, "--chdir", "/"),

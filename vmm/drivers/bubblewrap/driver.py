@@ -15,10 +15,11 @@ from vmm.drivers.bubblewrap import INFO, command, probe
 from vmm.drivers.bubblewrap import pause as pausing
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
 from vmm.machine import StdioMachine
+from vmm.network.nat import Nat
 from vmm.process import RunningProcess, find_tool, spawn
 from vmm.process_table import children_of
 from vmm.trust import check_trusted
-from vmm.types import GuestCode, Limits, MachineSpec, Probe
+from vmm.types import GuestCode, Limits, MachineSpec, NetworkMode, Probe
 
 MIB = 1024 * 1024
 START_S = 20.0  # it takes 50 ms; a busy host needs much longer
@@ -55,6 +56,7 @@ class BubblewrapDriver:
         self._config = config
         self._verdict: Probe | None = None
         self._probing = anyio.Lock()
+        self._nat = Nat(config.nat, config.run_dir)
 
     async def probe(self) -> Probe:
         async with self._probing:
@@ -71,8 +73,11 @@ class BubblewrapDriver:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
             process = await _start(stack, spec, group)
+            machine = BubblewrapMachine(spec, process, group)
+            if spec.network is NetworkMode.NAT:
+                machine.device = await stack.enter_async_context(self._nat.veth(spec.id, process))
             await _send_agent(spec, process)
-            yield BubblewrapMachine(spec, process, group)
+            yield machine
 
     async def aclose(self) -> None:
         """Do nothing: the driver holds nothing between machines."""
@@ -82,7 +87,7 @@ async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.Control
     binary = find_tool(command.PROGRAM)
     assert binary is not None  # the probe found it
     check_trusted(spec.root)  # a mount needs its path, which no other user can change
-    confined = probe.confinement(spec.root)
+    confined = probe.confinement(spec.root, spec.network)
     box = command.machine_box(spec, probe.place_of(spec.root, confined))
     first = agent.agent_argv("--user", "none", "--own-pids", "--memory-mb", str(spec.memory_mb))
     with command.prepared(binary, box, command.started(_process_limits(spec), first)) as start:

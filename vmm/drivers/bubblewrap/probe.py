@@ -12,7 +12,7 @@ from vmm.errors import DriverUnavailable
 from vmm.limits import Hierarchy
 from vmm.probe import missing_protections, namespace_advice, own_user, version_output
 from vmm.process import SHOWN, Confinement, find_tool, spawn
-from vmm.types import Probe
+from vmm.types import NetworkMode, Probe
 
 DEADLINE_S = 10.0  # it takes milliseconds
 INSTALL = "apt-get install bubblewrap"
@@ -47,13 +47,14 @@ async def probe(hierarchy: Hierarchy) -> Probe:
     return Probe(usable=True, reason=reason, version=name, missing_protections=(*WEAKNESSES, *_missing(hierarchy)))
 
 
-def confinement(tree: Path) -> Confinement:
+def confinement(tree: Path, network: NetworkMode = NetworkMode.NONE) -> Confinement:
     """Return how to confine bubblewrap itself. As root it gets an unused uid for each machine, and the tree at SHOWN.
 
-    Bubblewrap creates the machine's network namespace.
+    Bubblewrap creates the network namespace of a machine without a device. One with a device is in a namespace that
+    belongs to root, and that no process of the machine can change.
     """
     uid = own_user()
-    return Confinement(uid=uid, offline=False, show=None if uid is None else tree)
+    return Confinement(uid=uid, offline=network is NetworkMode.NAT, show=None if uid is None else tree)
 
 
 def place_of(tree: Path, confined: Confinement) -> str:

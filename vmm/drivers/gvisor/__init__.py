@@ -1,7 +1,7 @@
 """gVisor sandboxes: the driver's facts. Its code is imported when a driver is created."""
 
 from vmm.driver import Driver, DriverConfig
-from vmm.types import Capabilities, DriverInfo, Isolation, Program
+from vmm.types import Capabilities, DriverInfo, Isolation, NetworkMode, Program
 
 OLDEST = 20240101  # earlier releases fail to restore some checkpoints
 RUNSC = Program(
@@ -15,7 +15,7 @@ RUNSC = Program(
 INFO = DriverInfo(
     name="gvisor",
     title="gVisor",
-    capabilities=Capabilities(isolation=Isolation.KERNEL, snapshot=True),
+    capabilities=Capabilities(isolation=Isolation.KERNEL, snapshot=True, networks=frozenset(NetworkMode)),
     program=RUNSC,  # distributions often package a release that is too old
     rank_without_kvm=10,
 )

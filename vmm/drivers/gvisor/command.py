@@ -11,7 +11,7 @@ from vmm.agent import ENVIRONMENT, agent_argv
 from vmm.limits import rlimit_argv
 from vmm.namespaces import in_namespaces
 from vmm.scratch import mode_of, scratch_mb
-from vmm.types import GuestCode, MachineSpec
+from vmm.types import GuestCode, MachineSpec, NetworkMode
 
 NAME = "machine"  # each machine has its own state directory, so all can have the same name
 
@@ -21,6 +21,9 @@ THREADS = 768
 STATE, BUNDLE = "/run/runsc", "/run/bundle"
 CONFIG, ROOT = f"{BUNDLE}/config.json", f"{BUNDLE}/root"
 CHECKPOINT = "/run/checkpoint"  # the files to restore from
+# Releases up to 2024 take a network namespace that has the file rmem_default for the host's own, and refuse to use it.
+# Since Linux 6.11 all namespaces have it (google/gvisor#10704).
+HOST_MARK = "/proc/sys/net/core"
 
 # The agent needs these to give files to the user, to become the user and to kill the user's processes. They are
 # privileges in gVisor's kernel, not in the host's.
@@ -30,24 +33,32 @@ CAPABILITIES = (
 )
 
 
-def runsc_argv(binary: str, platform: str) -> list[str]:
+def runsc_argv(binary: str, platform: str, network: NetworkMode = NetworkMode.NONE) -> list[str]:
     """Return runsc with our options; append a command."""
+    # `sandbox` is gVisor's own network stack on the devices of the namespace; `none` is the same with a loopback only.
+    stack = "sandbox" if network is NetworkMode.NAT else "none"
     return [
-        *(binary, f"--root={STATE}", f"--platform={platform}", "--network=none", "--overlay2=none"),
+        *(binary, f"--root={STATE}", f"--platform={platform}", f"--network={stack}", "--overlay2=none"),
         # The caller moves the whole machine into a cgroup.
         *("--ignore-cgroups", "--host-uds=none"),
     ]
 
 
-def in_machine(argv: list[str], config: int, checkpoint: Mapping[str, int], *, programs: bool = False) -> list[str]:
+def in_machine(
+    argv: list[str], config: int, checkpoint: Mapping[str, int], *, programs: bool = False, gated: bool = False
+) -> list[str]:
     """Return `argv`, a command of gVisor, in new namespaces, with a bundle whose config.json is the open file `config`.
 
-    `checkpoint` are the open files of a checkpoint. With `programs` the namespaces have programs of the host.
+    `checkpoint` are the open files of a checkpoint. With `programs` the namespaces have programs of the host. If
+    `gated`, the command waits until its network namespace has a device.
     """
     files = {CONFIG: config, **{f"{CHECKPOINT}/{name}": file for name, file in checkpoint.items()}}
     # Inside the namespaces the kernel counts only the machine's processes, outside all of the user's.
     limits = rlimit_argv(processes=THREADS)
-    return in_namespaces(argv, programs=programs, folders=[ROOT], files=files, limits=limits)
+    covered = [HOST_MARK] if gated else []
+    return in_namespaces(
+        argv, programs=programs, folders=[ROOT], covered=covered, files=files, limits=limits, gated=gated
+    )
 
 
 def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:
@@ -63,7 +74,7 @@ def config_json(spec: MachineSpec, image: str) -> bytes:
     """Return the OCI config of a machine whose root file system is the erofs file `image`."""
     agent = agent_argv("--one-kernel", "--own-kernel", "--memory-mb", str(spec.memory_mb))
     bundle = {
-        **_process(agent, dict(ENVIRONMENT)),
+        **_process(agent, dict(ENVIRONMENT), spec.network),
         "hostname": "sandbox",
         "mounts": [
             {"destination": "/proc", "type": "proc", "source": "proc"},
@@ -87,8 +98,11 @@ def recipe() -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _process(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
+def _process(argv: list[str], environment: dict[str, str], network: NetworkMode = NetworkMode.NONE) -> dict[str, Any]:
     capabilities = list(CAPABILITIES)
+    namespaces: list[dict[str, str]] = [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]
+    if network is NetworkMode.NAT:  # a device is in the namespace that gVisor is started in
+        namespaces[1]["path"] = "/proc/1/ns/net"
     return {
         "ociVersion": "1.0.0",
         "process": {
@@ -101,7 +115,7 @@ def _process(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
             "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 4096, "soft": 1024}],
         },
         "root": {"path": ROOT, "readonly": True},
-        "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
+        "linux": {"namespaces": namespaces},
     }
 
 

@@ -22,11 +22,12 @@ from vmm.drivers.gvisor.probe import Engine
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed, ToolFailed
 from vmm.machine import StdioMachine
 from vmm.memory import sealed_bytes
+from vmm.network.nat import Nat
 from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
 from vmm.process_table import children_of, with_descendants
 from vmm.trust import trusted
-from vmm.types import Exit, GuestCode, Limits, MachineSpec, Probe, Snapshot, Usage
+from vmm.types import Exit, GuestCode, Limits, MachineSpec, NetworkMode, Probe, Snapshot, Usage
 from vmm.usage import cpu_s, memory_of
 
 MIB = 1024 * 1024
@@ -118,6 +119,7 @@ class GvisorDriver:
         self._probing = anyio.Lock()
         self._verdict: Probe | None = None
         self._engine: Engine | None = None
+        self._nat = Nat(config.nat, config.run_dir)
 
     async def probe(self) -> Probe:
         async with self._probing:
@@ -176,10 +178,12 @@ class GvisorDriver:
         root = stack.enter_context(trusted(spec.root))
         config = sealed_bytes(command.config_json(spec, f"/proc/self/fd/{root}"))
         stack.callback(os.close, config)
-        runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform)
+        runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform, spec.network)
         group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
         confinement = probe.confinement()
-        argv = command.in_machine([*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME], config, checkpoint)
+        nat = spec.network is NetworkMode.NAT
+        start = [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME]
+        argv = command.in_machine(start, config, checkpoint, gated=nat)
         process = await stack.enter_async_context(
             spawn(
                 group.wrap(argv),
@@ -193,6 +197,8 @@ class GvisorDriver:
         machine = GvisorMachine(spec, process, group, runsc, uid)
         if not group.bounds_memory:
             stack.enter_context(memory.limited(machine.pid, spec.host_bytes, machine.exceeded_memory))
+        if nat:
+            machine.device = await stack.enter_async_context(self._nat.veth(spec.id, process))
         return machine
 
     async def _found_engine(self) -> Engine:

@@ -1,12 +1,12 @@
 """QEMU microVMs: the driver's facts. Its code is imported when a driver is created."""
 
 from vmm.driver import Driver, DriverConfig
-from vmm.types import Capabilities, DriverInfo, Isolation, Need
+from vmm.types import Capabilities, DriverInfo, Isolation, Need, NetworkMode
 
 INFO = DriverInfo(
     name="qemu",
     title="QEMU",
-    capabilities=Capabilities(isolation=Isolation.VM, snapshot=True),
+    capabilities=Capabilities(isolation=Isolation.VM, snapshot=True, networks=frozenset(NetworkMode)),
     needs=(
         Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
         Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),

@@ -20,6 +20,8 @@ TCG_CACHE_MB = 64
 THREADS = 96
 STACK_MB = 8  # the C library maps so much for each thread's stack
 
+MAC = "52:54:00:00:00:01"  # all machines can have the same: each is alone with its host on its link
+
 CONSOLE_ARGS = "console=ttyS0 quiet reboot=t panic=-1"  # a reboot ends the machine, see -no-reboot
 # One tenant, thrown away after use: no security modules, no accounting, no zeroing of memory before use, no huge pages,
 # which a small write would copy whole. Less code to translate, and more memory that clones share.
@@ -42,6 +44,7 @@ class Descriptors:
     monitor: int
     vmlinuz: int | None = None  # None: the machine is restored and boots nothing
     initramfs: int | None = None
+    tap: int | None = None  # None: the machine's network card leads nowhere
 
     def all(self) -> tuple[int, ...]:
         return tuple(file for file in astuple(self) if file is not None)
@@ -81,6 +84,9 @@ def machine_argv(
         *("-chardev", f"socket,id=agent,fd={files.agent}"),
         *("-device", "virtio-serial-device,max_ports=2"),
         *("-device", "virtserialport,chardev=agent,name=agent"),
+        # Every machine has the card, because all have to be restorable from one snapshot.
+        *(("-netdev", f"tap,id=net,fd={files.tap}") if files.tap is not None else ()),
+        *("-device", f"virtio-net-device,mac={MAC}" + (",netdev=net" if files.tap is not None else "")),
         *("-chardev", f"socket,id=monitor,fd={files.monitor}", "-mon", "chardev=monitor,mode=control"),
         *(_restore_argv() if restore else _boot_argv(files, accel, tsc_khz)),
     ]

@@ -20,10 +20,11 @@ from vmm.drivers.qemu import INFO, command, probe
 from vmm.drivers.qemu.probe import Engine
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.machine import ProcessMachine
+from vmm.network.nat import Nat
 from vmm.probe import cpu_model
 from vmm.process import REAP_S, RunningProcess, run_tool, spawn
 from vmm.trust import read_trusted, trusted
-from vmm.types import Accel, GuestKernel, Limits, MachineSpec, Probe, Snapshot
+from vmm.types import Accel, GuestKernel, Limits, MachineSpec, NetworkMode, Probe, Snapshot
 
 MIB = 1024 * 1024
 MONITOR_S = 20.0  # QEMU's monitor answers in 40 ms; a busy host needs much longer
@@ -107,6 +108,7 @@ class QemuDriver:
         self._engine: Engine | None = None
         self._probing = anyio.Lock()
         self._sealed = memory.SealedMemory()  # one copy for all machines
+        self._nat = Nat(config.nat, config.run_dir)
 
     async def probe(self) -> Probe:
         async with self._probing:
@@ -189,6 +191,10 @@ class QemuDriver:
         boots = [boot.vmlinuz, boot.initramfs] if boot else []
         image, *kernel = (stack.enter_context(trusted(file)) for file in (spec.root, *boots))
         files = command.Descriptors(backing.memory, image, backing.disk, agent.fileno(), monitor.fileno(), *kernel)
+        device = None
+        if spec.network is NetworkMode.NAT:
+            device, tap = await stack.enter_async_context(self._nat.tap(spec.id))
+            files = replace(files, tap=tap)
         argv = command.machine_argv(engine.binary, spec, accel, files, shared=backing.shared, tsc_khz=tsc.tsc_khz())
         wanted = replace(_limits(spec), own_user=not engine.namespaces)  # they have their own limit on threads
         group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, wanted))
@@ -204,6 +210,7 @@ class QemuDriver:
         monitor.close()
         client = await _greet(stack, spec, process, control)
         machine = QemuMachine(spec, process, group, client, ours, backing)
+        machine.device = device
         stack.callback(machine.close)
         return machine
 
