@@ -1,6 +1,7 @@
-"""What machines and servers have on this host: processes, cgroups, mounts, open files."""
+"""What machines and servers have on this host: processes, cgroups, mounts, open files, network links."""
 
 import os
+import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,9 @@ from mcp_sandbox.config import load_settings
 from tests.waiting import assert_soon_empty, promised
 from vmm.hierarchy import detect
 from vmm.limits import installation
+from vmm.network.plan import LINK_PREFIX
+from vmm.network.tables import NFT
+from vmm.process import find_tool
 
 
 def groups_of(pid: int) -> list[Path]:
@@ -27,6 +31,15 @@ def groups(run_dir: Path) -> set[Path]:
 def empty_groups() -> set[Path]:
     """The cgroups of this process's home that have no process in them."""
     return {group for group in groups(load_settings().run_dir) if not _members(group)}
+
+
+def network(run_dir: Path) -> list[str]:
+    """The links and nftables tables of this process's network that belong to machines of a home."""
+    links = Path("/sys/class/net").glob(f"{LINK_PREFIX}*/ifalias")
+    named = [f"link {path.parent.name} {path.read_text().strip()}" for path in links]
+    if os.geteuid() == 0 and find_tool(NFT) is not None:
+        named += subprocess.run([NFT, "list", "tables"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in named if installation(run_dir) in line]
 
 
 def mounts(*paths: Path) -> list[str]:

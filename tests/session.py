@@ -25,7 +25,7 @@ from mcp_sandbox.config import APP, ENV_PREFIX, load_settings
 from templates.locks import hold
 from templates.revisions import FILE_NAME as REVISIONS
 from templates.store import Entry, Store
-from tests.footprint import files_in, groups, mounts, processes_with
+from tests.footprint import files_in, groups, mounts, network, processes_with
 from tests.waiting import LOOK_AGAIN_S, promised
 
 KEPT = "kept"
@@ -129,6 +129,7 @@ class TestSession:
         yield from (f"file {path}" for path in self.temporary.iterdir())
         for home in self._homes():
             yield from (f"cgroup {group}" for group in groups(home / "run"))
+            yield from network(home / "run")
             yield from (f"file {path}" for name in ("run", "staging") for path in files_in(home / name))
 
     def _homes(self) -> list[Path]:

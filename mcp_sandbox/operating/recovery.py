@@ -4,7 +4,7 @@ Machines die with their server, and their files have no names, so what is left i
 and the frozen states of paused sandboxes. A process that missed its death signal is killed here. Processes and files
 are touched only if they provably belong to a dead server of this home: by the server's row in the registry, the pid and
 start time of a process, or the name of a cgroup or file, which begins with pid and start time of the server. Empty
-cgroups of dead servers of any home are removed: the home may be gone.
+cgroups and nftables tables of dead servers of any home are removed: the home may be gone.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import anyio
@@ -26,6 +26,7 @@ from templates.removal import remove_tree
 from templates.store import Store
 from vmm import limits
 from vmm.hierarchy import FOLDER
+from vmm.network import tables
 from vmm.process_table import ProcessId, is_alive, of_pid
 
 KILL_TIMEOUT_S = 5.0  # a process killed with SIGKILL ends in milliseconds unless the host's disk hangs
@@ -42,6 +43,7 @@ class Cleaned:
     processes: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
 
     def note(self, kind: list[str], item: str) -> None:
         """Add and log one item."""
@@ -49,8 +51,8 @@ class Cleaned:
         logger.info("removed %s", item)
 
     def __str__(self) -> str:
-        kinds = {"servers": self.servers, "processes": self.processes, "groups": self.groups, "files": self.files}
-        return ", ".join(f"{kind}: {len(items)}" for kind, items in kinds.items() if items) or "nothing"
+        kinds = ((kind.name, getattr(self, kind.name)) for kind in fields(self))
+        return ", ".join(f"{kind}: {len(items)}" for kind, items in kinds if items) or "nothing"
 
 
 async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
@@ -68,6 +70,8 @@ async def recover(registry: Registry, run_dir: Path, store: Store) -> Cleaned:
         if registry.complete and here in known:  # otherwise there may be unknown servers in other PID namespaces
             await anyio.to_thread.run_sync(_remove_files, run_dir, kept, cleaned)
         await anyio.to_thread.run_sync(_sweep, store, here.folders, cleaned)
+        for table in await tables.sweep():
+            cleaned.note(cleaned.tables, f"nftables table {table}")
     if str(cleaned) != "nothing":
         logger.warning("cleaned up after killed servers: %s", cleaned)
     return cleaned
