@@ -26,7 +26,7 @@ demo: $(READY) ## install what is missing, build the template, run the demo
 
 test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs them one after the other
 	@set -e; for driver in $(DRIVERS); do \
-		$(BIN)/mcp-sandbox setup --images --driver $$driver; \
+		MCP_SANDBOX_ALLOW_NAT=true $(BIN)/mcp-sandbox setup --images --driver $$driver; \
 		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis; \
 	done
 	@$(BIN)/mcp-sandbox --driver gvisor template build cpp-algorithm go-algorithm

@@ -13,6 +13,7 @@ from mcp_sandbox.config import AUTO, Settings
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.machines.local import LocalProvider
+from mcp_sandbox.machines.nat import nat_config
 from mcp_sandbox.machines.pool import Pool, pool_limits
 from mcp_sandbox.machines.provider import HostFacts, Provider
 from mcp_sandbox.operating.control import Panel
@@ -106,6 +107,7 @@ class Drivers:
                 own_kernel=self.settings.guest_kernel is not None,
                 accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
                 program=program,
+                nat=nat_config(self.settings),
             )
             self._loaded[name] = load_driver(name, config)
         return self._loaded[name]

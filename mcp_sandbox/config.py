@@ -10,7 +10,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -42,6 +42,7 @@ ENV_PREFIX = "MCP_SANDBOX_"
 # project may neither run code (home, guest_kernel, template_path) nor weaken isolation or limits.
 PROJECT_SETTINGS = frozenset({"template", "toolset", "runs.timeout_s", "lifetime.idle_s"})
 EVERY_DOMAIN = "*"  # in a list of domains
+RESOLVERS = (IPv4Address("9.9.9.9"), IPv4Address("1.1.1.1"))  # public ones that need no agreement
 AUTO = "auto"  # for `driver` and `accel`: the best one that works on this host
 
 
@@ -198,6 +199,7 @@ def _allowed(text: str) -> str:
 AllowedDomains = Annotated[tuple[Annotated[str, AfterValidator(_allowed)], ...], NoDecode, BeforeValidator(_split)]
 Domains = Annotated[tuple[Pattern, ...], NoDecode, BeforeValidator(_split)]
 Ports = Annotated[tuple[Annotated[int, Field(ge=1, le=65_535)], ...], NoDecode, BeforeValidator(_split)]
+Addresses = Annotated[tuple[IPv4Address, ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[dict[str, IPv4Network | IPv6Network], NoDecode, BeforeValidator(_split_pairs)]
 
 
@@ -208,6 +210,7 @@ class NetworkSettings(Group):
     deny_domains: Domains = Field((), description="Domains that are refused even if they are allowed.")
     ports: Ports = Field((80, 443), description="Ports that sandboxes may connect to.")
     private_networks: Networks = Field({}, description="Networks that may be reached though not public, by name.")
+    resolvers: Addresses = Field(RESOLVERS, description="Name servers of sandboxes in network mode nat.")
     require_sni: bool = Field(True, description="Refuse TLS connections that do not name their server.")
     allow_ech: bool = Field(False, description="Allow TLS connections that hide the name of their server.")
     connections: int = Field(32, ge=1, description="Open connections of one owner.")

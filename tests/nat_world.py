@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from pyroute2 import IPRoute
 
+from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.nat import nat_config
 from tests.waiting import HANG_S
 from vmm.network.links import in_namespace
@@ -108,8 +108,15 @@ def open_world(*allowed: str) -> Iterator[World]:
             server.stdin.write("go\n")
             server.stdin.flush()
             assert server.stdout.readline() == "serving\n"
-        config = nat_config(map(IPv4Network, allowed), [IPv4Address(RESOLVER)])
-        yield World(_file(host), replace(config, uplink=_file(host)))
+        yield World(_file(host), replace(config_of(*allowed), uplink=_file(host)))
+
+
+def config_of(*allowed: str) -> NatConfig:
+    """What drivers are told when the operator allows `nat` and names these private networks."""
+    network = {"private_networks": {f"net{number}": net for number, net in enumerate(allowed)}, "resolvers": [RESOLVER]}
+    config = nat_config(Settings.model_validate({"allow_nat": True, "network": network}))
+    assert config is not None
+    return config
 
 
 def _wire(host: str, world: str) -> None:

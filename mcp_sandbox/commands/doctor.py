@@ -39,6 +39,7 @@ from templates.store import Entry, Store
 from vmm.driver import DRIVERS, driver_info
 from vmm.errors import DriverUnavailable, VmmError
 from vmm.limits import detect
+from vmm.network.nat import nat_trouble
 from vmm.types import Isolation, NetworkMode, Probe
 
 MB = 1_000_000
@@ -79,7 +80,7 @@ async def examine(settings: Settings) -> Report:
         ready=ready,
         verdict=verdict,
         next_step=next_step,
-        warnings=[*_warnings(host, home, default), *map(_errors, broken.values())],
+        warnings=[*_warnings(host, home, default), *_nat_troubles(settings), *map(_errors, broken.values())],
         choice=_choice_report(settings, choice),
         drivers=reports,
         host=host,
@@ -238,10 +239,17 @@ def _host() -> HostReport:
 
 
 def _network(settings: Settings, driver: str) -> NetworkReport:
-    enabled = {NetworkMode.NONE: True, NetworkMode.PROXY: settings.network.enabled, NetworkMode.NAT: settings.allow_nat}
+    nat = settings.allow_nat and not _nat_troubles(settings)
+    enabled = {NetworkMode.NONE: True, NetworkMode.PROXY: settings.network.enabled, NetworkMode.NAT: nat}
     possible = driver_info(driver).capabilities.networks if driver in DRIVERS else ()
     modes = [mode for mode in NetworkMode if enabled[mode] and mode in possible]
     return NetworkReport(modes=modes, allow_domains=list(settings.network.allow_domains))
+
+
+def _nat_troubles(settings: Settings) -> list[str]:
+    """Return why no sandbox can have network mode nat, although the settings allow it."""
+    trouble = nat_trouble() if settings.allow_nat else None
+    return [trouble] if trouble else []
 
 
 def _home(settings: Settings, store: Store) -> HomeReport:

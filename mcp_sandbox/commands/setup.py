@@ -23,6 +23,7 @@ from mcp_sandbox.serving.lifetime import run_command
 from templates.build import Progress
 from templates.tools import LoggedTools, StepFailed, tail
 from vmm.driver import DRIVERS, driver_info
+from vmm.network.tables import NFT
 from vmm.process import find_tool
 from vmm.types import Need, Probe
 
@@ -53,6 +54,7 @@ IMAGE_NEEDS = (
     Need("buildah", "buildah", "builds a template's Dockerfile", "build"),
     *FETCHING_NEEDS,
 )
+NAT_NEEDS = (Need(NFT, "nftables", "filters what sandboxes with network mode nat reach", "run"),)
 OWN_KERNEL_NEEDS = (Need("busybox", "busybox-static", "boots the kernel that guest_kernel names", "build"),)
 
 
@@ -85,7 +87,7 @@ class Plan:
         return " && ".join(parts)
 
 
-def needs_of(driver: str, *, own_kernel: bool, root: bool, images: bool) -> Iterator[Need]:
+def needs_of(driver: str, *, own_kernel: bool, root: bool, images: bool, nat: bool) -> Iterator[Need]:
     """Yield what the host needs to run and build sandboxes with this driver."""
     yield from driver_needs(driver)
     yield from NEEDS
@@ -95,6 +97,8 @@ def needs_of(driver: str, *, own_kernel: bool, root: bool, images: bool) -> Iter
         yield from ORDINARY_USER_NEEDS
     if images:
         yield from IMAGE_NEEDS
+    if nat:
+        yield from NAT_NEEDS
 
 
 def driver_needs(driver: str) -> tuple[Need, ...]:
@@ -108,7 +112,8 @@ def driver_needs(driver: str) -> tuple[Need, ...]:
 def make_plan(settings: Settings, driver: str, *, images: bool = False) -> Plan:
     """Return what this host lacks for a driver; with `images` also what OCI images and Dockerfiles need."""
     root = os.geteuid() == 0
-    wanted = needs_of(driver, own_kernel=settings.guest_kernel is not None, root=root, images=images)
+    own_kernel = settings.guest_kernel is not None
+    wanted = needs_of(driver, own_kernel=own_kernel, root=root, images=images, nat=settings.allow_nat)
     missing = [need for need in dict.fromkeys(wanted) if not is_met(need)]
     grant_ids_to = None if root else _user_without_ids()
     if grant_ids_to is not None:

@@ -66,7 +66,9 @@ async def open_unique(
     """
     # The agent of a virtual machine uses a serial port, which knows no connections.
     seeking = isolation is Isolation.VM
-    first = identity if warmup is None else replace(identity, network=NetworkMode.NONE, device=None)  # as before a snapshot
+    first = (
+        identity if warmup is None else replace(identity, network=NetworkMode.NONE, device=None)
+    )  # as before a snapshot
     async with AgentClient.open(
         stream, timeout_s=AGENT_TIMEOUT_S, identity=first, seeking=seeking, serve_stream=serve_stream
     ) as agent:

@@ -116,6 +116,11 @@ def test_each_driver_needs_only_its_own_programs(programs, settings):
     assert make_plan(settings, "gvisor").complete
 
 
+def test_nftables_is_needed_only_if_sandboxes_may_have_a_network_device(programs, settings):
+    assert "nftables" not in make_plan(settings, "gvisor").packages
+    assert "nftables" in make_plan(settings.model_copy(update={"allow_nat": True}), "gvisor").packages
+
+
 def test_tools_for_images_are_needed_only_on_request(programs, settings):
     add_all(programs)
     assert make_plan(settings, "gvisor").complete

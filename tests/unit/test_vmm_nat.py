@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.machines.nat import nat_config
+from mcp_sandbox.app import Drivers
+from mcp_sandbox.config import Settings
+from tests.nat_world import RESOLVER, config_of
+from vmm.driver import DRIVERS
 from vmm.errors import NetworkUnsupported
 from vmm.hierarchy import pid_namespace
 from vmm.network import links, nat, tables
 from vmm.network.nat import Nat, nat_trouble
-from vmm.network.plan import LINKS, OWN_NETWORK, Link, candidates, ruleset
+from vmm.network.plan import LINKS, Link, candidates, ruleset
 from vmm.process import find_tool
 from websearch.addresses import KINDS, METADATA, kind_of
 
@@ -38,7 +41,7 @@ def test_no_link_is_in_a_network_that_the_host_has_a_route_to():
 
 
 def test_the_refused_networks_are_those_of_the_bridge():
-    config = nat_config([IPv4Network("10.9.0.0/16")])
+    config = config_of("10.9.0.0/16")
     every = [network for _, network in KINDS if isinstance(network, IPv4Network)]
     samples = [address for network in every for address in (network.network_address, network.broadcast_address)]
     samples += [address for address in METADATA if isinstance(address, IPv4Address)]
@@ -54,7 +57,7 @@ def test_the_refused_networks_are_those_of_the_bridge():
 def test_the_kernel_takes_the_rules_and_they_name_no_other_device(tmp_path: Path):
     link = Link(7)
     file = tmp_path / "rules"
-    file.write_text(ruleset("mcp-sandbox-1-2-3-home-machine", link, nat_config()))
+    file.write_text(ruleset("mcp-sandbox-1-2-3-home-machine", link, config_of()))
     argv = ["unshare", "--net", "sh", "-c", f"nft -f {file} && nft list ruleset"]
     listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     for hook in ("input", "forward", "postrouting"):
@@ -73,18 +76,18 @@ async def test_a_host_whose_operator_did_not_allow_it_refuses(tmp_path: Path):
 
 def test_what_a_host_lacks_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "needs root" in (nat_trouble(OWN_NETWORK) or "")
+    assert "needs root" in (nat_trouble() or "")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(nat, "_capabilities", lambda: 0)
-    assert "CAP_NET_ADMIN" in (nat_trouble(OWN_NETWORK) or "")
+    assert "CAP_NET_ADMIN" in (nat_trouble() or "")
     monkeypatch.setattr(nat, "_capabilities", lambda: nat.CAP_NET_ADMIN)
     monkeypatch.setattr(nat, "find_tool", lambda _: None)
-    assert "apt-get install nftables" in (nat_trouble(OWN_NETWORK) or "")
+    assert "apt-get install nftables" in (nat_trouble() or "")
     monkeypatch.setattr(nat, "find_tool", lambda name: f"/usr/sbin/{name}")
     monkeypatch.setattr(links, "forwards", lambda _: False)
-    assert "sysctl -w net.ipv4.ip_forward=1" in (nat_trouble(OWN_NETWORK) or "")
+    assert "sysctl -w net.ipv4.ip_forward=1" in (nat_trouble() or "")
     monkeypatch.setattr(links, "forwards", lambda _: True)
-    assert nat_trouble(OWN_NETWORK) is None
+    assert nat_trouble() is None
 
 
 def test_only_tables_of_dead_servers_of_this_pid_namespace_are_removed():
@@ -94,3 +97,13 @@ def test_only_tables_of_dead_servers_of_this_pid_namespace_are_removed():
     strangers = ["table inet filter", "table ip mcp-sandbox-1-1-1-x", "table inet mcp-sandbox", "nonsense"]
     assert [tables._dead(line) for line in (mine, elsewhere, *strangers)] == [None] * 6
     assert tables._dead(dead) == dead.split()[2]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("name", DRIVERS)
+async def test_a_driver_is_told_about_nat_only_if_the_operator_allows_it(tmp_path: Path, name: str, allowed: bool):
+    settings = Settings.model_validate({"home": tmp_path, "allow_nat": allowed, "network": {"resolvers": [RESOLVER]}})
+    async with Drivers(settings) as drivers:
+        config = drivers.load(name)._config  # type: ignore[attr-defined]
+    assert (config.nat == config_of()) is allowed
+    assert (config.nat is None) is not allowed

@@ -15,7 +15,7 @@ import anyio.to_thread
 from vmm.errors import LaunchFailed, NetworkUnsupported, VmmError
 from vmm.limits import installation
 from vmm.network import tables
-from vmm.network.plan import Link, NatConfig, candidates, ruleset
+from vmm.network.plan import OWN_NETWORK, Link, NatConfig, candidates, ruleset
 from vmm.process import ANNOUNCED, RunningProcess, find_tool
 from vmm.types import NetworkDevice
 
@@ -89,7 +89,7 @@ class Nat:
         return self._config
 
 
-def nat_trouble(uplink: str) -> str | None:
+def nat_trouble(uplink: str = OWN_NETWORK) -> str | None:
     """Return None if machines can have network mode `nat` on this host, or what is missing and how to get it."""
     if os.geteuid() != 0:
         return "network mode nat needs root: it makes network devices and nftables rules"
