@@ -1,5 +1,6 @@
 """The gate in front of the HTTP server: names, origins, tokens and rates."""
 
+import socket
 from collections.abc import Callable
 
 import httpx2
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import ServeSettings
 from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
-from mcp_sandbox.serving.http import UnsafeAddress, guard
+from mcp_sandbox.serving.http import UnsafeAddress, guard, listening
 
 TOKENS = {
     "secret-a": Token("ana", ("use",), None, 0),
@@ -139,3 +140,10 @@ class SomeTokens(NoTokens):
 def test_a_server_that_others_could_use_does_not_start(settings, tokens, missing):
     with pytest.raises(UnsafeAddress, match=missing):
         guard(settings, tokens)
+
+
+def test_answers_in_several_parts_are_sent_at_once():
+    with listening(ServeSettings(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
