@@ -1,5 +1,5 @@
 """Run the `mcp-sandbox` command as `python -m mcp_sandbox`."""
 
-from mcp_sandbox.cli import start
+from mcp_sandbox.start import start
 
 start()

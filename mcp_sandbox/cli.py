@@ -86,6 +86,9 @@ def main(
     template_path: Annotated[
         list[Path] | None, typer.Option(help="Directory of custom templates; may be repeated.")
     ] = None,
+    connect: Annotated[
+        str | None, typer.Option(help="Address of a shared server to use instead of a server of its own.")
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="Least severe level logged on stderr: DEBUG, INFO, WARNING or ERROR.")
     ] = None,
@@ -99,10 +102,16 @@ def main(
         "min_isolation": min_isolation,
         "accel": accel,
         "template_path": tuple(template_path) if template_path else None,
+        "connect": connect,
         "log": {"level": log_level} if log_level else None,
     }
     if ctx.invoked_subcommand is None:
-        _serve_stdio(settings_of(ctx))
+        settings = settings_of(ctx)
+        if settings.connect:
+            from mcp_sandbox.connect.relay import run as run_relay
+
+            raise typer.Exit(run_relay(settings.connect, settings.token))
+        _serve_stdio(settings)
 
 
 def _serve_stdio(settings: "Settings") -> None:
@@ -181,7 +190,7 @@ def bench(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Topics: restore, calls, cpu, compile, pool, fork, soak. Default: all but soak."),
+        typer.Argument(help="Topics: restore, calls, connect, cpu, compile, pool, fork, soak. Default: all but soak."),
     ] = None,
     driver: Annotated[str | None, typer.Option(help="Driver to measure. Default: all that work on this host.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Take fewer samples.")] = False,

@@ -273,6 +273,11 @@ class Settings(BaseSettings):
         "default", description="Tools offered to clients: advanced adds fork, pause, resume and handlers."
     )
     allow_nat: bool = Field(False, description="Let sandboxes have a network device behind the host's address.")
+    connect: str | None = Field(
+        None,
+        description="Address of a shared server: stdin and stdout are connected to it instead of to a server here.",
+    )
+    token: str | None = Field(None, repr=False, description="Token for that server.")
     tracing: bool = Field(False, description="Emit OpenTelemetry spans if opentelemetry-api is installed.")
 
     limits: LimitSettings = LimitSettings()

@@ -54,8 +54,9 @@ def text_of(result: CallToolResult) -> str:
 
 def environment(settings: Settings) -> dict[str, str]:
     """Return the environment for a child server with these settings: ours, plus a variable for each setting."""
-    values = settings.model_dump(mode="json", exclude_none=True)
-    return {**os.environ, **dict(_variables(values))}
+    values = settings.model_dump(mode="json", exclude_none=True, exclude={"connect", "token"})
+    inherited = {name: value for name, value in os.environ.items() if name != variable_of("connect")}
+    return {**inherited, **dict(_variables(values))}
 
 
 def _variables(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:

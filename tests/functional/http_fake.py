@@ -39,6 +39,7 @@ async def serving_fakes(
                     yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
                 finally:
                     web.should_exit = True
+                    web.force_exit = True  # without waiting for clients
 
 
 async def _serve(serve: Callable[..., object], listener: socket.socket) -> None:

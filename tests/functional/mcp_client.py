@@ -25,6 +25,11 @@ def server_parameters(*options: str, temporary: str | None = None, **settings: o
     return StdioServerParameters(command=sys.executable, args=[*SERVER, *options], cwd=REPO, env=environment)
 
 
+def connect_parameters(address: str) -> StdioServerParameters:
+    """How an MCP client connects its stdio to a shared server."""
+    return server_parameters("--connect", address)
+
+
 def text_of(result: CallToolResult) -> str:
     """All text of an answer that is not an error."""
     assert not result.is_error, result.content

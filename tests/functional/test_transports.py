@@ -1,4 +1,4 @@
-"""Progress and cancellation with the SDK's client, on both transports and in both eras."""
+"""Progress and cancellation with the SDK's client: on stdio, over HTTP, and from one to the other, in both eras."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from mcp.client.stdio import StdioServerParameters
 
 from tests.functional.checkout import REPO
 from tests.functional.http_fake import serving_fakes
-from tests.functional.mcp_client import call, data_of, text_of
+from tests.functional.mcp_client import call, connect_parameters, data_of, text_of
 from tests.functional.stdio_fake import TRAINING, plan_training
 from tests.unit.fakes import FakeProvider
 from tests.waiting import HANG_S
@@ -29,12 +29,13 @@ async def connected(transport: str, mode: str, directory: Path) -> AsyncIterator
     else:
         provider = FakeProvider()
         plan_training(provider)
-        async with serving_fakes(provider) as address, Client(address, mode=mode) as client:
+        reach = connect_parameters if transport == "connect" else str
+        async with serving_fakes(provider) as address, Client(reach(address), mode=mode) as client:
             yield client
 
 
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("transport", ["stdio", "http", "connect"])
 async def test_a_call_reports_progress_and_can_be_cancelled(transport: str, mode: str, tmp_path: Path):
     heard: list[str | None] = []
     with anyio.fail_after(HANG_S):

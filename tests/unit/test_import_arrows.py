@@ -30,10 +30,23 @@ PARTS = {
     "app": {"machines", "sandboxes", "operating"} | EVERYWHERE,
     "tools": {"views", "machines", "runs", "sandboxes"} | EVERYWHERE,
     "serving": {"accounts", "operating", "sandboxes", "tools", "app"} | EVERYWHERE,
-    "commands": {"views", "machines", "runs", "sandboxes", "operating", "accounts", "app", "serving", "private"}
+    "commands": {
+        "views",
+        "machines",
+        "runs",
+        "sandboxes",
+        "operating",
+        "accounts",
+        "app",
+        "serving",
+        "private",
+        "connect",
+    }
     | EVERYWHERE,
-    "cli": {"commands", "serving", "private"} | EVERYWHERE,
-    "__main__": {"cli"},
+    "connect": set[str](),  # it starts in a moment, so it imports the standard library only
+    "cli": {"commands", "connect", "serving", "private"} | EVERYWHERE,
+    "start": {"cli", "connect"},
+    "__main__": {"start"},
 }
 IN_SANDBOXES = ROOT / "mcp_sandbox" / "commands" / "selftest" / "inside"
 ROOMS = [room for room in MAY_IMPORT if (ROOT / room).is_dir()]
@@ -106,6 +119,15 @@ def test_code_that_runs_in_a_machine_needs_only_the_standard_library():
         for file in (ROOT / "guest").rglob("*.py")
         if file.parent.name != HOST_SIDE
         for name in imports(file) - allowed - (KERNEL_LIBRARIES if file.parent.name == "kernels" else set())
+    }
+    assert wrong == set()
+
+
+def test_a_client_of_a_shared_server_imports_only_the_standard_library():
+    wrong = {
+        f"{file.name} imports {name}"
+        for file in (*files_of("connect"), *files_of("start"))
+        for name in imports(file) - sys.stdlib_module_names - {"mcp_sandbox"}
     }
     assert wrong == set()
 

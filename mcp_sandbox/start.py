@@ -1,0 +1,33 @@
+"""Where the program starts. A client that connects to a shared server does not wait for the rest to be imported."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+VARIABLE = "MCP_SANDBOX_CONNECT"
+TOKEN_VARIABLE = "MCP_SANDBOX_TOKEN"  # noqa: S105 - a name
+
+
+def start() -> None:
+    """Run the command line as a process of its own."""
+    url = connect_url(sys.argv[1:], os.environ)
+    if url is not None:
+        from mcp_sandbox.connect.relay import run
+
+        sys.exit(run(url, os.environ.get(TOKEN_VARIABLE)))
+    from mcp_sandbox.cli import start as start_cli
+
+    start_cli()
+
+
+def connect_url(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return the server to connect to, if nothing else is asked for. The command line knows more ways to name it."""
+    match arguments:
+        case ["--connect", url]:
+            return url
+        case [option] if option.startswith("--connect="):
+            return option.removeprefix("--connect=")
+        case []:
+            return environment.get(VARIABLE) or None
+        case _:
+            return None
