@@ -86,6 +86,13 @@ def main(
     template_path: Annotated[
         list[Path] | None, typer.Option(help="Directory of custom templates; may be repeated.")
     ] = None,
+    toolsets: Annotated[
+        str | None, typer.Option(help="Groups of tools to offer, separated by commas; advanced has all.")
+    ] = None,
+    tools: Annotated[
+        str | None, typer.Option(help="The only tools to offer, separated by commas, instead of toolsets.")
+    ] = None,
+    read_only: Annotated[bool | None, typer.Option("--read-only", help="Offer only tools that change nothing.")] = None,
     connect: Annotated[
         str | None, typer.Option(help="Address of a shared server to use instead of a server of its own.")
     ] = None,
@@ -102,6 +109,9 @@ def main(
         "min_isolation": min_isolation,
         "accel": accel,
         "template_path": tuple(template_path) if template_path else None,
+        "toolsets": toolsets,
+        "tools": tools,
+        "read_only": read_only,
         "connect": connect,
         "log": {"level": log_level} if log_level else None,
     }

@@ -40,9 +40,10 @@ CONFIG_NAME = "mcp-sandbox.toml"
 ENV_PREFIX = "MCP_SANDBOX_"
 # What the file in the working directory may set. An IDE starts the server in any repository its user opens, so a
 # project may neither run code (home, guest_kernel, template_path) nor weaken isolation or limits.
-PROJECT_SETTINGS = frozenset({"template", "toolset", "runs.timeout_s", "lifetime.idle_s"})
+PROJECT_SETTINGS = frozenset({"template", "toolsets", "runs.timeout_s", "lifetime.idle_s"})
 EVERY_DOMAIN = "*"  # in a list of domains
 RESOLVERS = (IPv4Address("9.9.9.9"), IPv4Address("1.1.1.1"))  # public ones that need no agreement
+Toolset = Literal["default", "advanced", "sandboxes", "code", "commands", "files", "forks", "handlers"]
 AUTO = "auto"  # for `driver` and `accel`: the best one that works on this host
 
 
@@ -269,10 +270,12 @@ class Settings(BaseSettings):
         default_factory=lambda: (platformdirs.user_config_path(APP) / "templates",),
         description="Directories of custom templates, searched before the built-in ones.",
     )
-    toolset: Literal["default", "advanced"] = Field(
-        "default", description="Tools offered to clients: advanced adds fork, pause, resume and handlers."
+    toolsets: Annotated[tuple[Toolset, ...], NoDecode] = Field(
+        ("default",), min_length=1, description="Groups of tools offered to clients; advanced has all."
     )
     allow_nat: bool = Field(False, description="Let sandboxes have a network device behind the host's address.")
+    tools: Annotated[tuple[str, ...], NoDecode] = Field((), description="The only tools offered, instead of toolsets.")
+    read_only: bool = Field(False, description="Offer only tools that change nothing.")
     connect: str | None = Field(
         None,
         description="Address of a shared server: stdin and stdout are connected to it instead of to a server here.",
@@ -306,6 +309,12 @@ class Settings(BaseSettings):
     def _split_path(cls, value: object) -> object:
         """Split the environment variable, which lists directories as PATH does."""
         return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+    @field_validator("toolsets", "tools", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        """Split a flag or an environment variable, which separates names by commas."""
+        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
     @property
     def catalogue(self) -> Catalogue:

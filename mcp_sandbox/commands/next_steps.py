@@ -62,6 +62,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "configuration_not_editable": (),
     "unsafe_address": ("`mcp-sandbox token create NAME` makes a token; serve.allowed_hosts lists the server's names.",),
     "address_in_use": ("Choose another port with --port.",),
+    "unknown_tool": ("docs/tools.md lists all tools and toolsets.",),
     "bad_token_name": (),
     "token_exists": ("Choose another name, or remove it with `mcp-sandbox token revoke`.",),
     "token_not_found": ("`mcp-sandbox token list` shows all of them.",),

@@ -26,7 +26,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argument
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
-from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
+from mcp_sandbox.serving.toolsets import add_tools
 from mcp_sandbox.tools.common import lifetime_of, network_of
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,9 @@ def create_server(
     """Return a server that is not connected yet. `open_service` runs for as long as a connection lasts.
 
     `isolation` describes to a model what separates sandboxes from this host.
+
+    Raises:
+        UnknownTool: the settings name a tool that does not exist.
     """
 
     @asynccontextmanager
@@ -101,9 +104,7 @@ def create_server(
         lifespan=lifespan,
         log_level=settings.log.level,
     )
-    advanced = (fork_tools, handler_tools) if settings.toolset == "advanced" else ()
-    for family in (sandbox_tools, code_tools, command_tools, file_tools, *advanced):
-        family.register(server, settings)
+    add_tools(server, settings)
     return server
 
 

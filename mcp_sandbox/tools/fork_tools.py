@@ -1,4 +1,4 @@
-"""Tools that fork, pause and resume a sandbox: toolset `advanced`."""
+"""Tools that fork, pause and resume a sandbox: toolset `forks`."""
 
 from typing import Annotated
 

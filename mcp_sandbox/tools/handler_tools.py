@@ -1,4 +1,4 @@
-"""The tool that calls a handler as AWS Lambda does: toolset `advanced`."""
+"""The tool that calls a handler as AWS Lambda does: toolset `handlers`."""
 
 from typing import Annotated, Any
 

@@ -78,6 +78,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "configuration_not_editable": (),
     "unsafe_address": (),
     "address_in_use": (),
+    "unknown_tool": (),
     "bad_token_name": (),
     "token_exists": (),
     "token_not_found": (),

@@ -51,7 +51,7 @@ async def test_every_required_scenario_passes(revision: str, required: int):
 async def test_the_inspector_finds_no_fault_with_the_tools():
     with anyio.fail_after(BUILD_S):
         inspector = await node_tool("@modelcontextprotocol/inspector", "clients/launcher/build/index.js")
-    settings = Settings(toolset="advanced", serve={"port": 0})
+    settings = Settings(toolsets=("advanced",), serve={"port": 0})
     async with serving_fakes(FakeProvider(), settings=settings) as address:
         status, output = await output_of([*inspector, "--cli", address, "--method", "tools/list", "--strict"])
     assert "invoke_handler" in output

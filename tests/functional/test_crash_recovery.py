@@ -78,7 +78,7 @@ def group_folders() -> list[Path]:
 @asynccontextmanager
 async def connected(home: Path, temporary: Path, *options: str) -> AsyncIterator[tuple[Client, ProcessId]]:
     """A server of `home` and its client. Servers that live at the same time are told apart by their options."""
-    parameters = server_parameters(*options, temporary=str(temporary), home=home, toolset="advanced")
+    parameters = server_parameters(*options, temporary=str(temporary), home=home, toolsets="advanced")
     with anyio.fail_after(HANG_S):
         async with Client(parameters) as client:
             process = await anyio.to_thread.run_sync(own_child, *SERVER, *options)

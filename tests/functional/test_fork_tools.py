@@ -17,7 +17,7 @@ async def test_a_client_forks_a_sandbox_and_continues_after_a_pause(host: Host, 
     if not host.driver.capabilities.snapshot:
         pytest.skip(f"{host.driver.name} takes no snapshots")
     with anyio.fail_after(HANG_S):
-        async with Client(server_parameters(driver=host.driver.name, toolset="advanced")) as client:
+        async with Client(server_parameters(driver=host.driver.name, toolsets="advanced")) as client:
 
             async def shown(sandbox_id: str, code: str) -> str:
                 return text_of(await call(client, "run_code", code=code, sandbox_id=sandbox_id))

@@ -25,7 +25,7 @@ def handler(event, context):
 
 async def test_a_client_calls_a_handler_again_with_another_event(in_force: HostFacts):
     with anyio.fail_after(HANG_S):
-        async with Client(server_parameters(toolset="advanced", pool_max=0)) as client:
+        async with Client(server_parameters(toolsets="advanced", pool_max=0)) as client:
             created = await data_of(client, "create_sandbox")
 
             async def call(code: str, **more: object) -> CallToolResult:

@@ -36,7 +36,7 @@ def named(path: Path) -> str:
 
 async def server_tools() -> set[str]:
     """Return the names of all tools, advanced ones included."""
-    settings = Settings(toolset="advanced")
+    settings = Settings(toolsets=("advanced",))
     server = create_server(settings, "vm", lambda: SandboxService(FakeProvider(), settings))
     async with Client(server) as client:
         return {tool.name for tool in (await client.list_tools()).tools}

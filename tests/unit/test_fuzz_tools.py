@@ -16,7 +16,7 @@ from tests.unit.fakes import FakeProvider
 from tests.unit.json_values import JSON
 from tests.unit.test_tools import server_over
 
-SETTINGS = Settings(toolset="advanced", limits={"sandboxes": 3, "queue_timeout_s": 0.01})
+SETTINGS = Settings(toolsets=("advanced",), limits={"sandboxes": 3, "queue_timeout_s": 0.01})
 MAX_ERROR_CHARS = 5000  # a path has up to 4,095
 # Values that get past the first checks, by the name of the argument.
 LIKELY: dict[str, list[object]] = {

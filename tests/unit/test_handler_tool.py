@@ -38,7 +38,7 @@ def provider() -> FakeProvider:
 
 @pytest.fixture
 async def client(provider: FakeProvider) -> AsyncIterator[Client]:
-    settings = Settings(toolset="advanced")
+    settings = Settings(toolsets=("advanced",))
     server = create_server(settings, str(FACTS), lambda: SandboxService(provider, settings))
     with anyio.fail_after(20):
         async with Client(server) as client:

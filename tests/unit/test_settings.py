@@ -78,7 +78,7 @@ def test_a_project_can_neither_run_code_nor_weaken_isolation_or_limits(name: str
 
 
 def test_a_project_may_set_only_harmless_settings():
-    assert {"template", "toolset", "runs.timeout_s", "lifetime.idle_s"} == PROJECT_SETTINGS
+    assert {"template", "toolsets", "runs.timeout_s", "lifetime.idle_s"} == PROJECT_SETTINGS
     assert set(dict(setting_names())) >= PROJECT_SETTINGS
 
 

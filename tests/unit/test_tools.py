@@ -91,7 +91,7 @@ async def test_create_run_and_close_work_in_both_protocol_eras(provider: FakePro
 
 
 async def test_every_tool_has_a_title_all_annotations_and_described_arguments(provider: FakeProvider):
-    async with connected(provider, toolset="advanced") as client:
+    async with connected(provider, toolsets=("advanced",)) as client:
         tools = (await client.list_tools()).tools
     assert {tool.name for tool in tools} == NAMES | ADVANCED
     for tool in tools:
@@ -106,7 +106,7 @@ async def test_every_tool_has_a_title_all_annotations_and_described_arguments(pr
 
 
 async def test_schemas_omit_titles_and_null_but_null_is_still_accepted(provider: FakeProvider):
-    async with connected(provider, toolset="advanced") as client:
+    async with connected(provider, toolsets=("advanced",)) as client:
         for tool in (await client.list_tools()).tools:
             schema = json.dumps(tool.input_schema)
             assert '"title"' not in schema
@@ -448,7 +448,7 @@ async def test_an_unbuilt_template_is_an_error_that_names_the_build_command(clie
 
 
 async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch):
-    async with connected(provider, toolset="advanced") as client:
+    async with connected(provider, toolsets=("advanced",)) as client:
         box = await created(client)
         for module in ("sandbox", "code", "command", "file", "fork", "handler"):
             monkeypatch.setattr(f"mcp_sandbox.tools.{module}_tools.owner_of", lambda _ctx: "another owner")
@@ -637,7 +637,7 @@ async def test_output_that_was_sent_live_is_read_from_the_runs_log(client: Clien
 
 
 async def test_a_sandbox_is_forked_paused_and_resumed_with_the_calls_that_errors_name(provider: FakeProvider):
-    async with connected(provider, toolset="advanced") as client:
+    async with connected(provider, toolsets=("advanced",)) as client:
         box = await created(client)
         await client.call_tool("write_file", {"sandbox_id": box, "path": "f", "content": "mine"})
         forked = await client.call_tool("fork_sandbox", {"sandbox_id": box, "count": 2})
@@ -655,7 +655,7 @@ async def test_a_sandbox_is_forked_paused_and_resumed_with_the_calls_that_errors
 
 
 async def test_too_many_copies_are_refused_before_anything_is_copied(provider: FakeProvider):
-    async with connected(provider, toolset="advanced") as client:
+    async with connected(provider, toolsets=("advanced",)) as client:
         box = await created(client)
         assert "8" in await error_of(client, "fork_sandbox", sandbox_id=box, count=9)
     assert provider.copies == []

@@ -20,7 +20,7 @@ frame.memory_usage().sum() // 1_000_000
 async def measure(subject: Subject) -> Findings:
     """Fork one sandbox several times, one copy at a time, each up to its first result."""
     samples = []
-    async with open_server(subject.settings, {"pool.max": 0, "toolset": "advanced"}) as server:
+    async with open_server(subject.settings, {"pool.max": 0, "toolsets": ("advanced",)}) as server:
         if TOOL not in {tool.name for tool in (await server.client.list_tools()).tools}:
             return Findings(left_out=[f"fork was not measured: the server has no tool {TOOL}"])
         original = await server.create()

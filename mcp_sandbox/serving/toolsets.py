@@ -1,0 +1,58 @@
+"""Which tools a server offers: whole toolsets or tools by name, and with `read_only` only those that change nothing."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mcp.server.mcpserver import MCPServer
+
+from mcp_sandbox.config import Settings, Toolset
+from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
+
+Register = Callable[[MCPServer[SandboxService], Settings], None]
+
+FAMILIES: dict[Toolset, Register] = {
+    "sandboxes": sandbox_tools.register,
+    "code": code_tools.register,
+    "commands": command_tools.register,
+    "files": file_tools.register,
+    "forks": fork_tools.register,
+    "handlers": handler_tools.register,
+}
+GROUPS: dict[Toolset, tuple[Toolset, ...]] = {
+    "default": ("sandboxes", "code", "commands", "files"),
+    "advanced": tuple(FAMILIES),
+}
+
+
+@dataclass(eq=False)
+class UnknownTool(SandboxError):
+    """A setting names a tool that does not exist."""
+
+    code = "unknown_tool"
+    sentence = "There is no tool {name!r}{suggestion}."
+    name: str
+    suggestion: str
+
+
+def add_tools(server: MCPServer[SandboxService], settings: Settings) -> None:
+    """Add the tools that the settings ask for.
+
+    Raises:
+        UnknownTool: they name one that does not exist.
+    """
+    wanted = {family for toolset in settings.toolsets for family in GROUPS.get(toolset, (toolset,))}
+    for family, register in FAMILIES.items():
+        if settings.tools or family in wanted:
+            register(server, settings)
+    tools = {tool.name: tool for tool in server._tool_manager.list_tools()}  # noqa: SLF001 - the public one is async
+    for name in settings.tools:
+        if name not in tools:
+            close = difflib.get_close_matches(name, tools, n=1)
+            raise UnknownTool(name, f"; did you mean {close[0]}?" if close else "")
+    for name, tool in tools.items():
+        reads_only = tool.annotations is not None and bool(tool.annotations.read_only_hint)
+        if (settings.tools and name not in settings.tools) or (settings.read_only and not reads_only):
+            server.remove_tool(name)
