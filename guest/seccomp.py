@@ -89,6 +89,32 @@ KERNEL_PARTS: Mapping[str, tuple[int, int]] = {
     "ioperm": (173, -1),
     "modify_ldt": (154, -1),
 }
+# What a process that only computes has no use for: other computers, and other processes.
+NETWORK_AND_PROCESSES: Mapping[str, tuple[int, int]] = {
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "sendto": (44, 206),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+}
 
 
 def confine(*, user_namespaces: bool) -> None:
@@ -97,15 +123,37 @@ def confine(*, user_namespaces: bool) -> None:
     Raises:
         OSError: this machine's kernel has no seccomp filters, or the CPU is of an unknown architecture.
     """
-    machine = os.uname().machine
-    if machine not in ARCHITECTURES:
-        raise OSError(errno.ENOSYS, f"there is no seccomp filter for {machine}")
-    set_no_new_privs()  # only then may an unprivileged process install a filter
-    set_seccomp_filter(program(ARCHITECTURES[machine], user_namespaces=user_namespaces))
+    architecture = _architecture()
+    _install(program(architecture, user_namespaces=user_namespaces))
+
+
+def isolate() -> None:
+    """Give up the network and all influence on other processes, for this process and all that it starts.
+
+    The caller closes the descriptors that lead elsewhere. Raises OSError as `confine` does.
+    """
+    architecture = _architecture()
+    _install(_assembled(architecture, _refusals(NETWORK_AND_PROCESSES, architecture.column)))
 
 
 def program(architecture: Architecture, *, user_namespaces: bool) -> bytes:
     """Return the filter as the kernel takes it: an array of `struct sock_filter`."""
+    return _assembled(architecture, _rules(architecture.column, user_namespaces=user_namespaces))
+
+
+def _architecture() -> Architecture:
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"there is no seccomp filter for {machine}")
+    return ARCHITECTURES[machine]
+
+
+def _install(instructions: bytes) -> None:
+    set_no_new_privs()  # only then may an unprivileged process install a filter
+    set_seccomp_filter(instructions)
+
+
+def _assembled(architecture: Architecture, rules: dict[int, list[Instruction]]) -> bytes:
     instructions = [
         (LOAD, 0, 0, ARCHITECTURE),
         (IF_EQUAL, 1, 0, architecture.token),
@@ -113,14 +161,13 @@ def program(architecture: Architecture, *, user_namespaces: bool) -> bytes:
         (LOAD, 0, 0, NUMBER),
         (IF_GREATER_EQUAL, 0, 1, X32),  # aarch64 has no numbers as high, either
         _return(KILL_PROCESS),
-        *_search(sorted(_rules(architecture.column, user_namespaces=user_namespaces).items())),
+        *_search(sorted(rules.items())),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
 def _rules(column: int, *, user_namespaces: bool) -> dict[int, list[Instruction]]:
     """Return what to do about each call that is not simply allowed, by number. Each list ends with a return."""
-    not_permitted = [_return(REFUSE | errno.EPERM)]
     names = dict(KERNEL_PARTS)
     rules: dict[int, list[Instruction]] = {}
     if not user_namespaces:
@@ -128,8 +175,12 @@ def _rules(column: int, *, user_namespaces: bool) -> dict[int, list[Instruction]
         rules[CLONE[column]] = _refuse_flags(NEW_NAMESPACE)
         rules[UNSHARE[column]] = _refuse_flags(NEW_NAMESPACE | NEW_TIME)
         rules[CLONE3[column]] = [_return(REFUSE | errno.ENOSYS)]
-    rules.update({numbers[column]: not_permitted for numbers in names.values() if numbers[column] >= 0})
-    return rules
+    return rules | _refusals(names, column)
+
+
+def _refusals(names: Mapping[str, tuple[int, int]], column: int) -> dict[int, list[Instruction]]:
+    not_permitted = [_return(REFUSE | errno.EPERM)]
+    return {numbers[column]: not_permitted for numbers in names.values() if numbers[column] >= 0}
 
 
 def _refuse_flags(flags: int) -> list[Instruction]:

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from ipaddress import ip_address
 
@@ -14,7 +14,7 @@ from tests.web.sites import Site, serving, serving_tls
 from websearch.access import Access
 from websearch.addresses import IPAddress
 from websearch.bridge import Bridge
-from websearch.dial import DialFailed
+from websearch.dial import NameUnknown
 from websearch.policy import Policy, Surroundings
 from websearch.quotas import Ledger, Quotas
 from websearch.secrets import Secret
@@ -60,7 +60,7 @@ class World:
         """Look a name up, as the bridge does. Only names of this world exist."""
         self.lookups.append(host)
         if host not in self.names:
-            raise DialFailed(f"the name {host} cannot be resolved")
+            raise NameUnknown(f"the name {host} cannot be resolved")
         return [ip_address(address) for address in self.names[host]]
 
     def bridge(self) -> Bridge:
@@ -74,6 +74,10 @@ class World:
             surroundings=self.surroundings,
             on_access=self.accesses.append,
         )
+
+    def bridge_for(self, kind: str) -> Bridge:
+        """Return the bridge for a kind of job: only searches may use the keys."""
+        return self.bridge() if kind == "search" else replace(self, secrets={}).bridge()
 
     @property
     def rules(self) -> list[str]:

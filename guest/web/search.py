@@ -1,0 +1,71 @@
+"""Asks one search provider: the job "search".
+
+The host chooses providers, and falls over from one to the next. Answers are parsed here, away from the host.
+"""
+
+import json
+from typing import Any
+
+import httpx
+
+from guest.web import duckduckgo
+from guest.web.client import check_refusal, web_errors
+from guest.web.errors import WebError
+from guest.web.providers import APIS, Found, Query
+
+MAX_ANSWER = 4 * 1024 * 1024  # bytes of a provider's answer
+MAX_RESULTS = 50  # what the host takes from one provider
+MAX_ENGINE_ERRORS = 50
+
+UNAUTHORISED, PAYMENT_REQUIRED, FORBIDDEN, TOO_MANY_REQUESTS = 401, 402, 403, 429
+SPENT = (PAYMENT_REQUIRED, TOO_MANY_REQUESTS, 432, 433)  # the last two are Tavily's: a plan's limit, a budget's limit
+
+
+def run(fields: dict[str, Any], client: httpx.Client) -> tuple[dict[str, Any], bytes]:
+    """Ask a provider; returns its results, and the errors of the engines behind it."""
+    query = Query.of(fields)
+    if query.provider == "duckduckgo":
+        found = Found(duckduckgo.search(query, lambda request: _send(client, request)))
+    else:
+        found = _ask_api(query, client)
+    return {"results": found.results[:MAX_RESULTS], "errors": found.errors[:MAX_ENGINE_ERRORS]}, b""
+
+
+def _ask_api(query: Query, client: httpx.Client) -> Found:
+    api = APIS[query.provider]
+    status, body = _send(client, api.request(query))
+    _check_status(status, query)
+    try:
+        return api.parse(json.loads(body), query)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise WebError("bad_response", "its answer is not what its API promises") from error
+
+
+def _send(client: httpx.Client, request: httpx.Request) -> tuple[int, bytes]:
+    """Return the status and the body of an answer. Raises WebError."""
+    for name, value in client.headers.items():
+        request.headers.setdefault(name, value)
+    with web_errors(""):
+        response = client.send(request, stream=True)
+        try:
+            check_refusal(response)
+            body = bytearray()
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > MAX_ANSWER:
+                    raise WebError("too_large", f"its answer has more than {MAX_ANSWER} bytes")
+        finally:
+            response.close()
+    return response.status_code, bytes(body)
+
+
+def _check_status(status: int, query: Query) -> None:
+    if status == httpx.codes.OK:
+        return
+    if query.provider == "searxng" and status == FORBIDDEN:
+        raise WebError("no_json", "it refuses to answer in JSON", status=status)
+    if status in (UNAUTHORISED, FORBIDDEN):
+        raise WebError("key_refused", "it refuses the API key", status=status)
+    if status in SPENT:
+        raise WebError("rate_limited", "its rate limit or quota is used up", status=status)
+    raise WebError("http_status", f"it answers with status {status}", status=status)

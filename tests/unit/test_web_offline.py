@@ -1,0 +1,94 @@
+"""What reads untrusted bytes has no network, no other process and no file to write."""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guest.web.errors import WebError
+from guest.web.offline import run_offline
+from tests.waiting import HANG_S
+
+Result = tuple[dict[str, Any], bytes]
+
+
+def code_of(work) -> str:
+    with pytest.raises(WebError) as failed:
+        run_offline(work, timeout_s=HANG_S)
+    return failed.value.code
+
+
+def test_work_returns_a_header_and_a_body():
+    assert run_offline(lambda: ({"a": 1}, b"x" * 3_000_000), timeout_s=HANG_S) == ({"a": 1}, b"x" * 3_000_000)
+
+
+def test_an_error_of_the_work_arrives_as_it_is():
+    def fail() -> Result:
+        raise WebError("too_large", "it is large", limit=3)
+
+    with pytest.raises(WebError, match="it is large") as failed:
+        run_offline(fail, timeout_s=HANG_S)
+    assert (failed.value.code, failed.value.fields) == ("too_large", {"limit": 3})
+
+
+def attempts() -> dict[str, Any]:
+    """Return forbidden things to do, by name."""
+    return {
+        "socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+        "unix socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+        "kill": lambda: os.kill(os.getppid(), 0),
+        "exec": lambda: os.execv("/bin/true", ["true"]),
+        "file": lambda: Path("/tmp/written").write_text("x"),
+        "pidfd": lambda: os.pidfd_open(os.getppid()),
+    }
+
+
+@pytest.mark.parametrize("name", list(attempts()))
+def test_the_process_can_do_nothing_to_the_outside(name: str):
+    def attempt() -> Result:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            attempts()[name]()
+        except OSError as error:
+            return {"errno": error.errno}, b""
+        return {"errno": None}, b""
+
+    assert run_offline(attempt, timeout_s=HANG_S)[0]["errno"] is not None
+
+
+def test_descriptors_of_the_parent_are_closed():
+    peer, other = socket.socketpair()
+    with peer, other:
+        number = peer.fileno()
+
+        def look() -> Result:
+            try:
+                os.fstat(number)
+            except OSError:
+                return {"open": False}, b""
+            return {"open": True}, b""
+
+        assert run_offline(look, timeout_s=HANG_S)[0] == {"open": False}
+
+
+def test_work_that_takes_too_much_memory_is_an_error():
+    assert code_of(lambda: ({}, bytes(2 << 30))) == "too_large"
+
+
+def test_work_that_crashes_is_an_error():
+    assert code_of(lambda: os._exit(3)) == "unreadable"
+    assert code_of(lambda: 1 / 0) == "unreadable"
+
+
+def test_work_that_does_not_end_is_killed():
+    def hang() -> Result:
+        time.sleep(HANG_S)
+        return {}, b""
+
+    with pytest.raises(WebError) as failed:
+        run_offline(hang, timeout_s=0.1)
+    assert failed.value.code == "timeout"
