@@ -134,7 +134,7 @@ class Bridge:
             rule = error.rule if isinstance(error, BadAuthority) else "host-syntax"
             raise Refusal(FORBIDDEN, refused(rule, str(error))) from error
         except dial.DialFailed as error:
-            raise Refusal(BAD_GATEWAY, refused("unreachable", str(error))) from error
+            raise Refusal(BAD_GATEWAY, refused(error.rule, str(error))) from error
 
     async def _admit(self, request: Request, access: Access) -> Sequence[IPAddress]:
         """Decide about a request, once its host's addresses are known; returns them. Raises Refusal, DialFailed."""

@@ -27,6 +27,14 @@ Resolver = Callable[[str], Awaitable[Sequence[IPAddress]]]
 class DialFailed(Exception):
     """No connection; the message is for the guest and names no address of the host's network."""
 
+    rule = "unreachable"
+
+
+class NameUnknown(DialFailed):
+    """The host's name has no address."""
+
+    rule = "dns"
+
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
@@ -64,7 +72,7 @@ async def resolve(host: str) -> Sequence[IPAddress]:
         with anyio.fail_after(RESOLVE_S):
             found = await anyio.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise DialFailed(f"the name {host} cannot be resolved") from error
+        raise NameUnknown(f"the name {host} cannot be resolved") from error
     # An address with a zone, such as fe80::1%eth0, is link-local: without its zone it is refused as such.
     return list(dict.fromkeys(ip_address(str(where[0]).partition("%")[0]) for *_, where in found))
 

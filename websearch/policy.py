@@ -50,6 +50,7 @@ class Policy(BaseModel):
     only: tuple[Pattern, ...] | None = None  # what a caller has asked for; it narrows `allow` and widens nothing
     deny: tuple[Pattern, ...] = ()
     networks: dict[str, IPv4Network | IPv6Network] = {}  # by a name of the operator's: allowed though not public
+    services: frozenset[str] = frozenset()  # host:port of what the operator set up: allowed wherever it is
     require_sni: bool = True  # a TLS connection without a server name could go to any site at that address
     allow_ech: bool = False  # an encrypted ClientHello hides the server name
 
@@ -98,6 +99,8 @@ def decide(
     if not addresses:
         return refused("no-address", f"{target.host} has no address")
     rule = name.rule
+    if _is_service(policy, target) and not any(kind_of(address) == "metadata" for address in addresses):
+        return name
     for address in addresses:
         verdict = _decide_address(policy, target.host, address, surroundings)
         if not verdict.allowed:
@@ -109,6 +112,8 @@ def decide(
 def decide_name(policy: Policy, request: Request) -> Verdict:
     """Decide about what is known before a name is looked up: looking it up could already carry data out."""
     target = request.authority
+    if _is_service(policy, target):
+        return Verdict(True, "service")
     if target.port not in policy.ports:
         ports = ", ".join(map(str, sorted(policy.ports)))
         return refused("port", f"port {target.port} is not allowed; allowed: {ports}")
@@ -199,6 +204,10 @@ def _decide_address(policy: Policy, host: str, address: IPAddress, surroundings:
     if address in surroundings.own:
         return refused("address-host", f"{host} is at {address}, which is this host")
     return Verdict(True, "")
+
+
+def _is_service(policy: Policy, target: Authority) -> bool:
+    return str(target) in policy.services
 
 
 def _network_of(policy: Policy, address: IPAddress | None) -> str | None:

@@ -108,7 +108,7 @@ async def test_requests_follow_each_other_on_one_connection_and_each_is_decided(
             assert await buffered.receive_exactly(5) == b"hello"
             await stream.send(get(port, host="unknown.test", extra=""))
             assert b" 502 " in await buffered.receive_until(b"\r\n\r\n", 65536)
-    assert world.rules == ["network:tests", "unreachable"]
+    assert world.rules == ["network:tests", "dns"]
 
 
 async def test_a_tunnel_carries_bytes_both_ways(world):
@@ -345,32 +345,63 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
+def key_in(**place: str) -> dict[str, list[Secret]]:
+    return {"site.test": [Secret("{search-key}", "s3cret", path="/search", **place)]}
+
+
 async def test_a_key_is_added_to_requests_for_its_host_alone(world, authority):
     seen: list[bytes] = []
-    world.secrets = {"site.test": [Secret("{search-key}", "s3cret")]}
+    world.secrets = key_in(header="x-key")
     world.tls = trusting(authority)
     async with (
         serving_tls(authority, "site.test", answering(PLAIN, seen)) as port,
         serving(answering(PLAIN, seen)) as other,
     ):
         world.ports = {port, other}
-        request = f"GET https://site.test:{port}/?k={{search-key}} HTTP/1.1\r\nHost: site.test:{port}\r\n"
+        request = f"GET https://site.test:{port}/search HTTP/1.1\r\nHost: site.test:{port}\r\n"
         answer = await ask(world, f"{request}X-Key: {{search-key}}\r\nConnection: close\r\n\r\n".encode())
         await ask(world, get(other, "other.test", "X-Key: {search-key}\r\nConnection: close\r\n"))
         await ask(world, get(other, "site.test", "X-Key: {search-key}\r\nConnection: close\r\n"))
     assert answer.endswith(b"hello")
-    assert b"GET /?k=s3cret " in seen[0]
     assert b"X-Key: s3cret" in seen[0].replace(b"x-key", b"X-Key")
     assert [b"s3cret" in head for head in seen] == [True, False, False]
     assert "s3cret" not in repr(world.secrets)
 
 
+@pytest.mark.parametrize(
+    ("place", "request_line", "filled"),
+    [
+        (
+            {"parameter": "key"},
+            "GET https://site.test:{port}/search?q=a&key={search-key}",
+            b"GET /search?q=a&key=s3cret ",
+        ),
+        # Places that a provider may repeat in its answer: the query, another header, a path it does not know.
+        ({"parameter": "key"}, "GET https://site.test:{port}/search?q={search-key}", None),
+        ({"parameter": "key"}, "GET https://site.test:{port}/search?key=a{search-key}", None),
+        ({"parameter": "key"}, "GET https://site.test:{port}/other?key={search-key}", None),
+        ({"parameter": "key"}, "GET https://site.test:{port}/{search-key}", None),
+        ({"header": "x-other"}, "GET https://site.test:{port}/search?key={search-key}", None),
+    ],
+)
+async def test_a_key_is_put_only_where_it_belongs(world, authority, place, request_line, filled):
+    seen: list[bytes] = []
+    world.secrets, world.tls = key_in(**place), trusting(authority)
+    async with serving_tls(authority, "site.test", answering(PLAIN, seen)) as port:
+        world.ports = {port}
+        line = request_line.replace("{port}", str(port))
+        headers = f"Host: site.test:{port}\r\nX-Key: {{search-key}}\r\nConnection: close\r\n"
+        assert (await ask(world, f"{line} HTTP/1.1\r\n{headers}\r\n".encode())).endswith(b"hello")
+    assert (b"s3cret" in seen[0]) == (filled is not None)
+    assert seen[0].startswith(filled or b"GET ")
+
+
 async def test_a_key_is_not_sent_to_a_server_without_a_valid_certificate(world, authority):
     seen: list[bytes] = []
-    world.secrets = {"site.test": [Secret("{search-key}", "s3cret")]}
+    world.secrets = key_in(header="x")
     async with serving_tls(authority, "site.test", answering(PLAIN, seen)) as port:
         world.ports = {port}  # and the bridge does not know the tests' authority
-        request = f"GET https://site.test:{port}/ HTTP/1.1\r\nHost: site.test:{port}\r\nX: {{search-key}}\r\n\r\n"
+        request = f"GET https://site.test:{port}/search HTTP/1.1\r\nHost: site.test:{port}\r\nX: {{search-key}}\r\n\r\n"
         answer = await ask(world, request.encode())
     assert b" 502 refused by mcp-sandbox: bad-server" in answer
     assert seen == []

@@ -226,6 +226,19 @@ def test_no_network_of_an_operator_opens_metadata_services():
     assert decide(policy, tunnel("example.com"), [ip_address("169.254.169.254")]).rule == "address-metadata"
 
 
+@pytest.mark.parametrize(("host", "port", "address"), [("localhost", 8888, "127.0.0.1"), ("10.0.0.5", 80, "10.0.0.5")])
+def test_a_service_of_the_operator_may_be_anywhere_and_opens_nothing_beside_it(host, port, address):
+    policy = Policy(services={f"{host}:{port}"}, allow=())
+    found = [ip_address(address)]
+    literal = ip_address(address) if host == address else None
+    own = Surroundings(own=found)
+    assert decide(policy, Request(Authority(host, port, literal), "http"), found, own).rule == "service"
+    assert not decide(policy, Request(Authority(host, port + 1, literal), "http"), found, own).allowed
+    assert not decide(policy, Request(Authority("other.test", port), "http"), found, own).allowed
+    metadata = [ip_address("169.254.169.254")]
+    assert decide(policy, Request(Authority(host, port, literal), "http"), metadata).rule == "address-metadata"
+
+
 @pytest.mark.parametrize("port", [1, 21, 22, 25, 53, 3128, 6379, 8080, 65535])
 def test_ports_other_than_those_of_the_web_are_refused(port):
     assert decide(Policy(), tunnel("example.com", port), [PUBLIC]).rule == "port"

@@ -1,0 +1,112 @@
+"""Pages that a worker fetched and read: checked on arrival, and kept for a while."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from websearch.jobs import Answer, JobFailed
+from websearch.text import is_visible, one_line
+
+MAX_URL = 2000  # characters
+MIB = 1024 * 1024
+CACHE_BYTES = 64 * MIB
+
+Kind = Literal["page", "text", "json", "table", "pdf", "feed", "image", "binary"]
+
+
+def _line(limit: int) -> AfterValidator:
+    return AfterValidator(lambda text: one_line(text, limit) or None if text else None)
+
+
+def _address(url: str) -> str:
+    if len(url) > MAX_URL or not is_visible(url) or urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("not an address")
+    return url
+
+
+Address = Annotated[str, AfterValidator(_address)]
+Title = Annotated[str | None, _line(300)]
+Word = Annotated[str | None, _line(60)]
+
+
+class Redirect(BaseModel):
+    """One redirect on the way to a page."""
+
+    status: int = Field(ge=300, le=399)
+    url: Address
+
+
+class PageFacts(BaseModel):
+    """What a worker says about a page. It is hostile: text may say anything, but has the form that is asked for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    final_url: Address
+    status: int = Field(ge=100, le=599)
+    redirects: tuple[Redirect, ...] = Field((), max_length=32)
+    kind: Kind
+    content_type: str = Field(pattern=r"^[a-z0-9.+-]{1,100}/[a-z0-9.+-]{1,100}$")
+    charset: Word = None
+    title: Title = None
+    author: Title = None
+    published: Word = None
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    text_bytes: int | None = Field(ge=0)
+    warnings: tuple[Title, ...] = Field((), max_length=100)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: its text, if it has any, and its bytes, if they were asked for or are all there is."""
+
+    facts: PageFacts
+    text: str | None
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it takes."""
+        return 4 * len(self.text or "") + len(self.data)
+
+
+def parse_page(answer: Answer) -> Page:
+    """Return the page in a worker's answer. Raises JobFailed if it is nonsense."""
+    try:
+        facts = PageFacts.model_validate(answer.header)
+        split = facts.text_bytes or 0
+        if split > len(answer.body):
+            raise JobFailed("worker", "the worker's answer is cut off")
+        text = None if facts.text_bytes is None else answer.body[:split].decode()
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise JobFailed("worker", "the worker's answer is nonsense") from error
+    return Page(facts, text, answer.body[split:])
+
+
+class PageCache:
+    """The pages of the last minutes, up to a size."""
+
+    def __init__(self, ttl_s: float, size: int = CACHE_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ttl_s = ttl_s
+        self._size = size
+        self._clock = clock
+        self._kept: OrderedDict[Hashable, tuple[float, Page]] = OrderedDict()  # the oldest first
+
+    def get(self, key: Hashable, *, with_data: bool) -> Page | None:
+        """Return a page that is fresh, and has its bytes if they are needed."""
+        end, page = self._kept.get(key, (0.0, None))
+        if page is None or end <= self._clock() or (with_data and page.facts.bytes != len(page.data)):
+            return None
+        return page
+
+    def put(self, key: Hashable, page: Page) -> None:
+        """Keep a page instead of the oldest ones."""
+        self._kept.pop(key, None)
+        self._kept[key] = (self._clock() + self._ttl_s, page)
+        while self._kept and sum(kept.size for _, kept in self._kept.values()) > self._size:
+            self._kept.popitem(last=False)

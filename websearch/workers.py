@@ -1,0 +1,262 @@
+"""The worker processes of one machine: gives them jobs, and carries their connections to the bridge.
+
+A machine opens streams of two kinds. One begins with a preface: a worker that waits for a job. Any other is a
+connection of a job to the web; a token in its first request says of which.
+"""
+
+import base64
+import json
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import h11
+from anyio.abc import ByteStream
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from guest.jobs import ANSWER, JOB, MAX_BODY, MAX_HEADER, MAX_JOB, PREFACE, TOKEN_USER
+from websearch.access import Caller
+from websearch.bridge import Bridge
+from websearch.http_peer import MAX_HEAD
+from websearch.jobs import Answer, JobFailed
+
+FIRST_BYTES_S = 15.0  # for a stream to say what it is
+WORKER_S = 60.0  # for a worker to become free
+TOKEN_BYTES = 16
+GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
+NO_TOKEN = b"HTTP/1.1 407 no job of ours\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+HEADER = TypeAdapter(dict[str, Any])
+
+OpenBridge = Callable[[str], Bridge]  # called for each connection of a job, with the kind of the job
+
+
+class WorkerLost(Exception):
+    """A worker ended before it sent its answer, or none came."""
+
+    def __init__(self, message: str = "the process that did it died") -> None:
+        super().__init__(message)
+
+
+class _Error(BaseModel):
+    """Why a worker says that its job failed."""
+
+    model_config = ConfigDict(extra="allow")
+
+    code: str = Field(pattern=r"^[a-z_]{1,40}$")
+    message: str = Field(max_length=1000)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process that waits for a job on its stream, then answers."""
+
+    stream: ByteStream
+    has_job: bool = False
+    result: Answer | JobFailed | WorkerLost = field(default_factory=WorkerLost)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    async def attend(self, max_body: int) -> None:
+        """Receive what the process sends. Only this task does, so that the end of a waiting process is noticed."""
+        try:
+            with self.scope:
+                self.result = await self._receive(max_body)
+        except JobFailed as error:
+            self.result = error
+        except GONE:
+            pass
+        finally:
+            self.done.set()
+
+    async def _receive(self, max_body: int) -> Answer:
+        data = bytearray()
+
+        async def fill(size: int) -> None:
+            while len(data) < size:
+                data.extend(await self.stream.receive())
+                if not self.has_job:
+                    raise JobFailed("worker", "a worker answers before it has a job")
+
+        await fill(ANSWER.size)
+        header_size, body_size = ANSWER.unpack_from(data)
+        if header_size > MAX_HEADER or body_size > max_body:
+            raise JobFailed("worker", "the worker's answer is too large")
+        body = ANSWER.size + header_size
+        await fill(body)
+        header = _parse_header(bytes(data[ANSWER.size : body]))
+        await fill(body + body_size)
+        return Answer(header, bytes(data[body : body + body_size]))
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """A job's right to reach the web, as long as it lasts."""
+
+    caller: Caller
+    kind: str  # of the job
+    connections: set[anyio.CancelScope] = field(default_factory=set)
+
+
+class Workers:
+    """The workers of one machine."""
+
+    def __init__(self, open_bridge: OpenBridge, *, max_body: int = MAX_BODY) -> None:
+        self._open_bridge = open_bridge
+        self._max_body = max_body
+        self._waiting: deque[_Worker] = deque()
+        self._arrived = anyio.Event()
+        self._tickets: dict[str, _Ticket] = {}
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Serve one stream of the machine."""
+        try:
+            with anyio.fail_after(FIRST_BYTES_S):
+                first = await stream.receive()
+                while len(first) < len(PREFACE) and PREFACE.startswith(first):
+                    first += await stream.receive()
+        except (*GONE, TimeoutError):
+            return
+        if first == PREFACE:
+            worker = _Worker(stream)
+            self._waiting.append(worker)
+            self._arrived.set()
+            self._arrived = anyio.Event()
+            try:
+                await worker.attend(self._max_body)
+            finally:
+                with suppress(ValueError):  # it ended before it got a job
+                    self._waiting.remove(worker)
+        else:
+            await self._carry(_Replayed(first, stream))
+
+    async def run(self, kind: str, fields: Mapping[str, Any], *, caller: Caller, timeout_s: float) -> Answer:
+        """Give a job to the next worker and return its answer.
+
+        Raises:
+            WorkerLost: the worker ended, or none came.
+            JobFailed: the worker says that it failed, or answers nonsense.
+        """
+        job = {**fields, "kind": kind, "timeout_s": timeout_s}
+        worker = await self._waiting_worker()
+        worker.has_job = True
+        with self._ticket(caller, kind) as token:
+            try:
+                with anyio.fail_after(timeout_s):
+                    await worker.stream.send(_packed({**job, "token": token}))
+                    await worker.done.wait()
+            except TimeoutError:
+                raise JobFailed("timeout", f"it took longer than {timeout_s:g} s") from None
+            except GONE as error:
+                raise WorkerLost from error
+            finally:
+                worker.scope.cancel()
+        if isinstance(worker.result, Exception):
+            raise worker.result
+        return worker.result
+
+    async def _waiting_worker(self) -> _Worker:
+        """Return a worker that waits. Raises WorkerLost if none comes in time."""
+        with anyio.move_on_after(WORKER_S):
+            while not self._waiting:
+                await self._arrived.wait()
+            return self._waiting.popleft()
+        raise WorkerLost("no process was free in time")
+
+    @contextmanager
+    def _ticket(self, caller: Caller, kind: str) -> Iterator[str]:
+        """Let connections with the token that is yielded reach the web on behalf of `caller`; then end them."""
+        token, ticket = secrets.token_hex(TOKEN_BYTES), _Ticket(caller, kind)
+        self._tickets[token] = ticket
+        try:
+            yield token
+        finally:
+            del self._tickets[token]
+            for connection in ticket.connections:
+                connection.cancel()
+
+    async def _carry(self, stream: "_Replayed") -> None:
+        """Carry a connection of a job to the web."""
+        try:
+            with anyio.fail_after(FIRST_BYTES_S):
+                token = await _token_of(stream)
+        except (*GONE, TimeoutError, h11.RemoteProtocolError):
+            return
+        ticket = self._tickets.get(token or "")
+        if ticket is None:
+            with suppress(*GONE):
+                await stream.send(NO_TOKEN)
+                await stream.send_eof()
+            return
+        with anyio.CancelScope() as scope:
+            ticket.connections.add(scope)
+            try:
+                await self._open_bridge(ticket.kind).serve(stream, ticket.caller)
+            finally:
+                ticket.connections.discard(scope)
+
+
+class _Replayed(ByteStream):
+    """A stream whose first bytes were read already, and are read once more."""
+
+    def __init__(self, first: bytes, stream: ByteStream) -> None:
+        self.first = first
+        self._stream = stream
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        if self.first:
+            data, self.first = self.first[:max_bytes], self.first[max_bytes:]
+            return data
+        return await self._stream.receive(max_bytes)
+
+    async def peek_more(self) -> bytes:
+        """Return the next bytes, which will be read once more."""
+        data = await self._stream.receive()
+        self.first += data
+        return data
+
+    async def send(self, item: bytes) -> None:
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _token_of(stream: _Replayed) -> str | None:
+    """Return the token in the first request of a connection, which stays unread."""
+    peek = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+    peek.receive_data(stream.first)
+    while (event := peek.next_event()) is h11.NEED_DATA:
+        peek.receive_data(await stream.peek_more())
+    headers = dict(event.headers) if isinstance(event, h11.Request) else {}
+    scheme, _, credentials = headers.get(b"proxy-authorization", b"").partition(b" ")
+    try:
+        user, _, token = base64.b64decode(credentials).decode("ascii").partition(":")
+    except ValueError:
+        return None
+    return token if scheme.lower() == b"basic" and user == TOKEN_USER else None
+
+
+def _packed(job: Mapping[str, Any]) -> bytes:
+    content = json.dumps(job).encode()
+    if len(content) > MAX_JOB:
+        raise JobFailed("worker", "the job is too large")
+    return JOB.pack(len(content)) + content
+
+
+def _parse_header(packed: bytes) -> dict[str, Any]:
+    """Return a worker's header. Raises JobFailed if it says so, or is none."""
+    try:
+        header = HEADER.validate_json(packed)
+        error = _Error.model_validate(header["error"]) if "error" in header else None
+    except ValidationError as nonsense:
+        raise JobFailed("worker", "the worker's answer is nonsense") from nonsense
+    if error is not None:
+        raise JobFailed(error.code, error.message, error.model_extra)
+    return header
