@@ -29,7 +29,8 @@ test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs th
 		MCP_SANDBOX_ALLOW_NAT=true $(BIN)/mcp-sandbox setup --images --driver $$driver; \
 		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis; \
 	done
-	@$(BIN)/mcp-sandbox --driver gvisor template build cpp-algorithm go-algorithm
+	@$(BIN)/mcp-sandbox --driver gvisor template build cpp-algorithm go-algorithm websearch-tools
+	@$(BIN)/mcp-sandbox --driver bubblewrap template build websearch-tools
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 retest: $(DEV) ## the tests that failed last, one after the other

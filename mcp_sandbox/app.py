@@ -16,9 +16,11 @@ from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.nat import nat_config
 from mcp_sandbox.machines.pool import Pool, pool_limits
 from mcp_sandbox.machines.provider import HostFacts, Provider
+from mcp_sandbox.machines.web import WebMachines
 from mcp_sandbox.operating.control import Panel
 from mcp_sandbox.operating.operation import Pools, open_operation
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.web.opening import open_web
 from templates.build import Builder, Progress
 from templates.kernel import OwnKernel
 from templates.locks import hold
@@ -26,6 +28,7 @@ from templates.revisions import Revisions
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
 from vmm.types import Accel, Isolation, Probe
+from websearch.surroundings import surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,11 @@ async def open_operated(host: Host, *, pooled: bool) -> AsyncIterator[tuple[Sand
             pool = Pool(provider, builds, limits, on_request=operation.metrics.pool_asked)
             provider, pools = pool, pool.described
         provider = await stack.enter_async_context(operation.acquiring(provider))
-        service = SandboxService(provider, host.settings, operation)
+        web = None
+        if settings.web_tools:
+            opening = open_web(settings.web, WebMachines(provider), surroundings, operation.network_accessed)
+            web = await stack.enter_async_context(opening)
+        service = SandboxService(provider, host.settings, operation, web=web)
         await stack.enter_async_context(service)
         panel = operation.panel(service, pools)
         await stack.enter_async_context(operation.controlled(panel))

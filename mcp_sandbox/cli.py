@@ -27,12 +27,16 @@ app.add_typer(template_app, name="template")
 sandbox_app = typer.Typer(no_args_is_help=True, help="List and close the sandboxes of running servers.")
 app.add_typer(sandbox_app, name="sandbox")
 
+web_app = typer.Typer(no_args_is_help=True, help="Search the web and fetch pages, as the web tools do.")
+app.add_typer(web_app, name="web")
 token_app = typer.Typer(no_args_is_help=True, help="Manage the tokens that open a shared server.")
 app.add_typer(token_app, name="token")
 
 # The same as in templates.model, which takes long to import.
 Language = Literal["python", "cpp", "go", "shell"]
 Source = Literal["debian", "oci", "dockerfile"]
+TimeRange = Literal["day", "week", "month", "year"]  # as in websearch.search
+PageFormat = Literal["markdown", "text", "html", "raw"]
 
 TemplateName = Annotated[str | None, typer.Argument(help="Template. Default: the `template` setting.")]
 
@@ -179,12 +183,13 @@ def setup(
 @app.command()
 def doctor(
     ctx: typer.Context,
+    web: Annotated[bool, typer.Option("--web", help="Also ask each web search provider.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Show whether this host can run sandboxes, how well, and how to fix what is missing."""
     from mcp_sandbox.commands import doctor_view
 
-    raise typer.Exit(doctor_view.main(settings_of(ctx), as_json=as_json))
+    raise typer.Exit(doctor_view.main(settings_of(ctx), as_json=as_json, ask_web=web))
 
 
 @app.command()
@@ -332,6 +337,46 @@ def sandbox_close(ctx: typer.Context, sandbox_id: Annotated[str, typer.Argument(
     from mcp_sandbox.commands import sandbox
 
     raise typer.Exit(sandbox.close(settings_of(ctx), sandbox_id))
+
+
+@web_app.command("search")
+def web_search(
+    ctx: typer.Context,
+    query: Annotated[str, typer.Argument(help="What to search for.")],
+    max_results: Annotated[int, typer.Option(min=1, max=20, help="Most results of a page.")] = 8,
+    site: Annotated[str | None, typer.Option(help="Only pages of this domain and those below it.")] = None,
+    time_range: Annotated[TimeRange | None, typer.Option(help="Only pages of this time.")] = None,
+    language: Annotated[str | None, typer.Option(help="Language of the pages, such as en or pt-BR.")] = None,
+    page: Annotated[int, typer.Option(min=1, max=20, help="Page of the results.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Search the web, with the providers of the settings."""
+    from mcp_sandbox.commands import web_search as searching
+    from websearch.search import SearchRequest
+
+    request = SearchRequest(
+        query=query, max_results=max_results, site=site, time_range=time_range, language=language, page=page
+    )
+    raise typer.Exit(searching.main(settings_of(ctx), request, as_json=as_json))
+
+
+@web_app.command("fetch")
+def web_fetch(
+    ctx: typer.Context,
+    url: Annotated[str, typer.Argument(help="Address, http:// or https://.")],
+    page_format: Annotated[
+        PageFormat, typer.Option("--format", help="The main content as markdown or text, clean html, or the source.")
+    ] = "markdown",
+    max_chars: Annotated[int, typer.Option(min=1, help="Most characters to print.")] = 20_000,
+    output: Annotated[Path | None, typer.Option(help="Save the whole download as this file instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the page and what is known about it as JSON.")] = False,
+) -> None:
+    """Fetch a page from the web and print what it says."""
+    from mcp_sandbox.commands import web_fetch as fetching
+    from mcp_sandbox.web.fetching import FetchRequest
+
+    request = FetchRequest(url=url, max_chars=max_chars, format=page_format, keep=output is not None)
+    raise typer.Exit(fetching.main(settings_of(ctx), request, as_json=as_json, output=output))
 
 
 @app.command()

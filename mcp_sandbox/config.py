@@ -8,11 +8,13 @@ environment variables (`MCP_SANDBOX_POOL_MIN=2`). Code that needs one group take
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import (
@@ -21,6 +23,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -32,7 +35,10 @@ from templates.catalogue import Catalogue
 from vmm.errors import Untrusted
 from vmm.trust import read_trusted
 from vmm.types import Isolation
+from websearch.authority import parse_authority
 from websearch.policy import Pattern, Policy, canonical_pattern
+from websearch.providers import NAMES as PROVIDER_NAMES
+from websearch.providers import ProviderName
 from websearch.quotas import Quotas
 
 APP = "mcp-sandbox"
@@ -43,7 +49,7 @@ ENV_PREFIX = "MCP_SANDBOX_"
 PROJECT_SETTINGS = frozenset({"template", "toolsets", "runs.timeout_s", "lifetime.idle_s"})
 EVERY_DOMAIN = "*"  # in a list of domains
 RESOLVERS = (IPv4Address("9.9.9.9"), IPv4Address("1.1.1.1"))  # public ones that need no agreement
-Toolset = Literal["default", "advanced", "sandboxes", "code", "commands", "files", "forks", "handlers"]
+Toolset = Literal["default", "advanced", "sandboxes", "code", "commands", "files", "web", "forks", "handlers"]
 AUTO = "auto"  # for `driver` and `accel`: the best one that works on this host
 
 
@@ -143,6 +149,139 @@ class FileSettings(Group):
     max_entries: int = Field(500, ge=1, le=10_000, description="Most entries in one listing.")
 
 
+def _split(value: object) -> object:
+    """Split an environment variable with a list of values."""
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+
+def _split_pairs(value: object) -> object:
+    """Split an environment variable with a list of name=value."""
+    return dict(pair.partition("=")[::2] for pair in value.split(",") if pair) if isinstance(value, str) else value
+
+
+def _allowed(text: str) -> str:
+    return text if text == EVERY_DOMAIN else canonical_pattern(text)
+
+
+AllowedDomains = Annotated[tuple[Annotated[str, AfterValidator(_allowed)], ...], NoDecode, BeforeValidator(_split)]
+Domains = Annotated[tuple[Pattern, ...], NoDecode, BeforeValidator(_split)]
+Ports = Annotated[tuple[Annotated[int, Field(ge=1, le=65_535)], ...], NoDecode, BeforeValidator(_split)]
+Addresses = Annotated[tuple[IPv4Address, ...], NoDecode, BeforeValidator(_split)]
+Networks = Annotated[dict[str, IPv4Network | IPv6Network], NoDecode, BeforeValidator(_split_pairs)]
+
+
+class WebSettings(Group):
+    """How the web tools reach the web. Keys are never shown, logged or sent into a machine."""
+
+    providers: Annotated[tuple[ProviderName, ...] | None, NoDecode] = Field(
+        None, description="Search providers in the order in which they are asked; default: all that are set up."
+    )
+    merge: bool = Field(False, description="Ask all providers at once and merge what they find.")
+    searxng_url: str | None = Field(None, description="Address of a SearXNG or searx instance with JSON enabled.")
+    brave_key: SecretStr | None = Field(None, description="API key for Brave Search.")
+    tavily_key: SecretStr | None = Field(None, description="API key for Tavily.")
+    exa_key: SecretStr | None = Field(None, description="API key for Exa.")
+    google_key: SecretStr | None = Field(None, description="API key for Google Programmable Search.")
+    google_cx: str | None = Field(None, description="Id of the Google Programmable Search engine.")
+    cache_s: float = Field(300, ge=0, description="Seconds for which a search or page is answered from memory.")
+    max_bytes: int = Field(16 << 20, ge=1024, le=64 << 20, description="Largest download of fetch_url.")
+    timeout_s: float = Field(30, gt=0, le=600, description="Time limit of fetch_url for a page.")
+    respect_robots: bool = Field(False, description="Do not fetch what the robots.txt of a site forbids.")
+    ca_file: Path | None = Field(None, description="More certificate authorities to trust, PEM.")
+    deny_domains: Domains = Field((), description="Domains that the web tools do not reach.")
+    ports: Ports = Field((80, 443), description="Ports that the web tools may connect to.")
+    private_networks: Networks = Field({}, description="Networks that may be reached though not public, by name.")
+    idle_s: float = Field(300, gt=0, description="Seconds without use after which the machine for the web stops.")
+    max_requests: int = Field(500, ge=1, description="Requests after which that machine is replaced.")
+    max_age_s: float = Field(3600, gt=0, description="Age at which that machine is replaced.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_web_tools(cls, values: object) -> object:
+        """Drop `tools`: the variable of the setting `web_tools` reads like that of a field of this group."""
+        return (
+            {name: value for name, value in values.items() if name != "tools"} if isinstance(values, dict) else values
+        )
+
+    @field_validator("providers", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        """Split the environment variable."""
+        return tuple(filter(None, re.split(r"[\s,:]+", value))) if isinstance(value, str) else value
+
+    @field_validator("providers", mode="after")
+    @classmethod
+    def _each_once(cls, names: tuple[ProviderName, ...] | None) -> tuple[ProviderName, ...] | None:
+        if names is not None and len(set(names)) < len(names):
+            raise ValueError("a provider is named twice")
+        return names
+
+    @field_validator("searxng_url", mode="after")
+    @classmethod
+    def _plain_address(cls, url: str | None) -> str | None:
+        """Refuse an address with a password: addresses are logged and sent into a machine."""
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("it must be like https://searx.example.org")
+        if "@" in parts.netloc:
+            raise ValueError("it must not contain a user name or password")
+        parse_authority(parts.netloc, 443)  # as the bridge reads it
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _google_is_complete(self) -> Self:
+        if (self.google_key is None) != (self.google_cx is None):
+            raise ValueError("google_key and google_cx belong together")
+        return self
+
+    @model_validator(mode="after")
+    def _named_ones_are_set_up(self) -> Self:
+        missing = [name for name in self.providers or () if not self.is_set_up(name)]
+        if missing:
+            raise ValueError(f"providers names {missing[0]}, but {_NEEDS[missing[0]]} is not set")
+        return self
+
+    @field_validator("ca_file", mode="after")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else _absolute_path(path)
+
+    def certificates(self) -> str | None:
+        """Return the certificates in `ca_file`. Raises ConfigError."""
+        try:
+            return None if self.ca_file is None else self.ca_file.read_text("ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"web.ca_file cannot be read: {error}") from error
+
+    def policy(self) -> Policy:
+        """Return what the web tools may reach."""
+        return Policy(ports=frozenset(self.ports), deny=self.deny_domains, networks=self.private_networks)
+
+    def quotas(self) -> Quotas:
+        """Return the limits on one request and on one owner: a response may be twice the largest download."""
+        return Quotas(response_bytes=2 * self.max_bytes)
+
+    def is_set_up(self, provider: ProviderName) -> bool:
+        """Return whether a provider can be asked."""
+        return provider == "duckduckgo" or getattr(self, _NEEDS[provider]) is not None
+
+    @property
+    def search_providers(self) -> tuple[ProviderName, ...]:
+        """The providers to ask, in order."""
+        return tuple(filter(self.is_set_up, PROVIDER_NAMES)) if self.providers is None else self.providers
+
+
+_NEEDS: dict[ProviderName, str] = {
+    "searxng": "searxng_url",
+    "brave": "brave_key",
+    "tavily": "tavily_key",
+    "exa": "exa_key",
+    "google": "google_key",
+}
+
+
 class ServeSettings(Group):
     """The HTTP server of `mcp-sandbox serve`."""
 
@@ -181,27 +320,6 @@ class LogSettings(Group):
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("WARNING", description="Least severe level logged.")
     format: Literal["text", "json"] = Field("text", description="Plain lines, or one JSON object per line.")
-
-
-def _split(value: object) -> object:
-    """Split an environment variable with a list of values."""
-    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
-
-
-def _split_pairs(value: object) -> object:
-    """Split an environment variable with a list of name=value."""
-    return dict(pair.partition("=")[::2] for pair in value.split(",") if pair) if isinstance(value, str) else value
-
-
-def _allowed(text: str) -> str:
-    return text if text == EVERY_DOMAIN else canonical_pattern(text)
-
-
-AllowedDomains = Annotated[tuple[Annotated[str, AfterValidator(_allowed)], ...], NoDecode, BeforeValidator(_split)]
-Domains = Annotated[tuple[Pattern, ...], NoDecode, BeforeValidator(_split)]
-Ports = Annotated[tuple[Annotated[int, Field(ge=1, le=65_535)], ...], NoDecode, BeforeValidator(_split)]
-Addresses = Annotated[tuple[IPv4Address, ...], NoDecode, BeforeValidator(_split)]
-Networks = Annotated[dict[str, IPv4Network | IPv6Network], NoDecode, BeforeValidator(_split_pairs)]
 
 
 class NetworkSettings(Group):
@@ -273,6 +391,7 @@ class Settings(BaseSettings):
     toolsets: Annotated[tuple[Toolset, ...], NoDecode] = Field(
         ("default",), min_length=1, description="Groups of tools offered to clients; advanced has all."
     )
+    web_tools: bool = Field(True, description="Offer web_search and fetch_url.")
     allow_nat: bool = Field(False, description="Let sandboxes have a network device behind the host's address.")
     tools: Annotated[tuple[str, ...], NoDecode] = Field((), description="The only tools offered, instead of toolsets.")
     read_only: bool = Field(False, description="Offer only tools that change nothing.")
@@ -289,6 +408,7 @@ class Settings(BaseSettings):
     runs: RunSettings = RunSettings()
     output: OutputSettings = OutputSettings()
     files: FileSettings = FileSettings()
+    web: WebSettings = WebSettings()
     network: NetworkSettings = NetworkSettings()
     log: LogSettings = LogSettings()
     serve: ServeSettings = ServeSettings()

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mcp_types import CallToolResult, TextContent
+from pydantic import SecretStr
 
 from mcp_sandbox.commands.next_steps import NEXT_STEPS
-from mcp_sandbox.config import Settings, variable_of
+from mcp_sandbox.config import Settings, WebSettings, variable_of
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.views import RUN_META, RunView, with_next_step
 from templates.errors import BuildFailed, TemplateError
@@ -56,7 +57,14 @@ def environment(settings: Settings) -> dict[str, str]:
     """Return the environment for a child server with these settings: ours, plus a variable for each setting."""
     values = settings.model_dump(mode="json", exclude_none=True, exclude={"connect", "token"})
     inherited = {name: value for name, value in os.environ.items() if name != variable_of("connect")}
-    return {**inherited, **dict(_variables(values))}
+    return {**inherited, **dict(_variables(values)), **dict(_keys(settings.web))}
+
+
+def _keys(web: WebSettings) -> Iterator[tuple[str, str]]:
+    """Yield the API keys, which a dump of the settings hides."""
+    for name, value in web:
+        if isinstance(value, SecretStr):
+            yield variable_of(f"web.{name}"), value.get_secret_value()
 
 
 def _variables(values: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from mcp_sandbox.commands.doctor_report import (
     ServerReport,
     TemplateReport,
 )
+from mcp_sandbox.commands.doctor_web import examine_web
 from mcp_sandbox.commands.next_steps import NEXT_STEPS
 from mcp_sandbox.commands.sandbox import ask_all
 from mcp_sandbox.commands.setup import INSTALL, driver_needs, make_plan
@@ -51,8 +52,11 @@ _MACHINES = {
 }
 
 
-async def examine(settings: Settings) -> Report:
-    """Probe this host; this takes seconds when KVM is tried for the first time."""
+async def examine(settings: Settings, *, ask_web: bool = False) -> Report:
+    """Probe this host; this takes seconds when KVM is tried for the first time.
+
+    With `ask_web`, a machine is started that asks every search provider. Otherwise there is no traffic.
+    """
     listed = list(settings.catalogue.entries())
     async with Drivers(settings) as drivers:
         named = () if settings.driver == AUTO else (settings.driver,)
@@ -89,6 +93,7 @@ async def examine(settings: Settings) -> Report:
         settings=config_files(),
         guest_kernel=_guest_kernel(drivers.builder),
         templates=templates,
+        web=await examine_web(settings, ask=ask_web),
         servers=await anyio.to_thread.run_sync(_servers, settings),
         missing=missing,
     )

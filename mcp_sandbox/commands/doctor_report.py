@@ -11,6 +11,7 @@
     settings[]   the files that settings were read from, most important first
     guest_kernel path, or null if it was not fetched; only drivers with isolation "vm" need one
     templates[]  name, title, default, built, image_bytes, snapshot_bytes, stored_bytes, memory_mb
+    web          providers[] (name, answers: null if it was not asked, problem), problem
     servers[]    pid, uptime_s, sandboxes, pools[] (template, ready, starting, hits, misses, failed, last_error)
     missing[]    what, package (null: none contains it), purpose, when ("run": every sandbox needs it; "build")
 
@@ -119,6 +120,21 @@ class ServerReport(BaseModel):
     pools: list[PoolReport]
 
 
+class SearchProviderReport(BaseModel):
+    """A search provider that is set up."""
+
+    name: str
+    answers: bool | None = None  # None: it was not asked
+    problem: str | None = None
+
+
+class WebReport(BaseModel):
+    """How the web tools can search."""
+
+    providers: list[SearchProviderReport]
+    problem: str | None = None  # why none of them could be asked
+
+
 class Report(BaseModel):
     """The whole report."""
 
@@ -135,5 +151,6 @@ class Report(BaseModel):
     settings: list[Path]
     guest_kernel: Path | None
     templates: list[TemplateReport]
+    web: WebReport
     servers: list[ServerReport]
     missing: list[MissingReport]

@@ -15,6 +15,7 @@ from mcp_sandbox.commands.doctor_report import (
     Report,
     ServerReport,
     TemplateReport,
+    WebReport,
 )
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import CPUS, LEVELS
@@ -28,12 +29,12 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def main(settings: Settings, *, as_json: bool) -> int:
+def main(settings: Settings, *, as_json: bool, ask_web: bool = False) -> int:
     """Examine this host, print the report and return an exit code."""
 
     async def examined() -> int:
         with err.status("examining this host"):
-            report = await examine(settings)
+            report = await examine(settings, ask_web=ask_web)
         if as_json:
             sys.stdout.write(report.model_dump_json(indent=2) + "\n")
         else:
@@ -53,6 +54,7 @@ def show(report: Report) -> None:
     out.print()
     _show_host(report)
     _show_templates(report.templates)
+    _show_web(report.web)
     if report.servers:
         _show_servers(report.servers)
     if report.missing:
@@ -139,6 +141,21 @@ def _show_templates(templates: list[TemplateReport]) -> None:
         sizes = (template.image_bytes, template.snapshot_bytes, template.stored_bytes)
         table.add_row(name, _BUILT[template.built], *("" if size is None else f"{size / MB:.0f} MB" for size in sizes))
     out.print(table)
+
+
+def _show_web(web: WebReport) -> None:
+    grid = _section("Web search")
+    for provider in web.providers:
+        state = {True: "[green]answers[/]", False: f"[red]{escape(provider.problem or '')}[/]", None: "not asked"}
+        grid.add_row("", provider.name, state[provider.answers])
+    if web.problem:
+        grid.add_row("", "[red]problem[/]", escape(web.problem))
+    elif not web.providers:
+        grid.add_row("", "to fix", "set web.searxng_url or an API key such as web.brave_key")
+    elif all(provider.answers is None for provider in web.providers):
+        grid.add_row("", "to check", "mcp-sandbox doctor --web")
+    out.print(grid)
+    out.print()
 
 
 def _show_servers(servers: list[ServerReport]) -> None:

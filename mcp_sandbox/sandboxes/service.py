@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Self
 
 from anyio import AsyncContextManagerMixin
@@ -10,7 +11,7 @@ from anyio import AsyncContextManagerMixin
 from guest.client.messages import FileChunk, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FileTooLarge, RunLimit, RunNotStarted
+from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStarted
 from mcp_sandbox.machines.provider import Provider, find_template
 from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
 from mcp_sandbox.sandboxes.admission import Admission
@@ -26,13 +27,18 @@ from mcp_sandbox.views import (
     ArtifactList,
     FileList,
     FileView,
+    PageView,
     RunProgress,
     RunView,
     SandboxView,
     WrittenFile,
     first_page,
 )
+from mcp_sandbox.web.fetching import FetchRequest, file_name
+from mcp_sandbox.web.web import Web
 from vmm.types import NetworkMode
+
+DOWNLOADS = "downloads"  # in the workspace of a sandbox
 
 
 class SandboxService(AsyncContextManagerMixin):
@@ -44,8 +50,10 @@ class SandboxService(AsyncContextManagerMixin):
         settings: Settings,
         observer: Observer | None = None,
         networks: Networks | None = None,
+        web: Web | None = None,
     ) -> None:
         self.settings = settings
+        self._web = web
         self._observer = observer or Observer()
         self._networks = networks or Networks(settings, self._observer.network_accessed)
         self._roster = Roster(provider, settings, self._observer, self._networks)
@@ -61,6 +69,26 @@ class SandboxService(AsyncContextManagerMixin):
     def admission(self) -> Admission:
         """The queue for places within the limits."""
         return self._roster.admission
+
+    @property
+    def web(self) -> Web:
+        """What reaches the web for callers. Raises HostNotReady if nothing does."""
+        if self._web is None:
+            raise HostNotReady("this server has no access to the web")
+        return self._web
+
+    async def fetch(self, owner: str, request: FetchRequest, sandbox_id: str | None) -> tuple[PageView, bytes]:
+        """Fetch a part of a page; with the id of a sandbox, save the whole download there, too.
+
+        Raises:
+            BadRequest, FetchError, SandboxNotFound, FileError, SandboxError: as their names say.
+        """
+        if sandbox_id is None or request.start_index:
+            return await self.web.fetch(owner, request)
+        self._roster.find(owner, sandbox_id)  # before anything is downloaded
+        view, data = await self.web.fetch(owner, replace(request, keep=True))
+        written = await self.write(owner, sandbox_id, f"{DOWNLOADS}/{file_name(view)}", data)
+        return view.model_copy(update={"saved": written}), data
 
     # -- sandboxes -----------------------------------------------------------------------------------------
 

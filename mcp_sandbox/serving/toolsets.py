@@ -9,20 +9,37 @@ from mcp.server.mcpserver import MCPServer
 from mcp_sandbox.config import Settings, Toolset
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools import code_tools, command_tools, file_tools, fork_tools, handler_tools, sandbox_tools
+from mcp_sandbox.tools import (
+    code_tools,
+    command_tools,
+    fetch_tools,
+    file_tools,
+    fork_tools,
+    handler_tools,
+    sandbox_tools,
+    search_tools,
+)
 
 Register = Callable[[MCPServer[SandboxService], Settings], None]
+
+
+def _register_web(server: MCPServer[SandboxService], settings: Settings) -> None:
+    if settings.web_tools:
+        search_tools.register(server, settings)
+        fetch_tools.register(server, settings)
+
 
 FAMILIES: dict[Toolset, Register] = {
     "sandboxes": sandbox_tools.register,
     "code": code_tools.register,
     "commands": command_tools.register,
     "files": file_tools.register,
+    "web": _register_web,
     "forks": fork_tools.register,
     "handlers": handler_tools.register,
 }
 GROUPS: dict[Toolset, tuple[Toolset, ...]] = {
-    "default": ("sandboxes", "code", "commands", "files"),
+    "default": ("sandboxes", "code", "commands", "files", "web"),
     "advanced": tuple(FAMILIES),
 }
 

@@ -59,7 +59,7 @@ def tool_errors() -> Iterator[None]:
 
 
 def hints(*, read_only: bool, destructive: bool, idempotent: bool, open_world: bool = False) -> ToolAnnotations:
-    """Return a tool's annotations. Only tools that run code can reach an open world, if the operator allows that."""
+    """Return a tool's annotations. Only the web tools, and code that the operator allows to, reach an open world."""
     return ToolAnnotations(
         read_only_hint=read_only,
         destructive_hint=destructive,

@@ -63,6 +63,22 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "bad_request": (),
     "input_too_large": ("Write large data to a file with write_file and let the code read that file.",),
     "wrong_language": ("Use a sandbox of another template.",),
+    "web_unavailable": ("Try again.", f"If it keeps failing: {OPERATOR.lower()} run `mcp-sandbox doctor`."),
+    "fetch_failed": ("Try another address, or again later.",),
+    "fetch_dns": ("Check the spelling of the host.",),
+    "fetch_tls": (f"If the site is to be trusted, {OPERATOR.lower()} add its authority with `web.ca_file`.",),
+    "fetch_refused": (
+        "Use a public address. "
+        f"{OPERATOR} allow it with `web.private_networks`, `web.ports` or `web.deny_domains`, as the rule says.",
+    ),
+    "fetch_too_large": (f"{OPERATOR} raise `web.max_bytes`.",),
+    "fetch_timeout": ("Try again later.",),
+    "fetch_http_status": ("Check the address; web_search may find another one.",),
+    "fetch_robots": ("Use another source.",),
+    "search_not_set_up": (
+        f"{OPERATOR} set `web.searxng_url`, or an API key such as `web.brave_key` or `web.tavily_key`.",
+    ),
+    "search_failed": ("Try again later, or with other words.", f"{OPERATOR} run `mcp-sandbox doctor --web`."),
     "file_not_found": ("Call list_files on a parent directory to see what exists.",),
     "file_not_permitted": (f"Use a path in {WORKSPACE} or {OUTPUTS}.",),
     "file_too_large": ("Process it in parts, or let code in the sandbox shrink it.",),

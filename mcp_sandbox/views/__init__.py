@@ -4,12 +4,16 @@ from mcp_sandbox.views.base import View
 from mcp_sandbox.views.errors import ErrorView, with_next_step
 from mcp_sandbox.views.files import ArtifactList, ArtifactView, FileList, FileView, WrittenFile, file_uri
 from mcp_sandbox.views.listing import first_page
+from mcp_sandbox.views.pages import PAGE_META, PageView, RedirectView
 from mcp_sandbox.views.runs import RUN_META, ImageView, OutputPage, RunProgress, RunTimings, RunView, StreamView
 from mcp_sandbox.views.sandboxes import ClosedSandbox, ForkedSandboxes, SandboxList, SandboxView, ServedSandbox
+from mcp_sandbox.views.searches import SEARCH_META, SearchErrorView, SearchResultView, SearchView
 from mcp_sandbox.views.templates import TemplateView
 
 __all__ = [
+    "PAGE_META",
     "RUN_META",
+    "SEARCH_META",
     "ArtifactList",
     "ArtifactView",
     "ClosedSandbox",
@@ -19,11 +23,16 @@ __all__ = [
     "ForkedSandboxes",
     "ImageView",
     "OutputPage",
+    "PageView",
+    "RedirectView",
     "RunProgress",
     "RunTimings",
     "RunView",
     "SandboxList",
     "SandboxView",
+    "SearchErrorView",
+    "SearchResultView",
+    "SearchView",
     "ServedSandbox",
     "StreamView",
     "TemplateView",

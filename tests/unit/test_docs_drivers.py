@@ -102,7 +102,7 @@ def test_every_module_of_the_product_is_in_its_folders_row(folder: str):
     assert named_in(line) - {folder} == there
 
 
-@pytest.mark.parametrize("room", ["vmm", "guest", "templates", "mcp_sandbox"])
+@pytest.mark.parametrize("room", ["vmm", "guest", "templates", "websearch", "mcp_sandbox"])
 def test_every_module_is_in_its_rooms_row_and_every_one_named_is_there(room: str):
     line = next(line for line in text_of("docs/architecture.md").splitlines() if line.startswith(f"| `{room}` |"))
     there = {path.stem for path in (ROOT / room).glob("[a-z]*.py")}

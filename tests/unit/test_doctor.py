@@ -11,7 +11,7 @@ from mcp_sandbox import app
 from mcp_sandbox.commands import doctor, doctor_view
 from mcp_sandbox.commands.doctor import examine, judge, one_line
 from mcp_sandbox.commands.doctor_report import DriverReport, MissingReport, Report, TemplateReport
-from mcp_sandbox.config import Settings
+from mcp_sandbox.config import Settings, WebSettings
 from tests.unit.fake_driver import FakeDriver
 from vmm.driver import Driver
 from vmm.types import Accel, Isolation, Probe
@@ -186,6 +186,7 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
         "settings": None,
         "guest_kernel": None,
         "templates": "name title default built image_bytes snapshot_bytes stored_bytes memory_mb",
+        "web": "providers problem",
         "servers": None,
         "missing": None,
     }
@@ -194,6 +195,16 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
         if fields:
             part = report[key][0] if isinstance(report[key], list) else report[key]
             assert list(part) == fields.split()
+
+
+async def test_web_search_providers_are_listed_without_asking_them(tmp_path: Path):
+    settings = Settings(home=tmp_path, web=WebSettings(brave_key="s3cret"))
+    report = await examine(settings)
+    assert [(p.name, p.answers, p.problem) for p in report.web.providers] == [
+        ("brave", None, None),
+        ("duckduckgo", None, None),
+    ]
+    assert "s3cret" not in report.model_dump_json()
 
 
 async def test_the_report_lists_the_files_that_settings_are_from(

@@ -13,6 +13,7 @@ import pytest
 import mcp_sandbox
 from mcp_sandbox.commands import next_steps as cli
 from mcp_sandbox.errors import (
+    FetchError,
     FileError,
     LimitReached,
     MachineLost,
@@ -28,7 +29,7 @@ from tests.unit.test_docs import server_tools
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ROOT / "mcp_sandbox"
-ABSTRACT = {SandboxError, LimitReached, NetworkRefused, FileError}
+ABSTRACT = {SandboxError, LimitReached, NetworkRefused, FetchError, FileError}
 
 
 def error_types_of_the_product() -> set[type[SandboxError]]:
@@ -44,7 +45,14 @@ RAISED = sorted(error_types_of_the_product() - ABSTRACT, key=lambda kind: kind.c
 
 def example(kind: type[SandboxError]) -> SandboxError:
     """An error with made-up values in all fields."""
-    made_up: dict[str, object] = {"known": ["a"], "allowed": ["a"], "elapsed_s": 1.5, "skew_s": 1.5, "waited_s": 1.5}
+    made_up: dict[str, object] = {
+        "known": ["a"],
+        "allowed": ["a"],
+        "elapsed_s": 1.5,
+        "limit_s": 1.5,
+        "skew_s": 1.5,
+        "waited_s": 1.5,
+    }
     values = {
         field.name: made_up.get(field.name, 7 if field.type in (int, "int") else f"the {field.name}")
         for field in fields(kind)

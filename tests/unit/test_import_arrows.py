@@ -22,13 +22,14 @@ PARTS = {
     "logs": set[str](),
     "private": set[str](),
     "views": {"errors"},
+    "web": {"views"} | EVERYWHERE,
     "machines": EVERYWHERE,
     "runs": {"views"} | EVERYWHERE,
-    "sandboxes": {"views", "machines", "runs"} | EVERYWHERE,
+    "sandboxes": {"views", "machines", "runs", "web"} | EVERYWHERE,
     "operating": {"views", "machines", "sandboxes"} | EVERYWHERE,
     "accounts": {"operating"} | EVERYWHERE,
-    "app": {"machines", "sandboxes", "operating"} | EVERYWHERE,
-    "tools": {"views", "machines", "runs", "sandboxes"} | EVERYWHERE,
+    "app": {"machines", "sandboxes", "operating", "web"} | EVERYWHERE,
+    "tools": {"views", "machines", "runs", "sandboxes", "web"} | EVERYWHERE,
     "serving": {"accounts", "operating", "sandboxes", "tools", "app"} | EVERYWHERE,
     "commands": {
         "views",
@@ -37,6 +38,7 @@ PARTS = {
         "sandboxes",
         "operating",
         "accounts",
+        "web",
         "app",
         "serving",
         "private",
@@ -44,15 +46,22 @@ PARTS = {
     }
     | EVERYWHERE,
     "connect": set[str](),  # it starts in a moment, so it imports the standard library only
-    "cli": {"commands", "connect", "serving", "private"} | EVERYWHERE,
+    "cli": {"commands", "connect", "serving", "private", "web"} | EVERYWHERE,
     "start": {"cli", "connect"},
     "__main__": {"start"},
 }
 IN_SANDBOXES = ROOT / "mcp_sandbox" / "commands" / "selftest" / "inside"
 ROOMS = [room for room in MAY_IMPORT if (ROOT / room).is_dir()]
-# What runs inside a machine has nothing but Python's standard library there, and IPython in the Python kernel.
+# What runs inside a machine has nothing but Python's standard library there, IPython in the Python kernel, and in
+# guest/web the wheels of the template websearch-tools.
 HOST_SIDE = "client"
-KERNEL_LIBRARIES = {"IPython", "matplotlib", "matplotlib_inline", "traitlets"}
+LIBRARIES = {
+    "kernels": {"IPython", "matplotlib", "matplotlib_inline", "traitlets"},
+    "web": {
+        *("brotli", "certifi", "charset_normalizer", "ddgs", "httpx", "lxml", "lxml_html_clean"),
+        *("pypdf", "python_calamine", "trafilatura"),
+    },
+}
 
 
 def imports(file: Path) -> set[str]:
@@ -118,7 +127,17 @@ def test_code_that_runs_in_a_machine_needs_only_the_standard_library():
         f"{file.relative_to(ROOT)} imports {name}"
         for file in (ROOT / "guest").rglob("*.py")
         if file.parent.name != HOST_SIDE
-        for name in imports(file) - allowed - (KERNEL_LIBRARIES if file.parent.name == "kernels" else set())
+        for name in imports(file) - allowed - LIBRARIES.get(file.parent.name, set())
+    }
+    assert wrong == set()
+
+
+def test_only_the_web_service_imports_the_code_that_needs_wheels():
+    wrong = {
+        str(file.relative_to(ROOT))
+        for room in MAY_IMPORT
+        for file in (ROOT / room).rglob("*.py")
+        if file.parent != ROOT / "guest" / "web" and "guest.web" in file.read_text().replace("-m guest.web", "")
     }
     assert wrong == set()
 

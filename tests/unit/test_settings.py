@@ -235,3 +235,57 @@ def test_the_server_warns_that_it_reads_the_projects_file(caplog: pytest.LogCapt
 def test_no_dotenv_file_is_read():
     Path(".env").write_text("MCP_SANDBOX_DRIVER=bubblewrap\n")
     assert load_settings().driver == "auto"
+
+
+def test_the_variable_of_web_tools_is_not_taken_for_a_field_of_the_group(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MCP_SANDBOX_WEB_TOOLS", "false")
+    monkeypatch.setenv("MCP_SANDBOX_WEB_MERGE", "true")
+    settings = load_settings()
+    assert (settings.web_tools, settings.web.merge) == (False, True)
+    write_config("[web]\ntools = true\n")
+    with pytest.raises(ConfigError, match=r"unknown setting 'web\.tools'"):
+        load_settings()
+
+
+def test_search_providers_are_those_that_are_set_up(monkeypatch: pytest.MonkeyPatch):
+    assert load_settings().web.search_providers == ("duckduckgo",)
+    write_config('[web]\nexa_key = "k"\nsearxng_url = "https://searx.example.org/"\n')
+    web = load_settings().web
+    assert web.search_providers == ("searxng", "exa", "duckduckgo")
+    assert web.searxng_url == "https://searx.example.org"
+    monkeypatch.setenv("MCP_SANDBOX_WEB_PROVIDERS", "exa, searxng")
+    assert load_settings().web.search_providers == ("exa", "searxng")
+    monkeypatch.setenv("MCP_SANDBOX_WEB_PROVIDERS", " ")
+    assert load_settings().web.search_providers == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("providers", '["brave"]', "providers names brave, but brave_key is not set"),
+        ("providers", '["altavista"]', "web.providers.0: Input should be 'searxng'"),
+        ("providers", '["duckduckgo", "duckduckgo"]', "a provider is named twice"),
+        ("google_key", '"s3cret"', "google_key and google_cx belong together"),
+        ("searxng_url", '"https://user:s3cret@searx.example.org"', "must not contain a user name or password"),
+        ("searxng_url", '"searx.example.org"', "it must be like https://searx.example.org"),
+        ("searxng_url", '"http://127.1:8888"', "web.searxng_url"),
+        ("brave_key", "7", "web.brave_key"),
+    ],
+)
+def test_a_bad_web_setting_is_named_and_no_key_is_shown(name: str, value: str, problem: str):
+    write_config(f"[web]\n{name} = {value}\n")
+    with pytest.raises(ConfigError) as refusal:
+        load_settings()
+    assert problem in str(refusal.value)
+    assert "s3cret" not in str(refusal.value)
+
+
+def test_keys_reach_a_child_server_and_no_dump(monkeypatch: pytest.MonkeyPatch):
+    write_config('[web]\nbrave_key = "s3cret"\nproviders = ["duckduckgo", "brave"]\n')
+    settings = load_settings()
+    for dump in (repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())):
+        assert "s3cret" not in dump
+    for name, value in environment(settings).items():
+        monkeypatch.setenv(name, value)
+    user_config_file().unlink()
+    assert load_settings() == settings

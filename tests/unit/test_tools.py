@@ -22,6 +22,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import SandboxServer, create_server
 from tests.unit.fakes import FACTS, PNG, FakeProvider, finished
 
+WEB = {"web_search", "fetch_url"}
 ADVANCED = {"fork_sandbox", "pause_sandbox", "resume_sandbox", "invoke_handler"}
 NAMES = {
     "create_sandbox",
@@ -36,6 +37,8 @@ NAMES = {
     "list_files",
     "list_sandboxes",
     "close_sandbox",
+    "web_search",
+    "fetch_url",
 }
 
 
@@ -101,6 +104,7 @@ async def test_every_tool_has_a_title_all_annotations_and_described_arguments(pr
         assert hints is not None
         answers = [hints.read_only_hint, hints.destructive_hint, hints.idempotent_hint, hints.open_world_hint]
         assert None not in answers, tool.name
+        assert hints.open_world_hint == (tool.name in WEB)
         for name, schema in tool.input_schema["properties"].items():
             assert schema.get("description"), f"{tool.name}.{name}"
 
@@ -117,7 +121,7 @@ async def test_schemas_omit_titles_and_null_but_null_is_still_accepted(provider:
 
 async def test_tools_that_return_text_or_images_declare_no_structured_output(client: Client):
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    for name in ("run_code", "read_output", "stop_run", "read_file", "read_artifact"):
+    for name in ("run_code", "read_output", "stop_run", "read_file", "read_artifact", *WEB):
         assert tools[name].output_schema is None
 
 
@@ -450,7 +454,7 @@ async def test_an_unbuilt_template_is_an_error_that_names_the_build_command(clie
 async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakeProvider, monkeypatch: pytest.MonkeyPatch):
     async with connected(provider, toolsets=("advanced",)) as client:
         box = await created(client)
-        for module in ("sandbox", "code", "command", "file", "fork", "handler"):
+        for module in ("sandbox", "code", "command", "file", "fork", "handler", "fetch"):
             monkeypatch.setattr(f"mcp_sandbox.tools.{module}_tools.owner_of", lambda _ctx: "another owner")
         calls: list[tuple[str, dict[str, Any]]] = [
             ("run_code", {"code": "1"}),
@@ -468,12 +472,13 @@ async def test_another_owners_sandbox_is_unknown_to_every_tool(provider: FakePro
             ("list_artifacts", {}),
             ("read_artifact", {"path": "x"}),
             ("close_sandbox", {}),
+            ("fetch_url", {"url": "http://site.example/"}),
         ]
         for tool, arguments in calls:
             mine = await error_of(client, tool, sandbox_id=box, **arguments)
             unknown = await error_of(client, tool, sandbox_id="sb-0", **arguments)
             assert mine.replace(box, "sb-0") == unknown
-        assert {tool for tool, _ in calls} == (NAMES | ADVANCED) - {"create_sandbox", "list_sandboxes"}
+        assert {tool for tool, _ in calls} == (NAMES | ADVANCED) - {"create_sandbox", "list_sandboxes", "web_search"}
         assert (await client.call_tool("list_sandboxes", {})).structured_content["sandboxes"] == []
         with pytest.raises(MCPError, match="does not exist"):
             await client.read_resource(f"sandbox://{box}/x")
