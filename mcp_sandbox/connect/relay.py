@@ -75,7 +75,9 @@ class Relay:
         """Tell the server that the client is gone: what still runs for it is cancelled."""
         if self._session:
             with suppress(*LOST):
-                self._link.send("DELETE", self._session).getresponse()
+                connection = self._link.send("DELETE", self._session)
+                connection.sock.settimeout(LAST_ANSWERS_S)
+                connection.getresponse()
 
     def _accept(self, line: bytes) -> None:
         try:

@@ -1,5 +1,6 @@
 """`mcp-sandbox --connect`: clients on stdio that share one server."""
 
+import itertools
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -9,12 +10,15 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 from mcp.client import Client
 from mcp.server.mcpserver import Context
+from mcp_types import ElicitRequestParams, ElicitResult
 
 from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import Settings
 from mcp_sandbox.serving.server import SandboxServer
+from tests.functional import conformance_questions
 from tests.functional.http_fake import serving_fakes
 from tests.functional.mcp_client import call, connect_parameters, data_of, server_environment, text_of
 from tests.functional.raw_client import RawClient, started
@@ -136,6 +140,41 @@ async def test_an_answer_is_read_on_after_a_lost_connection(tmp_path: Path):
         assert "found again" in json.dumps(await client.call("lose"))
 
 
+def add_a_tool_that_tells_of_a_change(server: SandboxServer) -> None:
+    @server.tool()
+    async def change(ctx: Context[Any, Any]) -> str:
+        await ctx.session.send_tool_list_changed()
+        return "changed"
+
+
+async def test_what_a_server_sends_by_itself_reaches_the_client(tmp_path: Path):
+    async with (
+        serving_fakes(FakeProvider(), add_a_tool_that_tells_of_a_change) as address,
+        connecting(tmp_path, address) as client,
+    ):
+        await client.ask("initialize", INITIALIZE)
+        await client.send("notifications/initialized", {})
+        heard = False
+        for number in itertools.count():  # until the relay listens
+            await client.start_call("change", request_id=f"c{number}")
+            while (message := await client.receive()).get("id") != f"c{number}":
+                heard = heard or message["method"] == "notifications/tools/list_changed"
+            if heard:
+                break
+
+
+async def test_a_tool_can_ask_the_user_of_a_client_on_stdio():
+    async def agree(context: object, params: ElicitRequestParams) -> ElicitResult:
+        return ElicitResult(action="accept", content={"username": params.message, "email": "a@b"})
+
+    with anyio.fail_after(HANG_S):
+        async with (
+            serving_fakes(FakeProvider(), conformance_questions.register) as address,
+            Client(connect_parameters(address), mode="legacy", elicitation_callback=agree) as client,
+        ):
+            assert '"username": "Who?"' in text_of(await call(client, "test_elicitation", message="Who?"))
+
+
 async def test_the_end_of_stdin_ends_what_still_runs(tmp_path: Path):
     provider = FakeProvider()
     async with serving_fakes(provider) as address, connecting(tmp_path, address) as client:
@@ -147,3 +186,22 @@ async def test_the_end_of_stdin_ends_what_still_runs(tmp_path: Path):
         with anyio.fail_after(HANG_S):
             while provider.agent.stops == 0:
                 await anyio.sleep(0.01)
+
+
+async def test_a_server_that_falls_silent_does_not_keep_the_client_waiting_at_its_end(tmp_path: Path):
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"protocolVersion": "2025-11-25"}})
+    head = f"HTTP/1.1 200 OK\r\nMcp-Session-Id: s\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+
+    async def answer_once(stream: SocketStream) -> None:
+        async with stream:
+            await stream.send(f"{head}\r\n\r\n{body}".encode())
+            await anyio.sleep_forever()
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer_once)
+        address = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/mcp"
+        async with connecting(tmp_path, address) as client:
+            await client.ask("initialize", INITIALIZE)
+            await client.close_stdin()
+            assert await client.exit_status() == 0
+        tasks.cancel_scope.cancel()
