@@ -13,7 +13,8 @@ from importlib import import_module
 NETWORK = "/run/mcp-sandbox/network"  # exists if the sandbox has a network, which is decided when it is leased
 HERE = os.path.dirname(os.path.dirname(__file__))
 ADVICE = (
-    "this sandbox is offline; packages must be in its template. To add one: create a template with "
+    "this sandbox is offline; packages must be in its template, unless the operator allows sandboxes with "
+    'network="proxy". To add one to a template: create it with '
     "`mcp-sandbox template init NAME`, add the package to {field} in its template.toml, "
     "run `mcp-sandbox template build NAME`, and create a sandbox with that template. "
     "If you cannot do that, ask the user, or do without the package."
