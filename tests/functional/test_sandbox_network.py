@@ -224,7 +224,8 @@ async def test_a_fork_and_a_pause_end_connections_and_both_sides_go_on_in_their_
 
     async with web.site("slow.test", hold) as slow, serving(host, web, "slow.test") as service:
         box = await service.create(ME, network=NetworkMode.PROXY)
-        await command(service, box, f"curl -sS {slow}/ > /tmp/ended 2>&1 &")
+        waiting = f"curl -sS {slow}/ > /tmp/ended 2>&1 &"
+        await service.run(CommandRun(ME, waiting, box.sandbox_id, keep_processes=True))
         await connected.wait()
         (copy,) = await service.fork(ME, box.sandbox_id, 1)
         assert (copy.network, copy.closed_connections) == ("proxy", 1)
