@@ -14,6 +14,7 @@ from guest.streams import CHUNK, MAX_STREAMS, WINDOW, OpenRate
 
 log = logging.getLogger(__name__)
 
+MAX_NUMBER = 2**53  # of a stream: JSON of any language can carry it, and no machine lives so long
 TOLERANCE = 2  # a machine's clock may run faster than ours
 SendFrame = Callable[[dict[str, Any], bytes], Awaitable[None]]
 ServeStream = Callable[[ByteStream], Awaitable[None]]
@@ -151,8 +152,8 @@ class Streams:
         number, what = frame.header.get("stream"), frame.header.get("do")
         if self._serve is None or self._tasks is None:
             raise ProtocolError("the agent opens a stream, but this machine may not")
-        if type(number) is not int:
-            raise ProtocolError("the number of a stream is not a number")
+        if type(number) is not int or number > MAX_NUMBER:
+            raise ProtocolError("the number of a stream is not a number of streams")
         if what == "open":
             self._begin(number, self._tasks, self._serve)
         elif stream := self._open.get(number):

@@ -27,6 +27,11 @@ from vmm.types import GuestCode
 
 ATTACKER, NEIGHBOUR = "attacker", "neighbour"
 
+# Ends a run.
+DONE = """send({"ok": True, "status": "ok", "state": "kept", "exit_code": 0, "duration_ns": 1, "output":
+    {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0}})
+"""
+
 # The honest agent but for two requests. What a run executes finds the channel in `raw` and `send`.
 HOSTILE_MAIN = """
 import os

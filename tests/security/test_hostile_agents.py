@@ -16,7 +16,15 @@ from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.build import BuiltTemplate
 from tests.functional.machines import only
-from tests.security.hostile_agents import ATTACKER, NEIGHBOUR, Owner, growth_at_most, infiltrated_service, sandbox_of
+from tests.security.hostile_agents import (
+    ATTACKER,
+    DONE,
+    NEIGHBOUR,
+    Owner,
+    growth_at_most,
+    infiltrated_service,
+    sandbox_of,
+)
 from tests.waiting import HANG_S
 
 pytestmark = [pytest.mark.vm, only("gvisor", "bubblewrap")]  # what a virtual machine starts from has no archive
@@ -24,9 +32,6 @@ pytestmark = [pytest.mark.vm, only("gvisor", "bubblewrap")]  # what a virtual ma
 GROWTH_MB = 32  # of the server, however much a machine sends: what it may keep of one sandbox, and the allocator's
 LIVE_BYTES = 64 * 1024  # of output: as many frames of one byte take seconds
 LONGEST_PATH = 4095  # bytes; Linux has no longer ones
-DONE = """send({"ok": True, "status": "ok", "state": "kept", "exit_code": 0, "duration_ns": 1, "output":
-    {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0}})
-"""
 # What an agent sends, and why it loses its machine.
 FLOODS = {
     "artifacts": (

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import anyio
@@ -60,7 +59,7 @@ class Attempted:
 
 
 @pytest.fixture(scope="module")
-async def attempted(loaded: Machines, anyio_backend: str) -> AsyncIterator[Attempted]:
+async def attempted(loaded: Machines, anyio_backend: str) -> Attempted:
     """One machine whose code has tried everything."""
     world = World(
         names={name: [address] for address, name in NAMES.items()}
@@ -86,7 +85,7 @@ async def attempted(loaded: Machines, anyio_backend: str) -> AsyncIterator[Attem
             outcomes = await _try(machines, world, attempts)
             tasks.cancel_scope.cancel()
     await machines.assert_none_left()
-    yield Attempted(dict(zip(CASES, outcomes, strict=True)), world, bytes(arrived))
+    return Attempted(dict(zip(CASES, outcomes, strict=True)), world, bytes(arrived))
 
 
 async def _try(machines: Machines, world: World, attempts: list[tuple[bytes, bytes]]) -> list[Outcome]:

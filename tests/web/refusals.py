@@ -1,6 +1,6 @@
 """What hostile code asks a bridge for, case by case, and the rule that refuses it.
 
-A request is what a client sends first. `{port}` in it becomes the port of the one site that may be reached, `site.test`.
+A request is what a client sends first. `{port}` in it becomes the port of `site.test`, the one site to be reached.
 """
 
 from dataclasses import dataclass
