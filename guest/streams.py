@@ -8,11 +8,12 @@ Every frame of a stream has a header `{"stream": number, "do": …}`:
     end      the sender sends no more
     reset    either side gives the stream up, both ways
 
-A sender may have WINDOW bytes on the way that the receiver has not used yet, so a stream that is not read holds up
-nothing but itself.
+A sender may have a window of bytes on the way that the receiver has not used yet, so a stream that is not read holds
+up nothing but itself. The host may let windows grow: a window frame may give more than was used.
 """
 
-WINDOW = 192 * 1024  # bytes of a stream that may wait at its receiver, in each direction
+WINDOW = 192 * 1024  # bytes of a stream that may wait at the host, at first
+GUEST_WINDOW = 512 * 1024  # bytes of a stream that may wait in the machine, whose memory it is
 CHUNK = 64 * 1024  # bytes of one frame: a stream gives way to the others after each
 MAX_STREAMS = 64  # open at the same time in one machine
 OPENS_PER_S, OPEN_BURST = 50, 100  # what an agent allows itself; the host tolerates twice as much

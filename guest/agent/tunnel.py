@@ -13,7 +13,7 @@ from typing import Any
 
 from guest.agent.loop import Link, Loop
 from guest.errors import ProtocolError
-from guest.streams import CHUNK, MAX_STREAMS, OPENS_PER_S, WINDOW, OpenRate
+from guest.streams import CHUNK, GUEST_WINDOW, MAX_STREAMS, OPENS_PER_S, WINDOW, OpenRate
 
 PORT = 3128  # where proxies usually listen
 SOCKET = "/run/mcp-sandbox/proxy.sock"
@@ -84,7 +84,7 @@ class Tunnel:
         what = header["do"]
         if what == "data":
             connection.unwritten += body
-            if len(connection.unwritten) > WINDOW:
+            if len(connection.unwritten) > GUEST_WINDOW:
                 raise ProtocolError("the host sends more than a stream's window")
             self._write(connection)
         elif what == "window":
@@ -163,7 +163,7 @@ class Tunnel:
         except OSError:
             self._reset(connection)
             return
-        if connection.written >= WINDOW // 2:
+        if connection.written >= GUEST_WINDOW // 2:
             self._channel.send({"stream": connection.number, "do": "window", "bytes": connection.written})
             connection.written = 0
         if connection.host_ended and not connection.unwritten:

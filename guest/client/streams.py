@@ -10,12 +10,14 @@ from anyio.abc import ByteStream, TaskGroup
 
 from guest.errors import GuestError, ProtocolError
 from guest.protocol import Frame
-from guest.streams import CHUNK, MAX_STREAMS, WINDOW, OpenRate
+from guest.streams import CHUNK, GUEST_WINDOW, MAX_STREAMS, WINDOW, OpenRate
 
 log = logging.getLogger(__name__)
 
 MAX_NUMBER = 2**53  # of a stream: JSON of any language can carry it, and no machine lives so long
 TOLERANCE = 2  # a machine's clock may run faster than ours
+MAX_WINDOW = 5 * WINDOW  # bytes: beyond it one stream does not become faster
+SPARE = 3 * 1024 * 1024  # bytes that the windows of all streams of a machine may grow by, together
 SendFrame = Callable[[dict[str, Any], bytes], Awaitable[None]]
 ServeStream = Callable[[ByteStream], Awaitable[None]]
 
@@ -23,13 +25,15 @@ ServeStream = Callable[[ByteStream], Awaitable[None]]
 class GuestStream(ByteStream):
     """One stream of a machine. Only one task may receive, and only one may send."""
 
-    def __init__(self, number: int, send: SendFrame, closed: Callable[[int], None]) -> None:
+    def __init__(self, number: int, send: SendFrame, closed: Callable[[int], None], grow: Callable[[], int]) -> None:
         self._number = number
         self._send_frame = send
         self._closed = closed
+        self._grow = grow
+        self.window = WINDOW  # bytes that the machine may send before they are used
         self._received = bytearray()
         self._used = 0  # bytes since the last window frame
-        self._credit = WINDOW  # bytes that the machine takes
+        self._credit = GUEST_WINDOW  # bytes that the machine takes
         self._in_ended = self._out_ended = self._broken = self._over = False
         self._changed = anyio.Event()
 
@@ -44,9 +48,11 @@ class GuestStream(ByteStream):
         data = bytes(self._received[:max_bytes])
         del self._received[:max_bytes]
         self._used += len(data)
-        if self._used >= WINDOW // 2 and not self._in_ended:
+        if self._used >= self.window // 2 and not self._in_ended:
             used, self._used = self._used, 0
-            await self._frame("window", bytes=used)
+            more = self._grow() if self.window < MAX_WINDOW else 0
+            self.window += more
+            await self._frame("window", bytes=used + more)
         return data
 
     async def send(self, item: bytes) -> None:
@@ -88,11 +94,11 @@ class GuestStream(ByteStream):
         """Take a frame. Raises ProtocolError."""
         if what == "data" and not self._in_ended:
             self._received += frame.body
-            if len(self._received) + self._used > WINDOW:
+            if len(self._received) + self._used > self.window:
                 raise ProtocolError("the agent sends more than a stream's window")
         elif what == "window":
             self._credit += _positive(frame.header.get("bytes"))
-            if self._credit > WINDOW:
+            if self._credit > GUEST_WINDOW:
                 raise ProtocolError("the agent opens a stream's window too far")
         elif what == "end" and not self._in_ended:
             self._in_ended = True
@@ -182,7 +188,7 @@ class Streams:
         if not self._rate.take(time.monotonic()):
             raise ProtocolError("the agent opens streams too often")
         self._last = number
-        stream = self._open[number] = GuestStream(number, self._send, self._forget)
+        stream = self._open[number] = GuestStream(number, self._send, self._forget, self._room_to_grow)
         tasks.start_soon(self._run, serve, stream)
 
     @staticmethod
@@ -194,11 +200,16 @@ class Streams:
         finally:
             await stream.aclose()
 
+    def _room_to_grow(self) -> int:
+        """Return how much wider a stream's window may become: few streams may have more on the way, many may not."""
+        taken = sum(stream.window - WINDOW for stream in self._open.values())
+        return WINDOW if taken + WINDOW <= SPARE else 0
+
     def _forget(self, number: int) -> None:
         self._open.pop(number, None)
 
 
 def _positive(value: object) -> int:
-    if type(value) is not int or not 0 < value <= WINDOW:
+    if type(value) is not int or not 0 < value <= GUEST_WINDOW:
         raise ProtocolError("the agent opens a stream's window by nonsense")
     return value

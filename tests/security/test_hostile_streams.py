@@ -14,7 +14,7 @@ from anyio.abc import ByteStream
 from guest.client import AgentClient
 from guest.client.messages import RunCode
 from guest.errors import ProtocolError
-from guest.streams import CHUNK, MAX_STREAMS, OPEN_BURST, WINDOW
+from guest.streams import CHUNK, GUEST_WINDOW, MAX_STREAMS, OPEN_BURST, WINDOW
 from mcp_sandbox.app import Host
 from mcp_sandbox.machines.provider import MachineRequest
 from templates.build import BuiltTemplate
@@ -38,7 +38,7 @@ STREAM = 'def stream(number, do, body=b"", **more): raw(encode({"stream": number
 OPEN = 'stream(1, "open")\n'
 NUMBERS = {"zero": "0", "negative": "-1", "huge": "10**4000", "text": '"1"', "true": "True", "a fraction": "1.5"}
 NUMBERS |= {"a list": "[1]", "nothing": "None", "not opened": "7"}
-WINDOWS = {"zero": "0", "negative": "-1", "too large": str(WINDOW + 1), "huge": "10**4000", "text": '"1"'}
+WINDOWS = {"zero": "0", "negative": "-1", "too large": str(GUEST_WINDOW + 1), "huge": "10**4000", "text": '"1"'}
 WINDOWS |= {"true": "True", "a fraction": "1.5", "nothing": "None", "more than was used": "1"}
 
 # What an agent sends, and why it loses its machine.

@@ -12,7 +12,7 @@ from anyio.abc import ByteStream, SocketStream
 from guest.agent import tunnel
 from guest.agent.loop import Link, Loop
 from guest.client.channel import Channel
-from guest.client.streams import ServeStream, Streams
+from guest.client.streams import MAX_WINDOW, SPARE, GuestStream, ServeStream, Streams
 from guest.errors import ProtocolError
 from guest.protocol import Frame, encode
 from guest.streams import CHUNK, MAX_STREAMS, OPEN_BURST, OPENS_PER_S, WINDOW, OpenRate
@@ -257,6 +257,42 @@ async def test_a_frame_that_no_honest_agent_sends_breaks_the_channel(what):
                 streams.take(Frame(each, b"x" * CHUNK))
         with pytest.raises(ProtocolError):
             streams.take(Frame(last, b"x" * CHUNK))
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("count", "grown"), [(1, MAX_WINDOW - WINDOW), (MAX_STREAMS, SPARE)])
+async def test_windows_grow_with_what_is_read_and_all_together_stay_within_bounds(count, grown):
+    """A few fast streams may have more on the way. The host keeps 15 MB of a machine's bytes at most."""
+    given = dict.fromkeys(range(1, count + 1), WINDOW)
+
+    async def send(frame: dict[str, int], _body: bytes) -> None:
+        given[frame["stream"]] += frame.get("bytes", 0)
+
+    opened: list[GuestStream] = []
+
+    async def serve(stream: ByteStream) -> None:
+        assert isinstance(stream, GuestStream)
+        opened.append(stream)
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        streams = Streams(send)
+        streams.allow(tasks, serve)
+        for number in given:
+            streams.take(Frame(header(number, "open"), b""))
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(100):
+            for number, stream in enumerate(opened, 1):
+                streams.take(Frame(header(number, "data"), b"x" * CHUNK))
+                given[number] -= CHUNK
+                await stream.receive()
+        assert sum(stream.window for stream in opened) == count * WINDOW + grown <= 15 * 2**20
+        for number, stream in enumerate(opened, 1):
+            assert given[number] <= stream.window
+            for _ in range(given[number] // CHUNK):
+                streams.take(Frame(header(number, "data"), b"x" * CHUNK))
+            with pytest.raises(ProtocolError, match="more than a stream's window"):
+                streams.take(Frame(header(number, "data"), b"x" * CHUNK))
         tasks.cancel_scope.cancel()
 
 

@@ -1,6 +1,7 @@
 """Processes end with their block and with this process, and start only after their limits are set."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 import vmm.process
 from vmm.errors import ToolFailed, ToolMissing
-from vmm.process import SHOWN, Confinement, find_tool, run_tool, spawn
+from vmm.process import PIPE_BYTES, SHOWN, Confinement, find_tool, run_tool, spawn
 
 PLAIN = Confinement(offline=False)
 
@@ -255,3 +256,14 @@ async def test_no_program_of_the_working_directory_is_run(entry, tmp_path, monke
     assert lines == ["ours"]
     async with spawn(["sh", "-c", "echo ours"], confinement=PLAIN) as process:
         assert (await process.wait()).detail == "ours"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user may have used up the pages for large pipes")
+async def test_the_pipes_of_a_machine_take_much_at_once():
+    async with spawn(["cat"], confinement=Confinement(), stdio=True) as process:
+        for number in (0, 1):
+            pipe = os.open(f"/proc/{process.pid}/fd/{number}", os.O_RDWR)
+            try:
+                assert fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) == PIPE_BYTES
+            finally:
+                os.close(pipe)

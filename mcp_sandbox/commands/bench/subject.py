@@ -37,6 +37,7 @@ class Plan:
     cold_boots: int
     timed_boots: int  # of these, started one at a time as restores are
     calls: int
+    transfers: int
     cpu_rounds: int
     compiles: int
     pool_hits: int
@@ -51,6 +52,7 @@ FULL = Plan(
     cold_boots=10,
     timed_boots=3,
     calls=200,
+    transfers=10,
     cpu_rounds=30,
     compiles=10,
     pool_hits=100,
@@ -63,6 +65,7 @@ QUICK = Plan(
     cold_boots=1,
     timed_boots=1,
     calls=50,
+    transfers=3,
     cpu_rounds=10,
     compiles=3,
     pool_hits=20,
