@@ -156,7 +156,7 @@ def _bridge(ports: Sequence[int]) -> Bridge:
 
     policy = Policy(ports=frozenset(ports), networks={"this host": ip_network(LOOPBACK)}, allow=(HOST,))
     limits = {"request_bytes": ENDLESS, "response_bytes": ENDLESS, "bytes_per_day": ENDLESS}
-    quotas = Quotas(**limits, connections=STREAMS, requests_per_minute=10 * STREAMS)
+    quotas = Quotas(**limits, connections=2 * STREAMS, requests_per_minute=10 * STREAMS)
     return Bridge(policy, Ledger(quotas), resolver=resolve, on_access=ignore)
 
 
