@@ -1,7 +1,7 @@
 """Everything that can go wrong with a sandbox, as data: a stable code, typed fields and one plain sentence.
 
 The sentence names no tool and no command. Each face adds the next step in its own words (`tools/next_steps.py`,
-`commands/next_steps.py`). docs/errors.md lists every code with each face's words.
+`commands/next_steps.py`, `rest/next_steps.py`). docs/errors.md lists every code with each face's words.
 
 SandboxError
 ├── SandboxNotFound           the owner has no such sandbox

@@ -26,6 +26,7 @@ from guest.client.messages import (
 )
 from guest.client.runs import Run
 from guest.client.streams import ServeStream
+from guest.client.uploads import MAX_UPLOADS, Upload
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
 from guest.protocol import MAX_BODY, PROTOCOL_VERSION, Frame, encode_json
 
@@ -57,6 +58,7 @@ class AgentClient:
         self._channel = Channel(stream, timeout_s, seeking=seeking)
         self._detached = False
         self._tasks: TaskGroup
+        self._uploads = anyio.Semaphore(MAX_UPLOADS)
 
     @classmethod
     @asynccontextmanager
@@ -189,21 +191,21 @@ class AgentClient:
 
     async def write(self, path: str, data: bytes) -> FileInfo:
         """Create or replace a file in one step, with its parent directories. A file that is replaced keeps its mode."""
-        upload = secrets.randbits(48)
-        sent = 0
+        async with self.upload(path) as upload:
+            sent = 0
+            while len(data) - sent > MAX_BODY:
+                await upload.add(data[sent : sent + MAX_BODY])
+                sent += MAX_BODY
+            return await upload.finish(data[sent:])
+
+    @asynccontextmanager
+    async def upload(self, path: str) -> AsyncIterator[Upload]:
+        """Write a file as `write` does, part by part. Leaving the block before `finish` discards what was sent."""
+        upload = Upload(path, self._ask, self._uploads)
         try:
-            while True:
-                part = data[sent : sent + MAX_BODY]
-                last = sent + len(part) >= len(data)
-                args = {"path": path, "upload": upload, "last": last}
-                info = await self._ask("write", args, part, parse=partial(parsing.parse_written, last=last))
-                sent += len(part)
-                if info is not None:
-                    return info
-        except BaseException as error:
-            if len(data) > MAX_BODY and not isinstance(error, GuestError):
-                await self._abandon(upload)
-            raise
+            yield upload
+        finally:
+            await upload.leave()
 
     async def list(self, path: str, *, recursive: bool, max_entries: int, skip: int = 0) -> Listing:
         """List the entries of a directory after the first `skip` of them, without following links."""
@@ -288,14 +290,6 @@ class AgentClient:
             pass  # recorded where it happened; what ends the block matters more
         finally:
             self._channel.forget(number)
-
-    async def _abandon(self, upload: int) -> None:
-        """Tell the agent to discard a half-sent file."""
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._ask("abandon", {"upload": upload}, parse=_nothing)
-        except GuestError:
-            pass
 
 
 def _nothing(_frame: Frame) -> None:

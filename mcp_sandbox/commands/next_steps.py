@@ -79,4 +79,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "bad_token_name": (),
     "token_exists": ("Choose another name, or remove it with `mcp-sandbox token revoke`.",),
     "token_not_found": ("`mcp-sandbox token list` shows all of them.",),
+    "idempotency_key_reused": (),
+    "too_many_keys": (),
+    "upload_stalled": (),
 }

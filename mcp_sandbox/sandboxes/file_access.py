@@ -2,12 +2,13 @@
 
 import mimetypes
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
 
 import anyio
 
 from guest.client import AgentClient
+from guest.client.messages import FileInfo
 from guest.client.wire import one_line
 from guest.errors import RequestRefused
 from guest.places import WORKSPACE
@@ -113,3 +114,21 @@ async def read_all(agent: AgentClient, path: str, max_bytes: int) -> bytes:
                 raise FileTooLarge(path, max(chunk.size, len(data)), max_bytes)
             if chunk.eof or not chunk.data:
                 return bytes(data)
+
+
+async def write_parts(agent: AgentClient, path: str, parts: AsyncIterable[bytes]) -> FileInfo:
+    """Create or replace a file from parts. Only one chunk of it is in memory; each has the time of an operation.
+
+    Raises:
+        FileError: it was refused or took too long; the file is as it was.
+    """
+    chunk = bytearray()
+    async with agent.upload(path) as upload:
+        async for part in parts:
+            chunk += part
+            while len(chunk) > CHUNK_BYTES:  # the last chunk is known to be the last only at the end of the parts
+                with file_operation(path):
+                    await upload.add(bytes(chunk[:CHUNK_BYTES]))
+                del chunk[:CHUNK_BYTES]
+        with file_operation(path):
+            return await upload.finish(bytes(chunk))

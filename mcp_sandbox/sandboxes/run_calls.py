@@ -55,9 +55,18 @@ async def _wait(handle: RunHandle, until: float, report: Report | None) -> None:
 
 
 async def read_output(
-    box: Sandbox, run_id: str, output: OutputSettings, offset: int, wait_s: float, report: Report | None
+    box: Sandbox,
+    run_id: str,
+    output: OutputSettings,
+    offset: int,
+    wait_s: float,
+    report: Report | None,
+    *,
+    full_page: bool = True,
 ) -> RunProgress:
     """Return a page of a run's output. Wait up to `wait_s` until the page is full or the run over.
+
+    Without `full_page`, any output is enough.
 
     Raises:
         RunNotFound, SandboxError: there is nothing to read.
@@ -65,7 +74,7 @@ async def read_output(
     handle = box.runs.find(box.id, run_id)
     with anyio.move_on_after(wait_s):
         async with _reporting(handle, report):
-            await handle.log.grown(offset + output.page_bytes)
+            await handle.log.grown(offset + (output.page_bytes if full_page else 1))
     return _view(box, handle, output, offset)
 
 

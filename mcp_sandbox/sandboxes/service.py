@@ -1,7 +1,7 @@
 """What every face calls: finds the owner's sandbox, checks the request and delegates."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Self
@@ -11,13 +11,13 @@ from anyio import AsyncContextManagerMixin
 from guest.client.messages import FileChunk, Listing
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStarted
+from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStarted, SandboxNotFound
 from mcp_sandbox.machines.provider import Provider, find_template
 from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
 from mcp_sandbox.sandboxes.admission import Admission
-from mcp_sandbox.sandboxes.file_access import artifact_view, file_operation, read_all, resolve
+from mcp_sandbox.sandboxes.file_access import artifact_view, file_operation, read_all, resolve, write_parts
 from mcp_sandbox.sandboxes.forks import Forks
-from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, lifespan
+from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, State, lifespan
 from mcp_sandbox.sandboxes.networks import Networks
 from mcp_sandbox.sandboxes.roster import Roster
 from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_output, run_and_wait, stop_run
@@ -30,7 +30,9 @@ from mcp_sandbox.views import (
     PageView,
     RunProgress,
     RunView,
+    SandboxList,
     SandboxView,
+    TemplateView,
     WrittenFile,
     first_page,
 )
@@ -117,6 +119,29 @@ class SandboxService(AsyncContextManagerMixin):
         """Return the owner's sandboxes, oldest first."""
         return [view_of(box) for box in self._roster.of(owner) if box.state in ALIVE]
 
+    def list_sandboxes(self, owner: str, *, offset: int = 0) -> SandboxList:
+        """List a page of the owner's sandboxes, from the one with the number `offset` on."""
+        alive = self.sandboxes(owner)[offset:]
+        page = first_page(alive, self.settings.output.page_bytes)
+        return SandboxList(
+            sandboxes=page,
+            max_sandboxes=self.settings.limits.sandboxes,
+            next_offset=offset + len(page) if len(page) < len(alive) else None,
+        )
+
+    def get(self, owner: str, sandbox_id: str) -> SandboxView:
+        """Return a live sandbox.
+
+        Raises:
+            SandboxNotFound, MachineLost: as their names say.
+        """
+        box = self._roster.find(owner, sandbox_id)
+        if box.state is State.CREATING:  # its id is not known to its owner yet
+            raise SandboxNotFound(sandbox_id)
+        if box.state not in ALIVE:
+            raise box.error()
+        return view_of(box)
+
     def alive(self) -> list[Sandbox]:
         """Return the sandboxes of all owners, oldest first. For operators only."""
         return self._roster.all()
@@ -195,9 +220,19 @@ class SandboxService(AsyncContextManagerMixin):
         return await self._run(checked, until, report)
 
     async def read_output(
-        self, owner: str, sandbox_id: str, run_id: str, *, offset: int, wait_s: float, report: Report | None = None
+        self,
+        owner: str,
+        sandbox_id: str,
+        run_id: str,
+        *,
+        offset: int,
+        wait_s: float,
+        report: Report | None = None,
+        full_page: bool = True,
     ) -> RunProgress:
         """Return a run's output from `offset` on, and its result if it is over, or why there is none.
+
+        It waits up to `wait_s` until the run is over or there is a page of output, or any output without `full_page`.
 
         Raises:
             SandboxNotFound, RunNotFound, MachineLost: as their names say.
@@ -209,7 +244,7 @@ class SandboxService(AsyncContextManagerMixin):
         if box.ending is not None:
             return lost_view(box.ending, run_id, output, offset)
         box.touch()
-        return await read_output(box, run_id, output, offset, wait_s, report)
+        return await read_output(box, run_id, output, offset, wait_s, report, full_page=full_page)
 
     async def stop_run(self, owner: str, sandbox_id: str, run_id: str) -> RunView:
         """Stop a run and return its result.
@@ -282,6 +317,13 @@ class SandboxService(AsyncContextManagerMixin):
                 info = await lease.agent.write(where, data)
         return WrittenFile(path=info.path, size=info.size)
 
+    async def write_parts(self, owner: str, sandbox_id: str, path: str, parts: AsyncIterable[bytes]) -> WrittenFile:
+        """Create or replace a file of any size, atomically, from parts as they arrive. The sandbox's disk limits it."""
+        where = resolve(path)
+        async with self._roster.find(owner, sandbox_id).use() as lease:
+            info = await write_parts(lease.agent, where, parts)
+        return WrittenFile(path=info.path, size=info.size)
+
     async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool, offset: int = 0) -> FileList:
         """List a page of a directory, from the entry number `offset` on."""
         where = resolve(path)
@@ -304,6 +346,22 @@ class SandboxService(AsyncContextManagerMixin):
         return ArtifactList(
             artifacts=page, truncated=listing.truncated or next_offset is not None, next_offset=next_offset
         )
+
+    # -- templates -----------------------------------------------------------------------------------------
+
+    def templates(self) -> list[TemplateView]:
+        """Return the templates that sandboxes can be created from, by name, without where they are on the host."""
+        return [
+            TemplateView(
+                name=name,
+                title=template.title,
+                language=template.language,
+                memory_mb=template.machine.memory_mb,
+                vcpus=template.machine.vcpus,
+                disk_mb=template.machine.disk_mb,
+            )
+            for name, template in self._catalogue.templates().items()
+        ]
 
     async def _list(self, owner: str, sandbox_id: str, where: str, offset: int, *, recursive: bool) -> Listing:
         async with self._roster.find(owner, sandbox_id).use() as lease:

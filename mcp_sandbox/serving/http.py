@@ -1,4 +1,4 @@
-"""MCP over HTTP for many clients: one server, one pool, one service."""
+"""MCP and REST over HTTP for many clients: one server, one pool, one service."""
 
 import ipaddress
 import socket
@@ -11,9 +11,10 @@ from functools import partial
 import anyio
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sandbox import logs
@@ -23,6 +24,9 @@ from mcp_sandbox.config import ServeSettings, Settings
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.operating.control import Panel
 from mcp_sandbox.operating.metrics import enable_tracing
+from mcp_sandbox.rest.app import open_rest
+from mcp_sandbox.rest.next_steps import ROOT as REST
+from mcp_sandbox.rest.problems import refused
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
 from mcp_sandbox.serving.lifetime import Drain, run_until_stopped
@@ -159,9 +163,14 @@ class HttpFace:
 @asynccontextmanager
 async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncIterator[HttpFace]:
     """Open this host's service and yield the application that serves it."""
-    async with open_host(settings) as host, open_operated(host, pooled=True) as (service, panel):
+    async with (
+        open_host(settings) as host,
+        open_operated(host, pooled=True) as (service, panel),
+        open_rest(service) as rest,
+    ):
         server = create_server(settings, in_force(host), lambda: nullcontext(service))
-        routes = [
+        routes: list[BaseRoute] = [
+            Mount(REST, rest),
             Route("/healthz", _answer("alive")),
             Route("/readyz", _answer("ready") if host.facts else _answer(in_force(host), 503)),
             Route("/metrics", _metrics(panel)),
@@ -172,12 +181,14 @@ async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncI
 
 @asynccontextmanager
 async def opened_gate(
-    settings: Settings, server: SandboxServer, routes: Sequence[Route], find_token: FindToken | None
+    settings: Settings, server: SandboxServer, routes: Sequence[BaseRoute], find_token: FindToken | None
 ) -> AsyncIterator[Gate]:
     """Yield an application with an MCP server on `/mcp` and other routes, all behind a gate."""
     # MCPServer's own application has no place for our gate.
     sessions = ResumableSessions(server._lowlevel_server, max_message_bytes(settings))  # noqa: SLF001
-    app = Starlette(routes=[Route("/mcp", _Endpoint(sessions.handle_request)), *routes])
+    app = Starlette(
+        routes=[Route("/mcp", _Endpoint(sessions.handle_request)), *routes], exception_handlers={HTTPException: refused}
+    )
     names = Names(settings.serve.allowed_hosts, settings.serve.allowed_origins, is_loopback(settings.serve.host))
     async with sessions.run():
         yield Gate(app, names, find_token, RateLimit(settings.serve.requests_per_minute))

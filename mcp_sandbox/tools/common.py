@@ -4,20 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from mcp_sandbox.accounts.owners import current_owner
 from mcp_sandbox.config import EVERY_DOMAIN, Settings
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.sandboxes.run_calls import Report
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.views import with_next_step
-
-LOCAL_OWNER = "local"  # of clients without a token: over stdio, or over HTTP on this host
 
 MAX_DOMAINS = 20  # that a description names
 
@@ -35,9 +33,8 @@ def service_of(ctx: ToolContext) -> SandboxService:
 
 
 def owner_of(_ctx: ToolContext) -> str:
-    """Return the owner of the sandboxes this request may use: the name of its token, if it has one."""
-    token = get_access_token()
-    return LOCAL_OWNER if token is None else token.client_id
+    """Return the owner of the sandboxes this request may use."""
+    return current_owner()
 
 
 def reporter(ctx: ToolContext) -> Report:

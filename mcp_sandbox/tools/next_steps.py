@@ -98,4 +98,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "bad_token_name": (),
     "token_exists": (),
     "token_not_found": (),
+    "idempotency_key_reused": (),
+    "too_many_keys": (),
+    "upload_stalled": (),
 }

@@ -20,7 +20,7 @@ from mcp_sandbox.tools.common import (
     tool_errors,
 )
 from mcp_sandbox.tools.content import fitting
-from mcp_sandbox.views import ClosedSandbox, SandboxList, SandboxView, first_page
+from mcp_sandbox.views import ClosedSandbox, SandboxList, SandboxView
 from templates.model import Template
 from vmm.types import NetworkMode
 
@@ -82,13 +82,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
     async def list_sandboxes(ctx: ToolContext, offset: ListOffset = 0) -> SandboxList:
-        alive = service_of(ctx).sandboxes(owner_of(ctx))[offset:]
-        page = first_page(alive, settings.output.page_bytes)
-        return SandboxList(
-            sandboxes=page,
-            max_sandboxes=settings.limits.sandboxes,
-            next_offset=offset + len(page) if len(page) < len(alive) else None,
-        )
+        return service_of(ctx).list_sandboxes(owner_of(ctx), offset=offset)
 
     @mcp.tool(
         title="Close sandbox",

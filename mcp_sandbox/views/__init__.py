@@ -1,7 +1,7 @@
 """Results as data: one serialisable model of everything a caller can get. Faces render it; none adds facts to it."""
 
 from mcp_sandbox.views.base import View
-from mcp_sandbox.views.errors import ErrorView, with_next_step
+from mcp_sandbox.views.errors import ErrorView, steps_for, with_next_step
 from mcp_sandbox.views.files import ArtifactList, ArtifactView, FileList, FileView, WrittenFile, file_uri
 from mcp_sandbox.views.listing import first_page
 from mcp_sandbox.views.pages import PAGE_META, PageView, RedirectView
@@ -40,5 +40,6 @@ __all__ = [
     "WrittenFile",
     "file_uri",
     "first_page",
+    "steps_for",
     "with_next_step",
 ]

@@ -23,12 +23,16 @@ class ErrorView(View):
 
 
 def with_next_step(error: SandboxError | ErrorView, next_steps: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the error's sentence and a face's next step. Advice that needs a field the error lacks is left out."""
+    """Return the error's sentence and a face's next step."""
     view = error if isinstance(error, ErrorView) else ErrorView.of(error)
-    known = {name for name, value in view.fields.items() if value is not None}
-    steps = [step for step in next_steps[view.code] if _placeholders(step) <= known]
     separator = "\n" if "\n" in view.message else " "  # after a list of problems, the step has its own line
-    return separator.join([view.message, *(step.format(**view.fields) for step in steps)])
+    return separator.join([view.message, *steps_for(view, next_steps)])
+
+
+def steps_for(view: ErrorView, next_steps: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return a face's advice for an error. Advice that needs a field the error lacks is left out."""
+    known = {name for name, value in view.fields.items() if value is not None}
+    return [step.format(**view.fields) for step in next_steps[view.code] if _placeholders(step) <= known]
 
 
 def _placeholders(text: str) -> set[str]:

@@ -131,6 +131,8 @@ class FakeAgent:
         self.requests: list[RunCode] = []
         self.running = anyio.Event()
         self.stops = 0
+        self.discarded = 0  # half-sent files
+        self.room = 1 << 30  # bytes of a file that is sent in parts
         self.hangs = False
         self.asked = 0  # how often it was pinged
         self.failure: GuestError | None = None
@@ -176,6 +178,14 @@ class FakeAgent:
         self.files[path] = data
         return FileInfo(path, "file", len(data), 0.0)
 
+    @asynccontextmanager
+    async def upload(self, path: str) -> AsyncIterator["FakeUpload"]:
+        upload = FakeUpload(self, path)
+        try:
+            yield upload
+        finally:
+            self.discarded += not upload.finished
+
     async def list(self, path: str, *, recursive: bool, max_entries: int, skip: int = 0) -> Listing:
         found = [name for name in sorted(self.files) if name.startswith(path.rstrip("/") + "/")]
         entries = tuple(FileInfo(name, "file", len(self.files[name]), 0.0) for name in found[skip:])
@@ -192,6 +202,24 @@ class FakeAgent:
         self.files.update(dict.fromkeys(paths, data))
         artifacts = [Artifact(path, len(data)) for path in paths]
         self.plans[code] = [Display({"text/plain": "<Figure>"}, tuple(paths)), *artifacts, finished()]
+
+
+class FakeUpload:
+    """A file on its way to a fake agent."""
+
+    def __init__(self, agent: FakeAgent, path: str) -> None:
+        self._agent, self._path = agent, path
+        self.parts: list[bytes] = []
+        self.finished = False
+
+    async def add(self, part: bytes) -> None:
+        self.parts.append(part)
+        if sum(map(len, self.parts)) > self._agent.room:
+            raise RequestRefused("no_space", "No space left on device")
+
+    async def finish(self, part: bytes) -> FileInfo:
+        self.finished = True
+        return await self._agent.write(self._path, b"".join([*self.parts, part]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from mcp_sandbox.cli import app
 from mcp_sandbox.config import ENV_PREFIX, Settings, setting_names, variable_of
+from mcp_sandbox.rest.app import OPERATIONS
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.server import create_server
 from templates.catalogue import Catalogue
@@ -177,3 +178,8 @@ def test_a_decision_record_is_short_and_has_its_three_parts(record: Path):
     assert text.startswith(f"# {record.name[:3]}: ")
     assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
     assert len(text.splitlines()) <= DECISION_LINES
+
+
+def test_rest_md_lists_every_operation_and_no_other():
+    listed = re.findall(r"^\| `([A-Z]+ /[^`]*)` \|", text_of("docs/rest.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(f"{operation.method} {operation.path}" for operation in OPERATIONS)

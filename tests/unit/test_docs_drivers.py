@@ -95,7 +95,7 @@ def test_the_threat_model_has_a_section_for_every_driver():
     assert titles == list(DRIVERS)
 
 
-@pytest.mark.parametrize("folder", ["machines", "runs", "sandboxes", "operating", "serving"])
+@pytest.mark.parametrize("folder", ["machines", "runs", "sandboxes", "operating", "rest", "serving"])
 def test_every_module_of_the_product_is_in_its_folders_row(folder: str):
     line = next(line for line in text_of("docs/architecture.md").splitlines() if line.startswith(f"| `{folder}` |"))
     there = {path.stem for path in (ROOT / "mcp_sandbox" / folder).glob("[a-z]*.py")}

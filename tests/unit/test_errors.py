@@ -6,6 +6,7 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from mcp_sandbox.errors import (
     UnusableTemplate,
     error_types,
 )
+from mcp_sandbox.rest import next_steps as rest
 from mcp_sandbox.tools import next_steps as mcp
 from mcp_sandbox.views import with_next_step
 from tests.unit.test_docs import server_tools
@@ -78,7 +80,7 @@ def test_no_two_errors_share_a_code():
     assert len({kind.code for kind in RAISED}) == len(RAISED)
 
 
-@pytest.mark.parametrize("face", [mcp.NEXT_STEPS, cli.NEXT_STEPS], ids=["mcp", "cli"])
+@pytest.mark.parametrize("face", [mcp.NEXT_STEPS, cli.NEXT_STEPS, rest.NEXT_STEPS], ids=["mcp", "cli", "rest"])
 def test_every_face_has_words_for_every_code_and_no_others(face: Mapping[str, tuple[str, ...]]):
     assert set(face) == {kind.code for kind in RAISED}
     for kind in RAISED:
@@ -87,12 +89,18 @@ def test_every_face_has_words_for_every_code_and_no_others(face: Mapping[str, tu
         assert with_next_step(error, face).split() == " ".join([str(error), *steps]).split()
 
 
-def table() -> Iterator[tuple[str, str, str, str]]:
+def test_every_code_has_an_http_status_of_an_error():
+    assert set(rest.STATUSES) == {kind.code for kind in RAISED}
+    assert all(400 <= HTTPStatus(status) < 600 for status in rest.STATUSES.values())
+
+
+def table() -> Iterator[tuple[str, ...]]:
     """The table that docs/errors.md has."""
     for kind in RAISED:
         meaning = (kind.__doc__ or "").split("\n")[0]
-        over_mcp, on_cli = (" ".join(face[kind.code]) or "—" for face in (mcp.NEXT_STEPS, cli.NEXT_STEPS))
-        yield f"`{kind.code}`", meaning, over_mcp, on_cli
+        faces = (mcp.NEXT_STEPS, cli.NEXT_STEPS, rest.NEXT_STEPS)
+        words = [" ".join(face[kind.code]) or "—" for face in faces]
+        yield f"`{kind.code}`", meaning, str(rest.STATUSES[kind.code]), *words
 
 
 def test_the_documented_table_shows_every_code_its_meaning_and_each_faces_words():

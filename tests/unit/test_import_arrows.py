@@ -29,8 +29,9 @@ PARTS = {
     "operating": {"views", "machines", "sandboxes"} | EVERYWHERE,
     "accounts": {"operating"} | EVERYWHERE,
     "app": {"machines", "sandboxes", "operating", "web"} | EVERYWHERE,
-    "tools": {"views", "machines", "runs", "sandboxes", "web"} | EVERYWHERE,
-    "serving": {"accounts", "operating", "sandboxes", "tools", "app"} | EVERYWHERE,
+    "tools": {"views", "machines", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
+    "rest": {"views", "runs", "sandboxes", "accounts"} | EVERYWHERE,
+    "serving": {"accounts", "operating", "sandboxes", "tools", "rest", "app"} | EVERYWHERE,
     "commands": {
         "views",
         "machines",

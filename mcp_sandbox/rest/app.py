@@ -1,0 +1,60 @@
+"""The application below /api/v1."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mcp_sandbox.rest import files, runs, sandboxes
+from mcp_sandbox.rest.idempotency import Keys
+from mcp_sandbox.rest.openapi import document
+from mcp_sandbox.rest.operations import Operation
+from mcp_sandbox.rest.problems import refused
+from mcp_sandbox.sandboxes.service import SandboxService
+
+OPERATIONS: tuple[Operation[Any, Any], ...] = (*sandboxes.OPERATIONS, *runs.OPERATIONS, *files.OPERATIONS)
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+@asynccontextmanager
+async def open_rest(service: SandboxService) -> AsyncIterator[Starlette]:
+    """Open the application. Leaving it cancels requests with idempotency keys that are being carried out."""
+    async with Keys() as keys:
+        routes = [Route(path, _endpoint(there, service, keys), methods=list(there)) for path, there in _paths().items()]
+        app = Starlette(
+            routes=[Route("/openapi.json", _described()), *routes], exception_handlers={HTTPException: refused}
+        )
+        app.router.redirect_slashes = False
+        yield app
+
+
+def _paths() -> dict[str, dict[str, Operation[Any, Any]]]:
+    """Return the operations of each path by method."""
+    paths: dict[str, dict[str, Operation[Any, Any]]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = operation
+    return paths
+
+
+def _endpoint(there: Mapping[str, Operation[Any, Any]], service: SandboxService, keys: Keys) -> Answer:
+    async def answer(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await there[method].answer(service, keys, request)
+
+    return answer
+
+
+def _described() -> Answer:
+    content = json.dumps(document(OPERATIONS))
+
+    async def answer(_request: Request) -> Response:
+        return Response(content, media_type="application/json")
+
+    return answer
