@@ -1,7 +1,7 @@
 """The application below /api/v1."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,18 +27,20 @@ Answer = Callable[[Request], Awaitable[Response]]
 async def open_rest(service: SandboxService) -> AsyncIterator[Starlette]:
     """Open the application. Leaving it cancels requests with idempotency keys that are being carried out."""
     async with Keys() as keys:
-        routes = [Route(path, _endpoint(there, service, keys), methods=list(there)) for path, there in _paths().items()]
+        offered = [each for each in OPERATIONS if each.method == "GET" or not service.settings.read_only]
+        paths = _paths(offered).items()
+        routes = [Route(path, _endpoint(there, service, keys), methods=list(there)) for path, there in paths]
         app = Starlette(
-            routes=[Route("/openapi.json", _described()), *routes], exception_handlers={HTTPException: refused}
+            routes=[Route("/openapi.json", _described(offered)), *routes], exception_handlers={HTTPException: refused}
         )
         app.router.redirect_slashes = False
         yield app
 
 
-def _paths() -> dict[str, dict[str, Operation[Any, Any]]]:
+def _paths(operations: Iterable[Operation[Any, Any]]) -> dict[str, dict[str, Operation[Any, Any]]]:
     """Return the operations of each path by method."""
     paths: dict[str, dict[str, Operation[Any, Any]]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = operation
     return paths
 
@@ -51,8 +53,8 @@ def _endpoint(there: Mapping[str, Operation[Any, Any]], service: SandboxService,
     return answer
 
 
-def _described() -> Answer:
-    content = json.dumps(document(OPERATIONS))
+def _described(operations: Iterable[Operation[Any, Any]]) -> Answer:
+    content = json.dumps(document(operations))
 
     async def answer(_request: Request) -> Response:
         return Response(content, media_type="application/json")

@@ -176,6 +176,14 @@ async def test_an_unknown_path_and_method_are_problems_too(client: httpx2.AsyncC
     problem(await client.get(f"/sandboxes/{'x' * 65}"), 400, "bad_request")
 
 
+async def test_a_read_only_server_changes_nothing(provider: FakeProvider):
+    async with rest_over(provider, Settings(read_only=True)) as app, client_of(app) as client:
+        problem(await client.post("/sandboxes"), 405, None)
+        problem(await client.post("/runs", json={"code": "1"}), 404, None)
+        assert (await client.get("/sandboxes")).status_code == 200
+    assert provider.agents == []
+
+
 async def test_a_bug_is_a_problem_without_details(client: httpx2.AsyncClient, box: str, monkeypatch, caplog):
     def broken(*_args: object, **_more: object) -> None:
         raise RuntimeError("secret")
