@@ -32,6 +32,17 @@ FOR_OPERATORS = (
 
 # 409, 429 and 503: nothing was done, and the same request may succeed later.
 ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "web_unavailable": (503, (AGAIN, f"If it keeps failing: {OPERATOR.lower()} run `mcp-sandbox doctor`.")),
+    "fetch_failed": (502, ("Try another address, or again later.",)),
+    "fetch_dns": (502, ("Check the spelling of the host.",)),
+    "fetch_tls": (502, (f"If the site is to be trusted, {OPERATOR.lower()} add its authority with `web.ca_file`.",)),
+    "fetch_refused": (403, ("Use another address; the operator decides what may be reached.",)),
+    "fetch_too_large": (413, (f"{OPERATOR} raise `web.max_bytes`.",)),
+    "fetch_timeout": (504, ("Try again later.",)),
+    "fetch_http_status": (502, ("Check the address.",)),
+    "fetch_robots": (403, ("Use another source.",)),
+    "search_not_set_up": (501, (f"{OPERATOR} set up a search provider.",)),
+    "search_failed": (502, ("Try again later, or with other words.",)),
     "sandbox_not_found": (404, (NEW_SANDBOX,)),
     "sandbox_closed": (410, (NEW_SANDBOX,)),
     "sandbox_expired": (410, (NEW_SANDBOX,)),

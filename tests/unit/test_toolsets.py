@@ -17,7 +17,15 @@ from mcp_sandbox.serving.toolsets import FAMILIES, GROUPS, UnknownTool
 from tests.unit.fakes import FACTS, FakeProvider
 
 SNAPSHOT = Path(__file__).with_name("tool_schemas.json")
-READ_ONLY = {"list_sandboxes", "read_output", "read_file", "list_files", "read_artifact", "list_artifacts"}
+READ_ONLY = {
+    "web_search",
+    "list_sandboxes",
+    "read_output",
+    "read_file",
+    "list_files",
+    "read_artifact",
+    "list_artifacts",
+}
 
 
 async def described(settings: Settings) -> dict[str, Any]:
