@@ -86,6 +86,7 @@ def download(size):
             left -= got
         return size / 1e6 / (time.perf_counter() - began)
 def share(count, seconds):
+    threading.stack_size(1 << 18)  # the stacks of so many threads are more than the memory of a process may be
     got, ready, until = [0] * count, threading.Barrier(count), [0.0]
     def read(number):
         buffer = bytearray(1 << 16)
