@@ -18,13 +18,15 @@ from rich.table import Column, Table
 
 from mcp_sandbox.commands import template_build
 from mcp_sandbox.commands.common import SERVER_ARGS, environment, report_errors, run_of, text_of
+from mcp_sandbox.commands.demo_site import TABLE_PATH, demo_site
 from mcp_sandbox.commands.doctor import examine
 from mcp_sandbox.commands.doctor_view import show_verdict
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.machines.web import TEMPLATE as WEB_TEMPLATE
 from mcp_sandbox.private import users_umask
 from mcp_sandbox.serving.lifetime import run_command
-from mcp_sandbox.views import ArtifactList, SandboxList, SandboxView
+from mcp_sandbox.views import PAGE_META, ArtifactList, PageView, SandboxList, SandboxView
 from vmm.process_table import ProcessId, children_of, is_alive, of_pid, own_child
 
 TOUR_S = 180.0  # it takes seconds, but far longer on a busy host under emulation
@@ -43,6 +45,9 @@ plt.figure(figsize=(6, 3))
 plt.plot(walk.day, walk.price)
 plt.title("90 days of chance")
 plt.show()"""
+FROM_WEB = """\
+rain = pd.read_csv({path!r}).set_index("station")   # this sandbox is offline
+rain.sum(axis=1).sort_values()"""
 FRESH = '"numbers" in globals()   # nothing is shared between sandboxes'
 
 out = Console(highlight=False)
@@ -90,16 +95,20 @@ async def _demo(settings: Settings) -> int:
     show_verdict(report, out)
     if not report.ready:
         return 1
-    with anyio.fail_after(TOUR_S):
-        machines, timings = await _tour(settings)
+    web = settings.web_tools and any(template.name == WEB_TEMPLATE and template.built for template in report.templates)
+    with anyio.fail_after(TOUR_S), demo_site() as (address, reachable):
+        machines, timings = await _tour(settings.changed(reachable), address if web else None)
     _show_timings(timings)
     left = sum(is_alive(machine) for machine in machines)
     out.print(f"{'[green]✓[/]' if left == 0 else '[red]✗[/]'} [bold]{left} machines left[/]")
     return 0 if left == 0 else 1
 
 
-async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timing]]:
-    """Start a server, call its tools, and return the machines that ran and the timings."""
+async def _tour(settings: Settings, site: str | None) -> tuple[set[ProcessId], list[Timing]]:
+    """Start a server, call its tools, and return the machines that ran and the timings.
+
+    With the address of a site, a table of it is fetched and analysed.
+    """
     began = time.perf_counter()
     parameters = StdioServerParameters(command=sys.executable, args=list(SERVER_ARGS), env=environment(settings))
     async with Client(parameters) as client:
@@ -119,6 +128,10 @@ async def _tour(settings: Settings) -> tuple[set[ProcessId], list[Timing]]:
         await tour.run(sandbox_id, "a pandas table", TABLE)
         await tour.run(sandbox_id, "a matplotlib chart", FIGURE)
         await tour.save_chart(sandbox_id, CHART)
+        if site is not None:
+            await tour.run(sandbox_id, "the table of the web", await tour.fetch(sandbox_id, site))
+        else:
+            out.print(f"\n`mcp-sandbox template build {WEB_TEMPLATE}` adds a step with the web tools.")
         await tour.run(None, "a one-off run in a fresh sandbox", FRESH)
         await tour.close(sandbox_id)
         return machines | _children(server), tour.timings
@@ -179,6 +192,19 @@ class Tour:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         out.print(f"  {escape(chart)} ({len(data):,} bytes) saved as [bold]{path.absolute()}[/]", soft_wrap=True)
+
+    async def fetch(self, sandbox_id: str, site: str) -> str:
+        """Read a page, fetch the table it names into the sandbox, and return code that analyses it."""
+        _headline("fetch_url: a page, and a table for the sandbox")
+        page = await self._call("fetch a page", "fetch_url", {"url": f"{site}/"})
+        out.print(Padding(escape(text_of(page).strip()), (0, 2)))
+        arguments = {"url": site + TABLE_PATH, "sandbox_id": sandbox_id}
+        table = await self._call("fetch a table", "fetch_url", arguments)
+        saved = PageView.model_validate({**(table.meta or {})[PAGE_META], "text": None}, strict=False).saved
+        if saved is None:
+            raise DemoFailed("fetch_url saved no file.")
+        out.print(f"  {TABLE_PATH} is {saved.path} in the sandbox")
+        return FROM_WEB.format(path=saved.path)
 
     async def close(self, sandbox_id: str) -> None:
         """Close the sandbox and check that the server no longer lists it."""

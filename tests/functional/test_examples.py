@@ -1,6 +1,7 @@
 """Each example does what its docstring says, on real machines."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def call(directory: Path, *argv: str, limit_s: float | None = None) -> str:
 
 
 def test_every_example_is_tested_here():
-    tested = {"cpp_cases.py", "mcp_client.py", "run_once.sh", "when_code_misbehaves.py"}
+    tested = {"cpp_cases.py", "mcp_client.py", "run_once.sh", "web_to_table.py", "when_code_misbehaves.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
 
 
@@ -66,3 +67,11 @@ def test_a_program_in_cpp_is_judged_case_by_case(tmp_path: Path):
         "3: runtime error, SIGFPE",
     ):
         assert words in text
+
+
+def test_a_table_of_the_web_is_analysed_in_an_offline_sandbox(tmp_path: Path):
+    call(tmp_path, "mcp-sandbox", "template", "build", "websearch-tools", limit_s=BUILD_S)
+    text = call(tmp_path, sys.executable, str(EXAMPLES / "web_to_table.py"))
+    assert "less rain than in any year since 1976" in text
+    assert "delete all files" not in text
+    assert re.search(r"Hof +459\nAu +526\nBerg +646", text)

@@ -9,7 +9,19 @@ from rich.console import Console
 
 from guest.errors import GuestError, first_error
 from mcp_sandbox.app import open_host
-from mcp_sandbox.commands.bench import calls, compiling, connect, cpu, fork, machines, neighbour, pool, soak, tunnel
+from mcp_sandbox.commands.bench import (
+    calls,
+    compiling,
+    connect,
+    cpu,
+    fetch,
+    fork,
+    machines,
+    neighbour,
+    pool,
+    soak,
+    tunnel,
+)
 from mcp_sandbox.commands.bench.results import Findings, Part, Report, show
 from mcp_sandbox.commands.bench.subject import FULL, QUICK, Plan, Subject
 from mcp_sandbox.commands.common import report_errors
@@ -53,6 +65,7 @@ TOPICS = {
     "connect": Topic(connect.measure, _all),
     "neighbour": Topic(neighbour.measure, _all),
     "tunnel": Topic(tunnel.measure, _all),
+    "fetch": Topic(fetch.measure, _all),
     "cpu": Topic(cpu.measure, _native_cpu),
     "compile": Topic(compiling.measure, _native_cpu),
     "pool": Topic(pool.measure, _snapshots),
