@@ -18,7 +18,7 @@ from websearch import dial
 from websearch.access import Access, Caller, LimitReached
 from websearch.addresses import IPAddress
 from websearch.authority import Authority, BadAuthority, parse_authority
-from websearch.client_hello import ClientHello, NotTls, parse_client_hello
+from websearch.client_hello import ClientHello, HelloReader, NotTls
 from websearch.forwarding import forward, relay
 from websearch.http_peer import HttpPeer, end_to_end
 from websearch.policy import Policy, Request, Surroundings, Verdict, decide, decide_name, decide_tls, refused
@@ -238,13 +238,13 @@ def _require(verdict: Verdict, status: int) -> None:
 
 async def _first_bytes(guest: HttpPeer) -> tuple[bytes, ClientHello | None]:
     """Return the first bytes of a tunnel, and the ClientHello in them, if they are TLS."""
-    data = guest.unread
+    reader, more = HelloReader(), guest.unread
     with anyio.fail_after(HELLO_S):
         while True:
             try:
-                hello = parse_client_hello(data)
+                hello = reader.feed(more)
             except NotTls:
-                return data, None
+                return bytes(reader.data), None
             if hello is not None:
-                return data, hello
-            data += await guest.stream.receive()
+                return bytes(reader.data), hello
+            more = await guest.stream.receive()

@@ -8,6 +8,7 @@ HANDSHAKE, CLIENT_HELLO = 22, 1
 SERVER_NAME, ENCRYPTED_HELLO = 0, 0xFE0D  # extensions
 HOST_NAME = 0
 MAX_RECORD = 16 * 1024
+MAX_RECORDS = 64  # of one ClientHello; clients that hide the name from filters use a few
 MAX_HELLO = 32 * 1024  # bytes; with post-quantum keys a ClientHello has about 2 KiB
 
 
@@ -25,27 +26,49 @@ class ClientHello:
 
 def parse_client_hello(data: bytes) -> ClientHello | None:
     """Return the ClientHello at the beginning of `data`, or None if more bytes are needed. Raises NotTls."""
-    message = b""
-    rest = data
-    while True:
-        if rest[:1] not in (b"", bytes([HANDSHAKE])) or len(message) > MAX_HELLO:
+    return HelloReader().feed(data)
+
+
+class HelloReader:
+    """Reads a ClientHello as its bytes arrive, each of them once."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()  # all that has arrived
+        self._message = bytearray()  # what the whole records in it carry
+        self._at = 0  # where the next record begins
+        self._records = 0
+
+    def feed(self, more: bytes) -> ClientHello | None:
+        """Take further bytes; returns the ClientHello once it is complete. Raises NotTls."""
+        self.data += more
+        while (record := self._next_record()) is not None:
+            self._message += record
+            if self._message[0] != CLIENT_HELLO:
+                raise NotTls("not a ClientHello")
+            whole = 4 + int.from_bytes(self._message[1:4], "big")
+            if whole > MAX_HELLO:
+                raise NotTls(f"a ClientHello of {whole} bytes")
+            if len(self._message) >= max(4, whole):
+                return _parse(bytes(self._message[4:whole]))
+        return None
+
+    def _next_record(self) -> bytes | None:
+        """Return what the next record carries, or None if it is not complete. Raises NotTls."""
+        if len(self.data) > self._at and self.data[self._at] != HANDSHAKE:
             raise NotTls("not a TLS handshake")
-        if len(rest) < RECORD.size:
+        if len(self.data) < self._at + RECORD.size:
             return None
-        _, version, size = RECORD.unpack_from(rest)
+        _, version, size = RECORD.unpack_from(self.data, self._at)
         if version >> 8 != 3 or not 0 < size <= MAX_RECORD:
             raise NotTls("not a TLS record")
-        message += rest[RECORD.size : RECORD.size + size]
-        if message[:1] not in (b"", bytes([CLIENT_HELLO])):
-            raise NotTls("not a ClientHello")
-        whole = 4 + int.from_bytes(message[1:4], "big")
-        if whole > MAX_HELLO:
-            raise NotTls(f"a ClientHello of {whole} bytes")
-        if len(message) >= 4 and len(message) >= whole:
-            return _parse(message[4:whole])
-        rest = rest[RECORD.size + size :]
-        if not rest:
+        begin, end = self._at + RECORD.size, self._at + RECORD.size + size
+        if len(self.data) < end:
             return None
+        self._at = end
+        self._records += 1
+        if self._records > MAX_RECORDS:
+            raise NotTls(f"a ClientHello in more than {MAX_RECORDS} records")
+        return bytes(self.data[begin:end])
 
 
 def _parse(body: bytes) -> ClientHello:

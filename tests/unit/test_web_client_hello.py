@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from websearch.client_hello import ClientHello, NotTls, parse_client_hello
+from websearch.client_hello import MAX_RECORDS, ClientHello, HelloReader, NotTls, parse_client_hello
 
 
 def hello(server_name: str | None) -> bytes:
@@ -61,11 +61,25 @@ def test_every_beginning_of_a_client_hello_needs_more_bytes():
     assert {parse_client_hello(data[:size]) for size in range(len(data))} == {None}
 
 
-@pytest.mark.parametrize("size", [1, 3, 50, 300])
+@pytest.mark.parametrize("size", [50, 300])
 def test_a_client_hello_in_several_records_is_put_together(size):
     data = in_records(hello("example.com"), size)
     assert parse_client_hello(data) == ClientHello("example.com", False)
     assert {parse_client_hello(data[:end]) for end in range(len(data))} == {None}
+
+
+def test_a_client_hello_is_read_as_its_bytes_arrive():
+    reader, data = HelloReader(), in_records(hello("example.com"), 100)
+    answers = [reader.feed(bytes([byte])) for byte in data]
+    assert answers == [None] * (len(data) - 1) + [ClientHello("example.com", False)]
+    assert reader.data == data
+
+
+def test_a_client_hello_in_very_many_records_is_refused():
+    data = in_records(hello("example.com"), 1)
+    assert parse_client_hello(data[: 6 * MAX_RECORDS]) is None
+    with pytest.raises(NotTls, match="records"):
+        parse_client_hello(data[: 6 * (MAX_RECORDS + 1)])
 
 
 def test_what_follows_a_client_hello_is_ignored():
