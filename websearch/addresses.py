@@ -61,6 +61,13 @@ def kind_of(address: IPAddress) -> str | None:
     return None if address in MAPPED or address in NAT64 else "reserved"
 
 
+def forms_of(address: IPAddress) -> Iterator[IPAddress]:
+    """Return an address and the IPv4 addresses that it carries: where a connection to it may end."""
+    yield address
+    if isinstance(address, IPv6Address):
+        yield from embedded(address)
+
+
 def embedded(address: IPv6Address) -> Iterator[IPv4Address]:
     """Return the IPv4 addresses that an IPv6 address carries: mapped, translated, 6to4, Teredo, ISATAP."""
     number = int(address)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from websearch.addresses import IPAddress, kind_of
+from websearch.addresses import IPAddress, forms_of, kind_of
 from websearch.authority import Authority, BadAuthority, normalise_name
 from websearch.client_hello import ClientHello
 
@@ -201,7 +201,7 @@ def _decide_address(policy: Policy, host: str, address: IPAddress, surroundings:
         return Verdict(True, f"network:{network}")
     if kind:
         return refused(f"address-{kind}", f"{host} is at {address}, which is not public ({kind})")
-    if address in surroundings.own:
+    if any(form in surroundings.own for form in forms_of(address)):
         return refused("address-host", f"{host} is at {address}, which is this host")
     return Verdict(True, "")
 

@@ -209,6 +209,13 @@ def test_the_hosts_own_addresses_are_refused():
     assert verdict.rule == "address-host"
 
 
+@pytest.mark.parametrize("form", ["::ffff:93.184.216.34", "64:ff9b::93.184.216.34", "2002:5db8:d822::1"])
+def test_the_hosts_own_address_is_refused_in_an_ipv6_form(form):
+    own = Surroundings(own={PUBLIC})
+    assert decide(Policy(), tunnel("example.com"), [ip_address(form)], own).rule == "address-host"
+    assert decide(Policy(), tunnel(f"[{form}]"), [ip_address(form)], own).rule == "address-host"
+
+
 def test_the_proxy_itself_is_refused():
     proxy = parse_authority("proxy.example.com:443")
     verdict = decide(Policy(), Request(proxy, "http"), [PUBLIC], Surroundings(bridge={proxy}))
