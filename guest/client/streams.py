@@ -83,7 +83,7 @@ class GuestStream(ByteStream):
             with anyio.CancelScope(shield=True):
                 try:
                     await self._frame("reset")
-                except GuestError:
+                except anyio.BrokenResourceError:
                     pass
                 finally:
                     self._end()
@@ -121,7 +121,11 @@ class GuestStream(ByteStream):
             raise anyio.ClosedResourceError
 
     async def _frame(self, what: str, body: bytes = b"", **fields: int) -> None:
-        await self._send_frame({"stream": self._number, "do": what, **fields}, body)
+        """Send a frame. Raises BrokenResourceError, as byte streams do, if the machine is gone."""
+        try:
+            await self._send_frame({"stream": self._number, "do": what, **fields}, body)
+        except GuestError as error:
+            raise anyio.BrokenResourceError from error
 
     def _finish(self) -> None:
         if self._in_ended and self._out_ended:

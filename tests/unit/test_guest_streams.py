@@ -13,7 +13,7 @@ from guest.agent import tunnel
 from guest.agent.loop import Link, Loop
 from guest.client.channel import Channel
 from guest.client.streams import MAX_WINDOW, SPARE, GuestStream, ServeStream, Streams
-from guest.errors import ProtocolError
+from guest.errors import AgentGone, ProtocolError
 from guest.protocol import Frame, encode
 from guest.streams import CHUNK, MAX_STREAMS, OPEN_BURST, OPENS_PER_S, WINDOW, OpenRate
 from tests.waiting import HANG_S
@@ -340,6 +340,17 @@ async def test_an_open_stream_breaks_when_the_machine_is_gone():
             theirs.close()
             await channel.read()
     assert outcome == ["broken"]
+
+
+@pytest.mark.parametrize("act", [lambda stream: stream.send(b"x"), lambda stream: stream.send_eof()])
+async def test_sending_breaks_when_the_machine_is_gone(act):
+    async def send(_header: dict[str, object], _body: bytes) -> None:
+        raise AgentGone("the stream to the agent is closed")
+
+    stream = GuestStream(1, send, lambda _number: None, lambda: 0)
+    with pytest.raises(anyio.BrokenResourceError):
+        await act(stream)
+    await stream.aclose()
 
 
 def test_openings_have_a_rate():
