@@ -7,7 +7,7 @@ The bridge listens nowhere. Guests reach it over streams of their agent channel.
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import anyio
 import h11
@@ -191,7 +191,7 @@ class Bridge:
     # ---------------------------------------------------------------- plain requests
 
     async def _forward(self, guest: HttpPeer, request: h11.Request, access: Access) -> None:
-        url = urlsplit(request.target.decode("ascii"))
+        url = _split(request.target)
         if url.scheme not in ("http", "https"):
             raise Refusal(BAD_REQUEST, refused("scheme", "send CONNECT, or a request for an http:// address"))
         secure = url.scheme == "https"
@@ -229,6 +229,14 @@ class Bridge:
         port = HTTPS_PORT if scheme == "https" else HTTP_PORT
         if [parse_authority(host, port) for host in hosts] != [target]:
             raise Refusal(FORBIDDEN, refused("host-mismatch", "the Host header names another host than the address"))
+
+
+def _split(target: bytes) -> SplitResult:
+    """Return the parts of a request's target. Raises BadAuthority."""
+    try:
+        return urlsplit(target.decode("ascii"))
+    except ValueError as error:
+        raise BadAuthority("host-syntax", "the target is not an address") from error
 
 
 def _require(verdict: Verdict, status: int) -> None:

@@ -178,6 +178,7 @@ async def test_a_refusal_names_its_rule_in_the_first_line(world):
         ("CONNECT site.test:22 HTTP/1.1\r\nHost: site.test:22", "port"),
         ("GET http://0x7f.1/ HTTP/1.1\r\nHost: 0x7f.1", "ip-notation"),
         ("GET http://site.test@127.0.0.1/ HTTP/1.1\r\nHost: site.test", "host-syntax"),
+        ("GET http://[ HTTP/1.1\r\nHost: site.test", "host-syntax"),
         ("GET http://site.test/ HTTP/1.1\r\nHost: other.test", "host-mismatch"),
         ("GET http://site.test/ HTTP/1.1\r\nHost: site.test:8080", "host-mismatch"),
         ("GET https://site.test/ HTTP/1.1\r\nHost: site.test", "scheme"),
