@@ -141,7 +141,7 @@ class Bridge:
         target = request.authority
         access.target = str(target)
         _require(self._ledger.request(access.caller.owner), TOO_MANY)
-        access.verdict = decide_name(self._policy, request)
+        access.verdict = decide_name(self._policy, request, self._surroundings)
         addresses: Sequence[IPAddress] = []
         if access.verdict.allowed:
             addresses = [target.address] if target.address is not None else await self._look_up(request)
@@ -205,8 +205,8 @@ class Bridge:
         path = (url.path or "/") + (f"?{url.query}" if url.query else "")
         upstream = None if secure else self._upstream(asked)
         headers = end_to_end(request.headers)
-        if upstream is not None:  # an ordinary proxy takes the whole address
-            path = request.target.decode("ascii")
+        if upstream is not None:  # it takes the whole address, of which it must read no other host than we did
+            path = f"http://{target}{path}"
             headers += [(name.encode(), value.encode()) for name, value in upstream.headers()]
             stream = await dial.connect_to_proxy(upstream)
         else:

@@ -90,12 +90,10 @@ def decide(
 ) -> Verdict:
     """Decide about a request whose host has these addresses. One bad address refuses all of them."""
     surroundings = surroundings or Surroundings()
-    name = decide_name(policy, request)
+    name = decide_name(policy, request, surroundings)
     if not name.allowed:
         return name
     target = request.authority
-    if target in surroundings.bridge:
-        return refused("bridge", f"{target} is the proxy itself")
     if not addresses:
         return refused("no-address", f"{target.host} has no address")
     rule = name.rule
@@ -109,9 +107,11 @@ def decide(
     return Verdict(True, rule)
 
 
-def decide_name(policy: Policy, request: Request) -> Verdict:
+def decide_name(policy: Policy, request: Request, surroundings: Surroundings | None = None) -> Verdict:
     """Decide about what is known before a name is looked up: looking it up could already carry data out."""
     target = request.authority
+    if surroundings is not None and target in surroundings.bridge:
+        return refused("bridge", f"{target} is the proxy itself")
     if _is_service(policy, target):
         return Verdict(True, "service")
     if target.port not in policy.ports:
@@ -119,20 +119,7 @@ def decide_name(policy: Policy, request: Request) -> Verdict:
         return refused("port", f"port {target.port} is not allowed; allowed: {ports}")
     if target.address is not None:
         return _decide_literal(policy, target)
-    if pattern := matching(policy.deny, target.host):
-        return refused("domain-denied", f"{target.host} is denied by {pattern}")
-    allowed = matching(policy.allow or (), target.host)
-    if policy.allow is not None and not allowed:
-        return refused("domain-not-allowed", f"{target.host} is not among the allowed domains")
-    if policy.only is not None and not matching(policy.only, target.host):
-        return refused("domain-not-requested", f"{target.host} is not among the domains that were asked for")
-    if allowed == target.host:  # the operator named exactly this host
-        return Verdict(True, f"domain:{allowed}")
-    if "." not in target.host or target.host.rpartition(".")[2] in INTERNAL:
-        return refused("host-internal", f"{target.host} is a name of a private network")
-    if carries_data(target.host):
-        return refused("dns-label", f"{target.host[:80]} looks like data rather than a name")
-    return Verdict(True, f"domain:{allowed}" if allowed else "public")
+    return _decide_domain(policy, target.host)
 
 
 def decide_tls(policy: Policy, host: str, hello: ClientHello | None) -> Verdict:
@@ -181,6 +168,23 @@ def _is_random(label: str) -> bool:
     switches = len(re.findall(r"[a-z](?=[0-9])|[0-9](?=[a-z])", label))
     vowels = len(re.findall(r"[aeiouy]", label))
     return switches > MAX_SWITCHES or ("-" not in label and vowels * MIN_VOWELS < len(label))
+
+
+def _decide_domain(policy: Policy, host: str) -> Verdict:
+    if pattern := matching(policy.deny, host):
+        return refused("domain-denied", f"{host} is denied by {pattern}")
+    allowed = matching(policy.allow or (), host)
+    if policy.allow is not None and not allowed:
+        return refused("domain-not-allowed", f"{host} is not among the allowed domains")
+    if policy.only is not None and not matching(policy.only, host):
+        return refused("domain-not-requested", f"{host} is not among the domains that were asked for")
+    if allowed == host:  # the operator named exactly this host
+        return Verdict(True, f"domain:{allowed}")
+    if "." not in host or host.rpartition(".")[2] in INTERNAL:
+        return refused("host-internal", f"{host} is a name of a private network")
+    if carries_data(host):
+        return refused("dns-label", f"{host[:80]} looks like data rather than a name")
+    return Verdict(True, f"domain:{allowed}" if allowed else "public")
 
 
 def _decide_literal(policy: Policy, target: Authority) -> Verdict:

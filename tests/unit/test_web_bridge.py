@@ -13,6 +13,8 @@ from tests.unit.test_web_client_hello import hello
 from tests.web.sites import answering, head_of, serving, serving_tls, trusting
 from tests.web.world import World, forget_proxies
 from websearch.access import Caller
+from websearch.authority import parse_authority
+from websearch.policy import Surroundings
 from websearch.quotas import Quotas
 from websearch.secrets import Secret
 
@@ -332,6 +334,26 @@ async def test_connections_go_through_the_hosts_own_proxy(world, monkeypatch):
     assert seen[0].startswith(b"CONNECT far.test:443 HTTP/1.1\r\n")
     assert b"Authorization: Basic dXNlcjpwYXNzQA==" in seen[0]
     assert world.lookups == ["far.test"]
+
+
+async def test_the_hosts_own_proxy_is_asked_for_the_host_that_was_decided_about(world, monkeypatch):
+    seen: list[bytes] = []
+    async with serving(answering(PLAIN, seen)) as port:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port}")
+        request = b"GET http://far.test#@evil.test/ HTTP/1.1\r\nHost: far.test\r\nConnection: close\r\n\r\n"
+        assert (await ask(world, request)).endswith(b"hello")
+    assert seen[0].startswith(b"GET http://far.test:80/ HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "rule"), [("proxy.test:443", "bridge"), ("far.test:22", "port"), ("bad.test:443", "domain-denied")]
+)
+async def test_what_only_the_hosts_own_proxy_can_look_up_is_decided_by_name(world, monkeypatch, target, rule):
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.test:443")
+    world.policy = {"deny": ["bad.test"]}
+    world.surroundings = Surroundings(bridge={parse_authority("proxy.test:443")})
+    await ask(world, f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+    assert world.rules == [rule]
 
 
 async def test_the_hosts_own_proxy_is_not_asked_for_private_names(world, monkeypatch):
