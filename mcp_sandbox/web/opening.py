@@ -1,9 +1,10 @@
 """Puts the web tools together: a machine, the bridge that it reaches the web through, and what callers ask for."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from mcp_sandbox.config import WebSettings
+from mcp_sandbox.config import ConfigError, WebSettings
 from mcp_sandbox.web.searching import providers_of
 from mcp_sandbox.web.web import Web
 from websearch import dial
@@ -29,6 +30,7 @@ async def open_web(
     policy, ledger = settings.policy(), Ledger(settings.quotas())
     providers = providers_of(settings)
     secrets = secrets_of(providers)
+    tls = _tls(settings.certificates()) if secrets else None
     # A page that takes over the process that reads it can use neither the keys nor the operator's own search engine.
     for_searches = policy.model_copy(update={"services": services_of(providers)})
 
@@ -40,11 +42,23 @@ async def open_web(
             surroundings=surroundings(),
             secrets=secrets if searches else None,
             resolver=resolver,
+            tls=tls,
             on_access=on_access,
         )
 
     async with Singleton(source, open_bridge, _limits(settings)) as jobs:
         yield Web(jobs, settings, providers)
+
+
+def _tls(certificates: str | None) -> ssl.SSLContext:
+    """Return how the bridge checks the servers that get a key. To read all authorities takes long: it is done once."""
+    context = ssl.create_default_context()
+    try:
+        if certificates is not None:
+            context.load_verify_locations(cadata=certificates)
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"web.ca_file has no certificates: {error}") from error
+    return context
 
 
 def _limits(settings: WebSettings) -> Limits:
