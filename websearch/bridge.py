@@ -175,6 +175,8 @@ class Bridge:
             pass
         request = Request(target, "tunnel")
         addresses = await self._admit(request, access)
+        if target.address is not None:  # TLS names no server then (RFC 6066): say so while the guest still listens
+            _require(decide_tls(self._policy, target.host, ClientHello(None, False)), FORBIDDEN)
         server = await self._connect(request, addresses)
         try:
             await guest.send(ESTABLISHED)

@@ -164,6 +164,13 @@ async def test_a_tunnel_to_another_server_than_it_names_carries_nothing(world, f
     assert b"".join(received) == b""
 
 
+async def test_a_tunnel_to_an_address_is_refused_at_once_because_tls_names_no_server(world):
+    world.ports = {1}
+    answer = await ask(world, b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 403 refused by mcp-sandbox: tls-no-sni\r\n")
+    assert world.rules == ["tls-no-sni"]
+
+
 async def test_a_refusal_names_its_rule_in_the_first_line(world):
     world.policy = {"allow": ["site.test"]}
     answer = await ask(world, b"CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n")
