@@ -102,7 +102,7 @@ class Search:
         self._certificates = certificates
         self._providers = tuple(providers)
         self._merge = merge
-        self._cache: ExpiringCache[SearchRequest, SearchAnswer] = ExpiringCache(cache_s, CACHED)
+        self._cache: ExpiringCache[tuple[str, SearchRequest], SearchAnswer] = ExpiringCache(cache_s, CACHED)
 
     async def search(self, request: SearchRequest, caller: Caller) -> SearchAnswer:
         """Return the results of the first provider that answers, or of all of them.
@@ -114,11 +114,12 @@ class Search:
         """
         if not self._providers:
             raise NoProvider
-        if (kept := self._cache.get(request)) is not None:
+        key = caller.owner, request  # whether others have searched for it is nobody's business
+        if (kept := self._cache.get(key)) is not None:
             return replace(kept, cached=True)
         answer = await (self._ask_all(request, caller) if self._merge else self._ask_in_turn(request, caller))
         if not answer.errors:  # a provider that failed is worth another try
-            self._cache.put(request, answer)
+            self._cache.put(key, answer)
         return answer
 
     async def probe(self, caller: Caller) -> dict[str, EngineError | None]:

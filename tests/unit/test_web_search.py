@@ -170,15 +170,21 @@ async def test_a_merged_answer_without_one_provider_is_partial():
     assert (answer.providers, answer.partial, [e.engine for e in answer.errors]) == (("brave",), True, ["exa"])
 
 
-async def test_the_same_search_is_answered_from_the_cache_for_every_owner():
+async def test_the_same_search_of_an_owner_is_answered_from_the_cache():
     jobs = FakeJobs(brave=results(1))
     search = Search(jobs, [BRAVE])
     first = await search.search(REQUEST, ADA)
-    second = await search.search(REQUEST, BOB)
-    await search.search(REQUEST.model_copy(update={"page": 2}), BOB)
+    second = await search.search(REQUEST, ADA)
+    await search.search(REQUEST.model_copy(update={"page": 2}), ADA)
     assert second.results == first.results
     assert second.cached
     assert jobs.asked == ["brave", "brave"]
+
+
+async def test_no_owner_learns_what_others_searched_for():
+    search = Search(FakeJobs(brave=results(1)), [BRAVE])
+    await search.search(REQUEST, ADA)
+    assert not (await search.search(REQUEST, BOB)).cached
 
 
 async def test_an_answer_with_errors_is_not_kept():
