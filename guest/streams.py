@@ -35,3 +35,7 @@ class OpenRate:
             return False
         self._left -= 1
         return True
+
+    def give_back(self) -> None:
+        """Take back the opening that was counted last: there was none."""
+        self._left += 1

@@ -46,6 +46,7 @@ class Tunnel:
         self._loop = loop
         self._channel = channel
         self._listening: list[socket.socket] = []
+        self._delayed: set[socket.socket] = set()  # those that accept again when the rate allows it
         self._open: dict[int, Connection] = {}
         self._last = 0
         self._rate = OpenRate(time.monotonic())
@@ -108,17 +109,27 @@ class Tunnel:
     def _accept(self, listening: socket.socket, _events: int = 0) -> None:
         while listening in self._listening and len(self._open) < MAX_STREAMS:
             if not self._rate.take(time.monotonic()):
-                self._loop.later(1 / OPENS_PER_S, partial(self._accept, listening))
+                self._accept_later(listening)
                 return
             try:
                 peer, _ = listening.accept()
             except OSError:  # none is waiting, or the one that was is gone
+                self._rate.give_back()
                 return
             peer.setblocking(False)
             self._last += 1
             connection = self._open[self._last] = Connection(self._last, peer)
             self._send(connection, "open")
             self._loop.add(peer.fileno(), partial(self._ready, connection), EVENTS)
+
+    def _accept_later(self, listening: socket.socket) -> None:
+        def accept() -> None:
+            self._delayed.discard(listening)
+            self._accept(listening)
+
+        if listening not in self._delayed:
+            self._delayed.add(listening)
+            self._loop.later(1 / OPENS_PER_S, accept)
 
     def _ready(self, connection: Connection, events: int) -> None:
         if events & select.EPOLLOUT:

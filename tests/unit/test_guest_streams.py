@@ -2,8 +2,9 @@
 
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext, suppress
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -351,6 +352,40 @@ async def test_sending_breaks_when_the_machine_is_gone(act):
     with pytest.raises(anyio.BrokenResourceError):
         await act(stream)
     await stream.aclose()
+
+
+@pytest.fixture
+def idle_agent(place) -> Iterator[Agent]:
+    """An agent whose loop does not run: a test calls what the loop would."""
+    ours, theirs = socket.socketpair()
+    agent = Agent(theirs)
+    yield agent
+    agent.tunnel.close()
+    agent.link.close()
+    ours.close()
+
+
+def test_looking_for_connections_that_do_not_come_costs_none_of_the_rate(idle_agent, place, monkeypatch):
+    monkeypatch.setattr(tunnel, "time", SimpleNamespace(monotonic=lambda: 0.0))  # so that the rate does not recover
+    idle_agent.tunnel._rate = OpenRate(0.0)
+    *_, listening = idle_agent.tunnel._listening
+    for _ in range(2 * OPEN_BURST):
+        idle_agent.tunnel._accept(listening)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(place)
+        idle_agent.tunnel._accept(listening)
+        assert len(idle_agent.tunnel._open) == 1
+
+
+def test_a_tunnel_that_opened_too_often_waits_with_one_timer_for_each_socket(idle_agent, monkeypatch):
+    monkeypatch.setattr(idle_agent.tunnel._rate, "take", lambda _now: False)
+    for _ in range(10):
+        for listening in idle_agent.tunnel._listening:
+            idle_agent.tunnel._accept(listening)
+    assert len(idle_agent.loop._timers) == len(idle_agent.tunnel._listening)
+    for _, _, action in idle_agent.loop._timers.copy():
+        action()
+    assert len(idle_agent.loop._timers) == 2 * len(idle_agent.tunnel._listening)  # they ask again
 
 
 def test_openings_have_a_rate():
