@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import h11
 
+METHODS = (b"GET", b"POST")  # of searches; a server may answer others, such as TRACE, with the request itself
+
 
 @dataclass(frozen=True, slots=True)
 class Secret:
@@ -23,6 +25,8 @@ class Secret:
 
 def fill_in(secrets: Sequence[Secret], request: h11.Request) -> h11.Request:
     """Return a request with the placeholders replaced that are where they belong."""
+    if request.method not in METHODS:
+        return request
     path, mark, query = request.target.partition(b"?")
     headers = [(name, value) for name, value in request.headers]
     parameters = query.split(b"&")

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
+import h11
 import pytest
 import trustme
 from anyio.abc import ByteStream
@@ -16,7 +17,7 @@ from websearch.access import Caller
 from websearch.authority import parse_authority
 from websearch.policy import Surroundings
 from websearch.quotas import Quotas
-from websearch.secrets import Secret
+from websearch.secrets import Secret, fill_in
 
 pytestmark = pytest.mark.anyio
 
@@ -424,6 +425,14 @@ async def test_a_key_is_put_only_where_it_belongs(world, authority, place, reque
         assert (await ask(world, f"{line} HTTP/1.1\r\n{headers}\r\n".encode())).endswith(b"hello")
     assert (b"s3cret" in seen[0]) == (filled is not None)
     assert seen[0].startswith(filled or b"GET ")
+
+
+@pytest.mark.parametrize(("method", "filled"), [("GET", True), ("POST", True), ("TRACE", False), ("OPTIONS", False)])
+def test_only_requests_that_search_carry_a_key(method, filled):
+    secrets = key_in(header="x-key")["site.test"]
+    headers = [("Host", "site.test"), ("X-Key", "{search-key}")]
+    request = fill_in(secrets, h11.Request(method=method, target="/search", headers=headers))
+    assert (dict(request.headers)[b"x-key"] == b"s3cret") == filled
 
 
 async def test_a_key_is_not_sent_to_a_server_without_a_valid_certificate(world, authority):
