@@ -1,6 +1,6 @@
 """Moves bytes between a guest and a server, and counts them."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -45,7 +45,7 @@ async def forward(guest: HttpPeer, server: HttpPeer, request: h11.Request, acces
         await server.send(event)
 
     async with _task_group() as tasks:
-        access.count_sent(len(request.target))
+        access.count_sent(len(request.target) + _size(request.headers))
         await server.send(outgoing)
         tasks.start_soon(send_body)
         await _return_response(guest, server, access)
@@ -55,6 +55,8 @@ async def forward(guest: HttpPeer, server: HttpPeer, request: h11.Request, acces
 async def _return_response(guest: HttpPeer, server: HttpPeer, access: Access) -> None:
     while True:
         event = await server.next_event()
+        if isinstance(event, h11.Response | h11.InformationalResponse):
+            access.count_received(_size(event.headers))
         if isinstance(event, h11.Response):
             headers = end_to_end(event.headers)
             event = h11.Response(status_code=event.status_code, reason=event.reason, headers=headers)
@@ -67,6 +69,11 @@ async def _return_response(guest: HttpPeer, server: HttpPeer, access: Access) ->
         await guest.send(event)
         if isinstance(event, h11.EndOfMessage):
             return
+
+
+def _size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Return the bytes of headers: they carry data as well as a body does."""
+    return sum(len(name) + len(value) + len(": \r\n") for name, value in headers)
 
 
 @asynccontextmanager

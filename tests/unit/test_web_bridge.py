@@ -11,7 +11,7 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from tests.unit.test_web_client_hello import hello
-from tests.web.sites import answering, head_of, serving, serving_tls, trusting
+from tests.web.sites import Page, answering, head_of, pages, serving, serving_tls, trusting
 from tests.web.world import World, forget_proxies
 from websearch.access import Caller
 from websearch.authority import parse_authority
@@ -77,7 +77,8 @@ async def test_a_plain_request_is_forwarded_without_headers_of_the_connection(wo
     assert b"x-mine: 1" in seen[0].lower()
     assert b"proxy-authorization" not in seen[0].lower()
     assert world.rules == ["network:tests"]
-    assert (world.accesses[0].target, world.accesses[0].received) == (f"site.test:{port}", 5)
+    assert world.accesses[0].target == f"site.test:{port}"
+    assert world.accesses[0].received == len(PLAIN) - len(b"HTTP/1.1 200 OK\r\n\r\n")
 
 
 async def test_a_request_with_a_body_is_forwarded(world):
@@ -281,6 +282,15 @@ async def test_a_request_over_the_limit_is_refused(world):
         head = f"POST http://site.test:{port}/ HTTP/1.1\r\nHost: site.test:{port}\r\nContent-Length: 5000\r\n\r\n"
         answer = await ask(world, head.encode() + b"x" * 5000)
     assert b" 403 refused by mcp-sandbox: request-bytes" in answer
+
+
+@pytest.mark.parametrize("limit", ["request_bytes", "response_bytes"])
+async def test_headers_count_as_what_is_carried(world, limit):
+    long = "x" * 5000
+    async with serving(pages({"/a?b=c": Page(headers={"X-Long": long})})) as port:
+        world.ports, world.quotas = {port}, Quotas(**{limit: 1000})
+        await ask(world, get(port, extra=f"X-Long: {long}\r\nConnection: close\r\n"))
+    assert world.rules == [limit.replace("_", "-")]
 
 
 async def test_a_server_that_never_answers_costs_the_time_limit(world):
