@@ -104,13 +104,18 @@ async def connect(addresses: Sequence[IPAddress], port: int) -> ByteStream:
         winner.append(stream)
         tasks.cancel_scope.cancel()
 
-    with anyio.move_on_after(CONNECT_S):
-        async with anyio.create_task_group() as tasks:
-            for address in in_turns(addresses)[:MAX_ADDRESSES]:
-                failed = anyio.Event()
-                tasks.start_soon(attempt, address, failed)
-                with anyio.move_on_after(STAGGER_S):
-                    await failed.wait()
+    try:
+        with anyio.move_on_after(CONNECT_S):
+            async with anyio.create_task_group() as tasks:
+                for address in in_turns(addresses)[:MAX_ADDRESSES]:
+                    failed = anyio.Event()
+                    tasks.start_soon(attempt, address, failed)
+                    with anyio.move_on_after(STAGGER_S):
+                        await failed.wait()
+    except BaseException:  # the caller gave up in the same turn of the loop
+        for stream in winner:
+            await anyio.aclose_forcefully(stream)
+        raise
     if not winner:
         raise DialFailed(f"no connection: {errors[-1].strerror}" if errors else "no connection in time")
     return winner[0]
