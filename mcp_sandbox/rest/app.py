@@ -1,7 +1,7 @@
 """The application below /api/v1."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,12 +24,12 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 @asynccontextmanager
-async def open_rest(service: SandboxService) -> AsyncIterator[Starlette]:
-    """Open the application. Leaving it cancels requests with idempotency keys that are being carried out."""
+async def open_rest(service: SandboxService, tools: Collection[str]) -> AsyncIterator[Starlette]:
+    """Open the application of a server with these tools. Leaving it cancels requests with keys that are being done."""
     async with Keys() as keys:
-        offered = [each for each in OPERATIONS if each.method == "GET" or not service.settings.read_only]
+        offered = [each for each in OPERATIONS if each.is_offered(tools)]
         paths = _paths(offered).items()
-        routes = [Route(path, _endpoint(there, service, keys), methods=list(there)) for path, there in paths]
+        routes = [Route(path, _endpoint(there, service, keys, tools), methods=list(there)) for path, there in paths]
         app = Starlette(
             routes=[Route("/openapi.json", _described(offered)), *routes], exception_handlers={HTTPException: refused}
         )
@@ -45,10 +45,12 @@ def _paths(operations: Iterable[Operation[Any, Any]]) -> dict[str, dict[str, Ope
     return paths
 
 
-def _endpoint(there: Mapping[str, Operation[Any, Any]], service: SandboxService, keys: Keys) -> Answer:
+def _endpoint(
+    there: Mapping[str, Operation[Any, Any]], service: SandboxService, keys: Keys, tools: Collection[str]
+) -> Answer:
     async def answer(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        return await there[method].answer(service, keys, request)
+        return await there[method].answer(service, keys, tools, request)
 
     return answer
 

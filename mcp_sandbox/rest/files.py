@@ -102,7 +102,16 @@ async def _until_end(call: Call[FileQuery, Nothing]) -> AsyncIterator[bytes]:
 
 FILES = "/sandboxes/{sandbox_id}/files"
 OPERATIONS = (
-    Operation("GET", FILES, "list_files", "List a directory", {200: FileList}, list_files, query=DirectoryQuery),
+    Operation(
+        "GET",
+        FILES,
+        "list_files",
+        "List a directory",
+        {200: FileList},
+        list_files,
+        ("list_files",),
+        query=DirectoryQuery,
+    ),
     Operation(
         "GET",
         f"{FILES}/content",
@@ -110,6 +119,7 @@ OPERATIONS = (
         "Download a file, or one Range of it",
         {200: "*/*", 206: "*/*"},
         read,
+        ("read_file", "read_artifact"),
         query=FileQuery,
     ),
     Operation(
@@ -119,6 +129,7 @@ OPERATIONS = (
         "Create or replace a file; its directories are created",
         {200: WrittenFile},
         write,
+        ("write_file",),
         query=FileQuery,
         uploads=True,
     ),
@@ -129,6 +140,7 @@ OPERATIONS = (
         "List the files in /tmp/outputs",
         {200: ArtifactList},
         artifacts,
+        ("list_artifacts",),
         query=PageQuery,
     ),
 )

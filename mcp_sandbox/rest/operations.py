@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -41,6 +41,7 @@ class Call(Generic[Q, B]):
     service: SandboxService
     request: Request
     owner: str
+    tools: Collection[str]  # that the server offers
     query: Q
     body: B
 
@@ -65,15 +66,20 @@ class Operation(Generic[Q, B]):
     summary: str
     answers: Mapping[int, type[View] | str | None]  # by status: a view as JSON, another media type, or nothing
     handle: Callable[[Call[Q, B]], Awaitable[Response]]
+    tools: tuple[str, ...]  # it is offered if one of these is, so that one setting limits both faces; none: always
     query: type[Q] = field(default=Nothing)  # type: ignore[assignment]
     body: type[B] = field(default=Nothing)  # type: ignore[assignment]
     keyed: bool = False  # takes an Idempotency-Key
     uploads: bool = False  # its handler reads the request's content itself
 
-    async def answer(self, service: SandboxService, keys: Keys, request: Request) -> Response:
+    def is_offered(self, tools: Collection[str]) -> bool:
+        """Return whether a server with these tools has it."""
+        return not self.tools or any(tool in tools for tool in self.tools)
+
+    async def answer(self, service: SandboxService, keys: Keys, tools: Collection[str], request: Request) -> Response:
         """Carry out a request. Every error becomes a problem."""
         try:
-            return await self._answer(service, keys, request)
+            return await self._answer(service, keys, tools, request)
         except SandboxError as error:
             return answer_with(problem_of(error))
         except ClientDisconnect:
@@ -82,14 +88,14 @@ class Operation(Generic[Q, B]):
             logger.exception("%s failed", self.name)
             return refusal(500)
 
-    async def _answer(self, service: SandboxService, keys: Keys, request: Request) -> Response:
+    async def _answer(self, service: SandboxService, keys: Keys, tools: Collection[str], request: Request) -> Response:
         for name, value in request.path_params.items():
             if not ID.fullmatch(value):
                 raise BadRequest(f"The {name} in the path has characters that no id has, or is too long.")
         query = checked("query", lambda: self.query.model_validate(dict(request.query_params)))
         data = b"" if self.uploads or self.body is Nothing else await json_body(request)
         body = checked("body", lambda: self.body.model_validate_json(data or b"{}", strict=True))
-        call = Call(service, request, current_owner(), query, body)
+        call = Call(service, request, current_owner(), tools, query, body)
         if self.uploads:  # the handler notices itself if the client has left
             return await self.handle(call)
         key = request.headers.get("idempotency-key") if self.keyed else None

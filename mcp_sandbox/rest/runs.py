@@ -17,12 +17,15 @@ PING_S = 15  # between signs of life: proxies close connections that are silent
 LOOK_S = 30.0  # how long one look for more output waits; it also shows that the sandbox is in use
 LAST_EVENT = "end"  # the id of the event after which nothing comes
 OFFSET = re.compile(r"[0-9]{1,18}")
+TOOLS = {"code": "run_code", "command": "run_command", "invoke": "invoke_handler"}  # by the kind of a run
 
 
 async def start(call: Call[Nothing, RunBody]) -> Response:
     """Answer with the result, or with the run that goes on in the background."""
     sandbox_id = call.request.path_params.get("sandbox_id")
     body = call.body.root
+    if TOOLS[body.kind] not in call.tools:
+        raise BadRequest(f"This server does not offer runs of the kind {body.kind!r}.")
     run = await call.service.run_for_client(body.request(call.owner, sandbox_id), background=body.background)
     if isinstance(run, RunView):
         return answered(run)
@@ -98,6 +101,7 @@ OPERATIONS = (
         "Run something in a one-off sandbox",
         {200: RunView, 202: RunProgress},
         start,
+        tuple(TOOLS.values()),
         body=RunBody,
         keyed=True,
     ),
@@ -108,6 +112,7 @@ OPERATIONS = (
         "Run something in a sandbox",
         {200: RunView, 202: RunProgress},
         start,
+        tuple(TOOLS.values()),
         body=RunBody,
         keyed=True,
     ),
@@ -118,6 +123,7 @@ OPERATIONS = (
         "Read a run's output from a byte offset, and its result",
         {200: RunProgress},
         get,
+        ("read_output",),
         query=OutputQuery,
     ),
     Operation(
@@ -127,7 +133,8 @@ OPERATIONS = (
         "Follow a run: its output as it comes, then its result, as server-sent events",
         {200: "text/event-stream", 204: None},
         follow,
+        ("read_output",),
         query=EventsQuery,
     ),
-    Operation("POST", f"{RUNS}/{{run_id}}/stop", "stop_run", "Stop a run", {200: RunView}, stop),
+    Operation("POST", f"{RUNS}/{{run_id}}/stop", "stop_run", "Stop a run", {200: RunView}, stop, ("stop_run",)),
 )

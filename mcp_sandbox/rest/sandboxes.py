@@ -67,7 +67,7 @@ async def templates(call: Call[Nothing, Nothing]) -> Response:
 
 BOX = "/sandboxes/{sandbox_id}"
 OPERATIONS = (
-    Operation("GET", "/templates", "list_templates", "List the templates", {200: TemplateList}, templates),
+    Operation("GET", "/templates", "list_templates", "List the templates", {200: TemplateList}, templates, ()),
     Operation(
         "POST",
         "/sandboxes",
@@ -75,14 +75,30 @@ OPERATIONS = (
         "Create a sandbox and wait until it is ready",
         {201: SandboxView},
         create,
+        ("create_sandbox",),
         body=NewSandbox,
         keyed=True,
     ),
     Operation(
-        "GET", "/sandboxes", "list_sandboxes", "List your sandboxes", {200: SandboxList}, list_all, query=PageQuery
+        "GET",
+        "/sandboxes",
+        "list_sandboxes",
+        "List your sandboxes",
+        {200: SandboxList},
+        list_all,
+        ("list_sandboxes",),
+        query=PageQuery,
     ),
-    Operation("GET", BOX, "get_sandbox", "Show a sandbox", {200: SandboxView}, get),
-    Operation("DELETE", BOX, "close_sandbox", "End a sandbox and delete all of it", {200: ClosedSandbox}, close),
+    Operation("GET", BOX, "get_sandbox", "Show a sandbox", {200: SandboxView}, get, ("list_sandboxes",)),
+    Operation(
+        "DELETE",
+        BOX,
+        "close_sandbox",
+        "End a sandbox and delete all of it",
+        {200: ClosedSandbox},
+        close,
+        ("close_sandbox",),
+    ),
     Operation(
         "POST",
         f"{BOX}/fork",
@@ -90,9 +106,20 @@ OPERATIONS = (
         "Copy a sandbox with its variables, processes and files",
         {201: ForkedSandboxes},
         fork,
+        ("fork_sandbox",),
         body=Fork,
         keyed=True,
     ),
-    Operation("POST", f"{BOX}/pause", "pause_sandbox", "Save a sandbox to disk", {200: SandboxView}, pause),
-    Operation("POST", f"{BOX}/resume", "resume_sandbox", "Continue a paused sandbox", {200: SandboxView}, resume),
+    Operation(
+        "POST", f"{BOX}/pause", "pause_sandbox", "Save a sandbox to disk", {200: SandboxView}, pause, ("pause_sandbox",)
+    ),
+    Operation(
+        "POST",
+        f"{BOX}/resume",
+        "resume_sandbox",
+        "Continue a paused sandbox",
+        {200: SandboxView},
+        resume,
+        ("resume_sandbox",),
+    ),
 )

@@ -38,6 +38,7 @@ from mcp_sandbox.serving.server import (
     log_config_files,
     max_message_bytes,
 )
+from mcp_sandbox.serving.toolsets import tool_names
 
 LAST_ANSWERS_S = 1  # after the runs have ended: for answers on their way and streams that never end
 
@@ -163,19 +164,17 @@ class HttpFace:
 @asynccontextmanager
 async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncIterator[HttpFace]:
     """Open this host's service and yield the application that serves it."""
-    async with (
-        open_host(settings) as host,
-        open_operated(host, pooled=True) as (service, panel),
-        open_rest(service) as rest,
-    ):
+    async with open_host(settings) as host, open_operated(host, pooled=True) as (service, panel):
         server = create_server(settings, in_force(host), lambda: nullcontext(service))
         routes: list[BaseRoute] = [
-            Mount(REST, rest),
             Route("/healthz", _answer("alive")),
             Route("/readyz", _answer("ready") if host.facts else _answer(in_force(host), 503)),
             Route("/metrics", _metrics(panel)),
         ]
-        async with opened_gate(settings, server, routes, find_token) as gate:
+        async with (
+            open_rest(service, tool_names(server)) as rest,
+            opened_gate(settings, server, [Mount(REST, rest), *routes], find_token) as gate,
+        ):
             yield HttpFace(gate, service)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.tools import Tool
 
 from mcp_sandbox.config import Settings, Toolset
 from mcp_sandbox.errors import SandboxError
@@ -64,7 +65,7 @@ def add_tools(server: MCPServer[SandboxService], settings: Settings) -> None:
     for family, register in FAMILIES.items():
         if settings.tools or family in wanted:
             register(server, settings)
-    tools = {tool.name: tool for tool in server._tool_manager.list_tools()}  # noqa: SLF001 - the public one is async
+    tools = _tools(server)
     for name in settings.tools:
         if name not in tools:
             close = difflib.get_close_matches(name, tools, n=1)
@@ -73,3 +74,12 @@ def add_tools(server: MCPServer[SandboxService], settings: Settings) -> None:
         reads_only = tool.annotations is not None and bool(tool.annotations.read_only_hint)
         if (settings.tools and name not in settings.tools) or (settings.read_only and not reads_only):
             server.remove_tool(name)
+
+
+def tool_names(server: MCPServer[SandboxService]) -> frozenset[str]:
+    """Return the names of the tools that a server offers."""
+    return frozenset(_tools(server))
+
+
+def _tools(server: MCPServer[SandboxService]) -> dict[str, Tool]:
+    return {tool.name: tool for tool in server._tool_manager.list_tools()}  # noqa: SLF001 - the public one is async

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import httpx2
+from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Mount
@@ -17,13 +18,22 @@ from mcp_sandbox.rest.app import open_rest
 from mcp_sandbox.rest.next_steps import ROOT
 from mcp_sandbox.rest.problems import refused
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.toolsets import add_tools, tool_names
 from tests.unit.fakes import FakeProvider
 
 
 @asynccontextmanager
 async def rest_over(provider: FakeProvider, settings: Settings | None = None) -> AsyncIterator[ASGIApp]:
-    async with SandboxService(provider, settings or Settings()) as service, open_rest(service) as rest:
+    settings = settings or Settings(toolsets=["advanced"])
+    async with SandboxService(provider, settings) as service, open_rest(service, tools_with(settings)) as rest:
         yield Starlette(routes=[Mount(ROOT, rest)], exception_handlers={HTTPException: refused})
+
+
+def tools_with(settings: Settings) -> frozenset[str]:
+    """The names of the tools that these settings leave."""
+    server: MCPServer[SandboxService] = MCPServer("test")
+    add_tools(server, settings)
+    return tool_names(server)
 
 
 def client_of(app: ASGIApp) -> httpx2.AsyncClient:

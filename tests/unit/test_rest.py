@@ -21,7 +21,7 @@ from mcp_sandbox.rest.app import OPERATIONS
 from mcp_sandbox.rest.ranges import Span, wanted
 from mcp_sandbox.sandboxes.file_access import CHUNK_BYTES
 from tests.unit.fakes import PNG, FakeProvider, finished
-from tests.unit.rest_client import Exchange, client_of, rest_over
+from tests.unit.rest_client import Exchange, client_of, rest_over, tools_with
 from tests.waiting import HANG_S
 
 MB = 1 << 20
@@ -35,7 +35,9 @@ def provider() -> FakeProvider:
 @pytest.fixture
 async def app(provider: FakeProvider) -> AsyncIterator[ASGIApp]:
     with anyio.fail_after(HANG_S):
-        async with rest_over(provider, Settings(limits={"sandboxes": 2, "queue_timeout_s": 0})) as app:
+        async with rest_over(
+            provider, Settings(toolsets=["advanced"], limits={"sandboxes": 2, "queue_timeout_s": 0})
+        ) as app:
             yield app
 
 
@@ -182,6 +184,30 @@ async def test_a_read_only_server_changes_nothing(provider: FakeProvider):
         problem(await client.post("/runs", json={"code": "1"}), 404, None)
         assert (await client.get("/sandboxes")).status_code == 200
     assert provider.agents == []
+
+
+async def test_a_server_with_few_tools_offers_only_what_they_do(provider: FakeProvider):
+    settings = Settings(tools=["run_command", "list_sandboxes"])
+    async with rest_over(provider, settings) as app, client_of(app) as client:
+        assert (await client.post("/runs", json={"kind": "command", "command": "ls"})).status_code == 200
+        told = problem(await client.post("/runs", json={"code": "1"}), 400, "bad_request")
+        assert "'code'" in told["detail"]
+        problem(await client.post("/sandboxes"), 405, None)
+        assert (await client.get("/sandboxes")).status_code == 200
+        problem(await client.put("/sandboxes/sbx/files/content?path=a", content=b"x"), 404, None)
+        described = (await client.get("/openapi.json")).json()["paths"]
+    assert set(described) == {
+        "/templates",
+        "/sandboxes",
+        "/sandboxes/{sandbox_id}",
+        "/runs",
+        "/sandboxes/{sandbox_id}/runs",
+    }
+
+
+def test_every_operation_names_tools_that_exist():
+    named = {tool for operation in OPERATIONS for tool in operation.tools}
+    assert named <= tools_with(Settings(toolsets=["advanced"]))
 
 
 async def test_a_bug_is_a_problem_without_details(client: httpx2.AsyncClient, box: str, monkeypatch, caplog):

@@ -28,7 +28,7 @@ from tests.unit.fakes import TEMPLATE, FakeProvider
 from tests.unit.rest_client import rest_over
 from tests.waiting import HANG_S
 
-SETTINGS = Settings(limits={"sandboxes": 3, "queue_timeout_s": 0.01})
+SETTINGS = Settings(toolsets=["advanced"], limits={"sandboxes": 3, "queue_timeout_s": 0.01})
 EXAMPLES = 6  # of each operation
 LIVE = {"sandbox_id": "live", "run_id": "live"}
 CHECKS = [
