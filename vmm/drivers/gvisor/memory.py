@@ -1,8 +1,11 @@
 """What a gVisor machine takes of the host's memory: measured, and limited on hosts without cgroups."""
 
 import asyncio
+import logging
+import math
 import os
 import re
+import select
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +19,10 @@ from vmm.process_table import with_descendants
 MEMORY_FILE = "/memfd:runsc-memory (deleted)"
 BLOCK_BYTES = 512  # what st_blocks counts in
 LOOK_S = 0.1  # between two looks; the agent in the machine looks more often, and ends code instead of the machine
+LATE_S = 30.0  # for a sentry to appear; after that something is wrong
 ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
+
+logger = logging.getLogger(__name__)
 
 
 class Sentry(NamedTuple):
@@ -59,12 +65,37 @@ def limited(first_pid: int, most_bytes: int, exceeded: Callable[[], None]) -> It
 
 
 async def _watch(first_pid: int, most_bytes: int, exceeded: Callable[[], None]) -> None:
-    sentry: Sentry | None = None
-    while True:
-        await anyio.sleep(LOOK_S)
-        sentry = sentry or find_sentry(with_descendants(first_pid))
-        with suppress(OSError):  # it has ended
-            if sentry and sentry.used_bytes() > most_bytes:
-                exceeded()
-                os.kill(sentry.pid, signal.SIGKILL)
+    """Look until the machine has ended or is killed. If it cannot look, the memory has no bound, and that is logged."""
+    try:
+        late = anyio.current_time() + LATE_S
+        while (sentry := find_sentry(with_descendants(first_pid))) is None:
+            if not Path(f"/proc/{first_pid}").exists():
                 return
+            if anyio.current_time() > late:
+                logger.warning("no sentry below process %d: nothing bounds the memory it takes", first_pid)
+                late = math.inf
+            await anyio.sleep(LOOK_S)
+        with suppress(ProcessLookupError), _held(sentry.pid) as process:  # it has ended
+            while not _ended(process):
+                with suppress(OSError):
+                    if sentry.used_bytes() > most_bytes:
+                        exceeded()
+                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                        return
+                await anyio.sleep(LOOK_S)
+    except Exception:
+        logger.exception("the memory of process %d is not watched any more", first_pid)
+
+
+@contextmanager
+def _held(pid: int) -> Iterator[int]:
+    """Yield a descriptor that means this process for ever. Raises ProcessLookupError if it has ended."""
+    process = os.pidfd_open(pid)
+    try:
+        yield process
+    finally:
+        os.close(process)
+
+
+def _ended(process: int) -> bool:
+    return bool(select.select([process], [], [], 0)[0])
