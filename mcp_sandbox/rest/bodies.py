@@ -9,13 +9,13 @@ from guest.places import WORKSPACE
 from mcp_sandbox.runs import requests
 from mcp_sandbox.runs.requests import (
     MAX_FLAGS,
-    MAX_VARIABLES,
     MIN_MEMORY_MB,
     SANITIZERS,
     CodeRun,
     CommandRun,
     HandlerRun,
     RunRequest,
+    Variables,
 )
 from mcp_sandbox.sandboxes.forks import MAX_COPIES
 from vmm.types import NetworkMode
@@ -156,7 +156,7 @@ class CommandBody(StartedRun):
     kind: Literal["command"]
     command: str
     cwd: str | None = Field(None, description="Directory of this command only.")
-    env: dict[str, str] | None = Field(None, max_length=MAX_VARIABLES, description="Of this command only.")
+    env: Variables | None = Field(None, description="Of this command only.")
     stdin: str | None = None
 
     def request(self, owner: str, sandbox_id: str | None) -> RunRequest:

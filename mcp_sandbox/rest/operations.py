@@ -24,6 +24,7 @@ ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_JSON_BYTES = 8 << 20  # code has at most 1 MB, and escapes make JSON up to six times as long
 MAX_KEY_CHARS = 255
 MAX_PROBLEMS = 5  # of a body or a query, named in an error
+MOST_PROBLEMS = 100  # with more none is named: describing each takes time and memory
 MAX_PLACE_CHARS = 60
 MAX_PROBLEM_CHARS = 200
 
@@ -132,6 +133,8 @@ def checked(what: str, parse: Callable[[], T]) -> T:
     try:
         return parse()
     except ValidationError as error:
+        if error.error_count() > MOST_PROBLEMS:
+            raise BadRequest(f"The {what} is wrong in {error.error_count():,} places.") from None
         found = error.errors(include_url=False, include_context=False, include_input=False)
     places = [".".join(map(str, problem["loc"])) or what for problem in found[:MAX_PROBLEMS]]
     problems = [

@@ -8,9 +8,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import anyio
+from pydantic import BeforeValidator, Field
 
 from guest.client.messages import RunCode, RunKind
 from guest.client.reports import MAX_CASES
@@ -37,6 +38,16 @@ COMMAND_BYTES = 128 * 1024  # reserved in the message for the command itself
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 HANDLER_LIMITS_BYTES = 100  # reserved for the limits that `HandlerRun.guest_options` adds
+
+
+def _few(variables: object) -> object:
+    if isinstance(variables, dict) and len(variables) > MAX_VARIABLES:
+        raise ValueError(f"at most {MAX_VARIABLES:,} variables")
+    return variables
+
+
+# They are counted before each one is checked.
+Variables = Annotated[dict[str, str], Field(max_length=MAX_VARIABLES), BeforeValidator(_few)]
 
 
 @dataclass(frozen=True, slots=True)

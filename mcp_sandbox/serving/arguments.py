@@ -10,6 +10,7 @@ from guest.client.wire import one_line
 
 NULL = {"type": "null"}
 MAX_NAMES = 5  # of unknown or invalid arguments in an error
+MOST_PROBLEMS = 100  # with more none is named: describing each takes time and memory
 MAX_NAME_CHARS = 60
 MAX_PROBLEM_CHARS = 200
 # Names that models know from other tools and that do not look like ours.
@@ -48,6 +49,8 @@ def unknown_argument(tool: str, given: Collection[str], known: Collection[str]) 
 
 def invalid_arguments(tool: str, error: ValidationError) -> str:
     """Return what to tell a model whose arguments do not match the schema, without pydantic's links and types."""
+    if error.error_count() > MOST_PROBLEMS:
+        return f"{tool} got invalid arguments: {error.error_count():,} values are wrong."
     found = error.errors(include_url=False, include_context=False, include_input=False)
     places = [".".join(map(str, problem["loc"])) for problem in found[:MAX_NAMES]]
     problems = [

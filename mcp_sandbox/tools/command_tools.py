@@ -8,7 +8,7 @@ from pydantic import Field
 
 from guest.places import WORKSPACE
 from mcp_sandbox.config import Settings
-from mcp_sandbox.runs.requests import MAX_VARIABLES, CommandRun
+from mcp_sandbox.runs.requests import CommandRun, Variables
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, may_be_online, network_of, owner_of
 from mcp_sandbox.tools.run_answers import InBackground, KeepProcesses, OneOffTemplate, result_of, timeout_field
@@ -40,8 +40,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             Field(description="Directory of this command only."),
         ] = None,
         env: Annotated[
-            dict[str, str] | None,
-            Field(max_length=MAX_VARIABLES, description="Environment variables of this command only."),
+            Variables | None,
+            Field(description="Environment variables of this command only."),
         ] = None,
         stdin: Annotated[str | None, Field(description="Standard input of the command.")] = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,

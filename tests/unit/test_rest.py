@@ -149,6 +149,8 @@ async def test_a_limit_is_a_problem_that_says_what_to_do(client: httpx2.AsyncCli
         ("/runs", 1, "body"),
         ("/runs", {"code": "\0"}, "null byte"),
         ("/runs", {"kind": "command", "command": "ls", "env": {"A": 1}}, "env"),
+        ("/runs", {"kind": "command", "command": "ls", "env": {f"A{n}": 1 for n in range(1001)}}, "at most 1,000"),
+        ("/sandboxes", {f"a{n}": 1 for n in range(101)}, "in 101 places"),
     ],
 )
 async def test_a_wrong_body_is_refused_with_what_is_wrong(

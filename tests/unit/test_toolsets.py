@@ -8,10 +8,12 @@ from typing import Any, get_args
 import anyio
 import pytest
 from mcp.client import Client
+from pydantic import BaseModel, ValidationError
 
 from mcp_sandbox.commands.common import environment
 from mcp_sandbox.config import Settings, Toolset, load_settings
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.arguments import invalid_arguments
 from mcp_sandbox.serving.server import create_server
 from mcp_sandbox.serving.toolsets import FAMILIES, GROUPS, UnknownTool
 from tests.unit.fakes import FACTS, FakeProvider
@@ -108,3 +110,12 @@ if __name__ == "__main__":
     current = anyio.run(described, Settings(toolsets=["advanced"]))
     SNAPSHOT.write_text(json.dumps(current, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     sys.stdout.write(f"{SNAPSHOT.name}: {len(current)} tools\n")
+
+
+def test_many_wrong_values_are_counted_and_not_described():
+    class Numbers(BaseModel):
+        numbers: list[int]
+
+    with pytest.raises(ValidationError) as caught:
+        Numbers(numbers=["x"] * 101)
+    assert invalid_arguments("sum", caught.value) == "sum got invalid arguments: 101 values are wrong."
