@@ -75,8 +75,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it on with its user."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+            raise ValueError(f"only HTTP passes the gate, not {scope['type']}")
         request = Request(scope)
         if (refusal := self._refuse_place(request)) is not None:
             await refusal(scope, receive, send)

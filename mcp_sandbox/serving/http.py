@@ -28,6 +28,7 @@ from mcp_sandbox.rest.app import open_rest
 from mcp_sandbox.rest.next_steps import ROOT as REST
 from mcp_sandbox.rest.problems import refused
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.connections import BoundedConnection, allow_many_files
 from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
 from mcp_sandbox.serving.lifetime import Drain, run_until_stopped
 from mcp_sandbox.serving.replay import ResumableSessions
@@ -69,6 +70,7 @@ def run_http(settings: Settings) -> None:
     log_config_files()
     if settings.tracing:
         enable_tracing()
+    allow_many_files()
     with closing(Tokens(settings.home)) as tokens:
         find_token = guard(settings.serve, tokens)
         with listening(settings.serve) as listener:
@@ -134,6 +136,8 @@ def web_server(app: ASGIApp, settings: ServeSettings) -> uvicorn.Server:
     return _Uvicorn(
         uvicorn.Config(
             app,
+            http=BoundedConnection,
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import httpx2
 import pytest
@@ -147,3 +148,12 @@ def test_answers_in_several_parts_are_sent_at_once():
         connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_only_http_passes():
+    async def never(*_args: object) -> Any:
+        pytest.fail("passed")
+
+    for kind in ("websocket", "lifespan"):
+        with pytest.raises(ValueError, match=kind):
+            await Gate(never, Names(), None, RateLimit(600))({"type": kind}, never, never)
