@@ -6,7 +6,7 @@ that closes the stream of a request cancels it.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -21,7 +21,7 @@ from mcp.server.streamable_http import (
     StreamableHTTPServerTransport,
 )
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp_types import INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,14 +30,21 @@ SESSION_IDLE_S = 30 * 60  # after this time without requests a session ends, and
 SESSION_EVENTS = 1000  # a run reports its progress about once a second, and runs take minutes
 SESSION_BYTES = 64 << 20  # room for the largest answer, twice
 ALL_BYTES = 256 << 20
+OWNER_SESSIONS = 100
 RETRY_MS = 500  # after which a client whose stream broke should come back
 
 
 @dataclass(slots=True)
 class Room:
-    """How many bytes all sessions may still keep."""
+    """How many bytes all sessions may still keep, and who has taken some."""
 
     free: int = ALL_BYTES
+    sessions: set["SessionEvents"] = field(default_factory=set)
+
+    def make(self) -> None:
+        """Drop messages until the others fit: the oldest ones of the session that keeps the most."""
+        while self.free < 0 and self.sessions:
+            max(self.sessions, key=lambda session: session.kept_bytes).drop_oldest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,12 @@ class _Event:
     stream: str
     message: JSONRPCMessage | None  # None: only a place in the stream to come back to
     size: int
+
+    def lost(self) -> "_Event":
+        """Return what is left of an answer that is not kept: its client must not wait for it."""
+        assert isinstance(self.message, JSONRPCResponse | JSONRPCError)
+        error = ErrorData(code=INTERNAL_ERROR, message="The answer is not kept any more: there was no room for it.")
+        return replace(self, message=JSONRPCError(jsonrpc="2.0", id=self.message.id, error=error), size=0)
 
     @property
     def ends_stream(self) -> bool:
@@ -64,7 +77,8 @@ class SessionEvents(EventStore):
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._events: deque[_Event] = deque()
-        self._bytes = 0
+        self._lost_answers: deque[_Event] = deque(maxlen=max_events)
+        self.kept_bytes = 0
         self._last_number = 0
         self._closed = False
         self._changed = anyio.Event()
@@ -74,10 +88,12 @@ class SessionEvents(EventStore):
         self._last_number += 1
         size = 0 if message is None else len(message.model_dump_json(by_alias=True, exclude_unset=True))
         self._events.append(_Event(self._last_number, stream_id, message, size))
-        self._bytes += size
+        self.kept_bytes += size
         self._room.free -= size
-        while self._events and self._too_many():
-            self._drop_oldest()
+        self._room.sessions.add(self)
+        while len(self._events) > 1 and self._too_many():
+            self.drop_oldest()
+        self._room.make()
         self._wake()
         return str(self._last_number)
 
@@ -94,7 +110,9 @@ class SessionEvents(EventStore):
         while last is not None and not last.ends_stream:
             changed = self._changed
             for event in [
-                event for event in self._events if event.stream == last.stream and event.number > last.number
+                event
+                for event in (*self._lost_answers, *self._events)
+                if event.stream == last.stream and event.number > last.number
             ]:
                 last = event
                 if event.message is not None:
@@ -107,17 +125,22 @@ class SessionEvents(EventStore):
     def close(self) -> None:
         """Drop everything: the session has ended."""
         while self._events:
-            self._drop_oldest()
+            self.drop_oldest()
+        self._room.sessions.discard(self)
         self._closed = True
         self._wake()
 
-    def _too_many(self) -> bool:
-        return len(self._events) > self._max_events or self._bytes > self._max_bytes or self._room.free < 0
-
-    def _drop_oldest(self) -> None:
+    def drop_oldest(self) -> None:
+        """Drop the oldest message. A client that waits for it is told."""
         dropped = self._events.popleft()
-        self._bytes -= dropped.size
+        self.kept_bytes -= dropped.size
         self._room.free += dropped.size
+        if dropped.ends_stream:
+            self._lost_answers.append(dropped.lost())
+            self._wake()
+
+    def _too_many(self) -> bool:
+        return len(self._events) > self._max_events or self.kept_bytes > self._max_bytes
 
     def _find(self, event_id: str) -> _Event | None:
         return next((event for event in self._events if str(event.number) == event_id), None)
@@ -151,6 +174,9 @@ class ResumableSessions(StreamableHTTPSessionManager):
         await super().handle_request(scope, receive, send)
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        # Without tokens everybody is the same requestor, and a user of this host.
+        if requestor is not None and list(self._session_owners.values()).count(requestor) >= OWNER_SESSIONS:
+            return None
         transport = super()._admit_session(requestor)
         if transport is not None and transport.mcp_session_id is not None:
             events = self._events[transport.mcp_session_id] = SessionEvents(self._room)

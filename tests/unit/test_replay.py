@@ -2,10 +2,14 @@
 
 import anyio
 import pytest
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
+from mcp.server.auth.provider import AccessToken
+from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http import EventMessage
-from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCResponse
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCResponse
 
-from mcp_sandbox.serving.replay import Room, SessionEvents
+from mcp_sandbox.serving import replay
+from mcp_sandbox.serving.replay import ResumableSessions, Room, SessionEvents
 from tests.waiting import HANG_S
 
 
@@ -85,3 +89,45 @@ async def test_a_session_that_ends_makes_room():
     assert room.free < free - 3000
     events.close()
     assert room.free == free
+
+
+async def test_room_is_taken_from_the_session_that_keeps_the_most():
+    room = Room(5000)
+    heavy, light = SessionEvents(room), SessionEvents(room)
+    old = await heavy.store_event("1", note("x" * 4000))
+    kept = await light.store_event("1", note("x" * 3000))
+    assert (heavy.knows(old), light.knows(kept)) == (False, True)
+
+
+async def test_a_client_that_waits_for_an_answer_without_room_gets_an_error():
+    events = SessionEvents(Room(100))
+    start = await events.store_event("1", None)
+    received: list[EventMessage] = []
+
+    async def wait() -> None:
+        received.extend(await replayed(events, start))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        await events.store_event("1", JSONRPCResponse(jsonrpc="2.0", id=7, result={"text": "x" * 3000}))
+    [event] = received
+    assert isinstance(event.message, JSONRPCError)
+    assert event.message.id == 7
+
+
+async def test_a_message_longer_than_a_session_may_keep_is_kept_alone():
+    events = SessionEvents(Room(), max_bytes=10)
+    older = await events.store_event("1", note())
+    long = await events.store_event("1", note("x" * 3000))
+    assert (events.knows(older), events.knows(long)) == (False, True)
+
+
+def test_an_owner_has_a_bounded_number_of_sessions(monkeypatch):
+    monkeypatch.setattr(replay, "OWNER_SESSIONS", 2)
+    sessions = ResumableSessions(Server("test"), 1000)
+    ana, bob = (
+        authorization_context(AuthenticatedUser(AccessToken(token="", client_id=name, scopes=[])))
+        for name in ("ana", "bob")
+    )
+    assert [sessions._admit_session(owner) is not None for owner in (ana, ana, ana, bob)] == [True, True, False, True]
