@@ -24,7 +24,8 @@ MAX_NAME = 255  # characters; even with all of them escaped a display fits into 
 MAX_REPORT = 512 * 1024  # bytes
 MAX_SIGNAL = 20  # characters; more than any name has
 KINDS = ("code", "command", "invoke")
-LEFT = "mcp-sandbox: processes that this run left running were ended: {}. To keep them, pass keep_processes=true.\n"
+LEFT = "mcp-sandbox: processes that this run left running were ended: {}.{}\n"
+TO_KEEP = " To keep them, pass keep_processes=true."  # a handler cannot: a call of a function leaves nothing
 NO_FORMS = b"{}"  # the body of a display that has only files, or whose text was dropped
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -132,7 +133,7 @@ class Execution:
         if self.stopped:
             processes.end(below=kernel)
         elif not self.keep_processes and (ended := processes.end()):
-            self.feed("stderr", LEFT.format(ended).encode())
+            self.feed("stderr", LEFT.format(ended, "" if self.kind == "invoke" else TO_KEEP).encode())
 
     def never_began(self) -> dict[str, Any]:
         """Return the result of a run that was stopped while it waited for a kernel."""

@@ -28,6 +28,7 @@ from guest.processes import signal_all
 CODE_PATH = os.path.dirname(guest.__path__[0])
 ZYGOTE_FD = 3
 MAX_PACKET = 64 * 1024  # bytes of one message of the zygote
+MAX_PID = 2**22  # of Linux; a signal to a negative one would reach a whole group
 MAX_WARM_UP = 128 * 1024  # bytes of code as JSON; a zygote takes packets of 192 KiB
 
 
@@ -153,7 +154,7 @@ class KernelSource:
             self._warmed(message["error"] and str(message["error"])[:MAX_PACKET])
         elif self._ordered:
             pid = message["pid"]
-            if type(pid) is not int or pid in (1, os.getpid()):
+            if type(pid) is not int or not 1 < pid < MAX_PID or pid == os.getpid():
                 raise ValueError("not a kernel")
             ordered, self._ordered = self._ordered, None
             self._children.watch(pid, ordered.ended)
