@@ -109,6 +109,12 @@ class StartedRun(Given):
     background: bool = Field(False, description="Answer at once. A one-off sandbox is then kept.")
 
 
+class KeepingRun(StartedRun):
+    """A run that may leave something running."""
+
+    keep_processes: bool = Field(False, description="Leave processes running that it started in the background.")
+
+
 class Case(Given):
     """A test case of a program."""
 
@@ -116,7 +122,7 @@ class Case(Given):
     expected: str | None = Field(None, description="Expected stdout; trailing whitespace is ignored.")
 
 
-class CodeBody(StartedRun):
+class CodeBody(KeepingRun):
     """Code in the language of the template."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"code": "print(6 * 7)"}]})
@@ -139,6 +145,7 @@ class CodeBody(StartedRun):
             sandbox_id,
             self.template,
             self.timeout_s,
+            keep_processes=self.keep_processes,
             stdin=self.stdin,
             cases=cases,
             case_timeout_s=self.case_timeout_s,
@@ -148,7 +155,7 @@ class CodeBody(StartedRun):
         )
 
 
-class CommandBody(StartedRun):
+class CommandBody(KeepingRun):
     """A shell command."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"kind": "command", "command": "ls -l"}]})
@@ -162,7 +169,7 @@ class CommandBody(StartedRun):
     def request(self, owner: str, sandbox_id: str | None) -> RunRequest:
         """Return the run."""
         given = (owner, self.command, sandbox_id, self.template, self.timeout_s)
-        return CommandRun(*given, cwd=self.cwd, env=self.env, stdin=self.stdin)
+        return CommandRun(*given, keep_processes=self.keep_processes, cwd=self.cwd, env=self.env, stdin=self.stdin)
 
 
 class HandlerBody(StartedRun):

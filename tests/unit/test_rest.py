@@ -160,6 +160,12 @@ async def test_a_wrong_body_is_refused_with_what_is_wrong(
     assert provider.agents == []
 
 
+@pytest.mark.parametrize("body", [{"code": "1"}, {"kind": "command", "command": "ls"}], ids=["code", "command"])
+async def test_a_run_may_leave_processes_running(client: httpx2.AsyncClient, box: str, provider: FakeProvider, body):
+    assert (await client.post(f"{box}/runs", json={**body, "keep_processes": True})).status_code == 200
+    assert provider.agents[-1].requests[-1].keep_processes
+
+
 async def test_a_wrong_query_is_refused_with_what_is_wrong(client: httpx2.AsyncClient, box: str):
     for query, name in (("offset=x", "offset"), ("ofset=1", "ofset"), ("recursive=perhaps", "recursive")):
         assert name in problem(await client.get(f"{box}/files?{query}"), 400, "bad_request")["detail"]
