@@ -156,3 +156,11 @@ def test_the_command_works_whatever_the_clients_path_is():
     assert Path(COMMAND).is_absolute()
     assert Path(COMMAND).exists()
     assert Path(COMMAND).parent == Path(sys.executable).parent
+
+
+def test_a_file_that_is_no_text_is_left_alone(capsys):
+    path = file_of("zed")
+    path.write_bytes(b'{"theme": "\xff"}')
+    assert install("zed", undo=False, dry_run=False) == 1
+    assert '"context_servers": {' in capsys.readouterr().err
+    assert path.read_bytes() == b'{"theme": "\xff"}'

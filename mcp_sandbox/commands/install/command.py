@@ -50,9 +50,9 @@ def _install(client_name: str, *, undo: bool, dry_run: bool) -> int:
     if client is None:
         raise UnknownClient(client_name, ", ".join(CLIENTS))
     path = client.file().resolve()  # a link stays a link: many keep such files elsewhere
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
     entry = client.entry(*server_command())
     try:
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
         after = without_server(client, before, NAME) if undo else with_server(client, before, NAME, entry)
     except (CannotEdit, UnicodeDecodeError) as error:
         raise ConfigurationNotEditable(str(path), str(error), snippet(client, NAME, entry)) from error
