@@ -45,12 +45,36 @@ class Entry:
         return ANSWER_BYTES + (0 if self.response is None else len(self.response.body))
 
 
+@dataclass(eq=False, slots=True)
+class Owned:
+    """The keys of one owner, with what they take: adding all up for each request would take ever longer."""
+
+    entries: OrderedDict[str, Entry] = field(default_factory=OrderedDict)  # oldest first
+    active: int = 0
+    size: int = 0  # of those with an answer
+
+    def done(self, key: str, entry: Entry) -> None:
+        """Count an answer, or forget a key whose request may succeed later."""
+        self.active -= 1
+        if entry.response is None or entry.response.status_code in NOTHING_DONE:
+            del self.entries[key]
+        else:
+            self.size += entry.size
+
+    def forget_oldest(self) -> None:
+        """Forget the oldest answer."""
+        key, entry = next((key, entry) for key, entry in self.entries.items() if entry.done.is_set())
+        del self.entries[key]
+        self.size -= entry.size
+
+
 class Keys(AsyncContextManagerMixin):
     """The keys of all owners. Leaving it cancels what is being carried out."""
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._entries: dict[str, OrderedDict[str, Entry]] = {}  # by owner and key, oldest first
+        self._owners: dict[str, Owned] = {}
+        self._size = 0
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
@@ -67,14 +91,15 @@ class Keys(AsyncContextManagerMixin):
         Raises:
             KeyReused, TooManyKeys: nothing was done.
         """
-        own = self._entries.setdefault(owner, OrderedDict())
-        entry = own.get(key)
+        own = self._owners.setdefault(owner, Owned())
+        entry = own.entries.get(key)
         replayed = entry is not None
         if entry is None:
-            if sum(not other.done.is_set() for other in own.values()) >= MAX_ACTIVE:
+            if own.active >= MAX_ACTIVE:
                 raise TooManyKeys(MAX_ACTIVE)
-            entry = own[key] = Entry(mark)
-            self._tasks.start_soon(self._carry_out, owner, key, entry, work)
+            entry = own.entries[key] = Entry(mark)
+            own.active += 1
+            self._tasks.start_soon(self._carry_out, own, key, entry, work)
         elif entry.mark != mark:
             raise KeyReused(key)
         await entry.done.wait()
@@ -84,7 +109,7 @@ class Keys(AsyncContextManagerMixin):
         headers = {**first.headers, REPLAYED: "true"} if replayed else dict(first.headers)
         return Response(first.body, first.status_code, headers)
 
-    async def _carry_out(self, owner: str, key: str, entry: Entry, work: Work) -> None:
+    async def _carry_out(self, own: Owned, key: str, entry: Entry, work: Work) -> None:
         try:
             entry.response = await work()
         except SandboxError as error:
@@ -94,24 +119,20 @@ class Keys(AsyncContextManagerMixin):
             entry.response = refusal(500)
         finally:
             entry.done.set()
-            if entry.response is None or entry.response.status_code in NOTHING_DONE:
-                del self._entries[owner][key]
+            self._size -= own.size
+            own.done(key, entry)
+            self._size += own.size
             self._make_room()
 
     def _make_room(self) -> None:
         """Forget answers until the others fit: the oldest ones of the owner who has the most."""
-        while sum(map(_size, self._entries.values())) > self._max_bytes:
-            heaviest = max(self._entries.values(), key=_size)
-            oldest = next((key for key, entry in heaviest.items() if entry.done.is_set()), None)
-            if oldest is None:
-                return
-            del heaviest[oldest]
+        while self._size > self._max_bytes:
+            heaviest = max(self._owners.values(), key=lambda own: own.size)
+            self._size -= heaviest.size
+            heaviest.forget_oldest()
+            self._size += heaviest.size
 
 
 def fingerprint(method: str, path: str, body: bytes) -> bytes:
     """Return what distinguishes a request from others with the same key."""
     return hashlib.sha256(b"\n".join((method.encode(), path.encode(), body))).digest()
-
-
-def _size(entries: OrderedDict[str, Entry]) -> int:
-    return sum(entry.size for entry in entries.values())

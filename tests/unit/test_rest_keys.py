@@ -94,3 +94,15 @@ async def test_a_server_that_stops_answers_those_who_wait():
         tasks.start_soon(ask)
         await anyio.wait_all_tasks_blocked()
     assert [answer.status_code for answer in answers] == [503]
+
+
+async def test_the_totals_are_those_of_what_is_kept(keys: Keys):
+    for key, status in (("a", 200), ("b", 503), ("c", 404)):
+
+        async def work(status: int = status) -> Response:
+            return Response(b"x" * 100, status)
+
+        await keys.answer("ana", key, b"", work)
+    own = keys._owners["ana"]
+    assert (set(own.entries), own.active) == ({"a", "c"}, 0)
+    assert keys._size == own.size == sum(entry.size for entry in own.entries.values())
