@@ -14,19 +14,28 @@ DEFAULT_PATH = "/mcp"
 
 
 class BadAddress(Exception):
-    """The address of the server is no http or https URL."""
+    """The server has no such address, or no such token."""
 
 
 class Link:
     """Connections to one address. A connection carries one request at a time and is then used again."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
+        wrong = BadAddress(f"{url} is not the address of a server, such as http://127.0.0.1:8000/mcp")
+        try:
+            parts = urlsplit(url)
+            port = parts.port  # looked at only here, and may be no number
+        except ValueError:
+            raise wrong from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadAddress(f"{url} is not the address of a server, such as http://127.0.0.1:8000/mcp")
+            raise wrong
+        token = token.strip() if token else None  # files end with a newline
+        if token and not (token.isascii() and token.isprintable()):
+            raise BadAddress("the token has characters that no token has")
         self.url = url
         self._class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port = parts.hostname, parts.port
+        # Without a port http.client would look for one in the host, and find it in ::1.
+        self._host, self._port = parts.hostname, port or self._class.default_port
         self._path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
         self._headers = {
             "Accept": "application/json, text/event-stream",

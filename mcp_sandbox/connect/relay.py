@@ -17,7 +17,16 @@ from types import FrameType
 from typing import Any
 
 from mcp_sandbox.connect.link import BadAddress, Link, events_in
-from mcp_sandbox.connect.messages import SERVER_ERROR, Message, NoMessage, answers, error_message, parse, refusal
+from mcp_sandbox.connect.messages import (
+    INVALID_REQUEST,
+    SERVER_ERROR,
+    Message,
+    NoMessage,
+    answers,
+    error_message,
+    parse,
+    refusal,
+)
 
 EXIT_USAGE = 2
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way
@@ -93,6 +102,9 @@ class Relay:
         except LOST as error:
             self._lose(message, error)
             return
+        except ValueError as error:  # what it names fits into no header
+            self._write(error_message(message.id, INVALID_REQUEST, f"The message cannot be sent: {error}."))
+            return
         if message.id is None or message.method == "initialize":
             self._finish(message, connection)  # later messages build on these
         else:
@@ -108,8 +120,10 @@ class Relay:
         if self._session or not isinstance(number, int | str):
             return False
         connection = self._open.pop(number, None)
-        if connection is not None and connection.sock is not None:
-            connection.sock.shutdown(socket.SHUT_RDWR)
+        sock = None if connection is None else connection.sock  # the thread of the request may close it meanwhile
+        if sock is not None:
+            with suppress(OSError):  # the server was faster
+                sock.shutdown(socket.SHUT_RDWR)
         return True
 
     def _finish(self, message: Message, connection: HTTPConnection) -> None:
@@ -195,7 +209,11 @@ class Relay:
     def _open_session(self, greeting: Message, response: HTTPResponse) -> None:
         """Pass on the answer to `initialize`, and remember the session it opened."""
         session = response.headers.get("mcp-session-id")
-        result = json.loads(self._pass_on(greeting, response)).get("result")
+        answer = self._pass_on(greeting, response)
+        if not answer:
+            self._write(error_message(greeting.id, SERVER_ERROR, "The server's answer is empty."))
+            return
+        result = json.loads(answer).get("result")
         if session is not None and result is not None:
             self._greeting = greeting
             self._session = _session(session, result)

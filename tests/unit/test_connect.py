@@ -2,12 +2,16 @@
 
 import io
 import json
-from typing import TYPE_CHECKING, cast
+import os
+import socket
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from mcp_sandbox.connect.link import BadAddress, Event, Link, events_in
 from mcp_sandbox.connect.messages import VERSION_KEY, answers, parse, refusal
+from mcp_sandbox.connect.relay import Relay
 from mcp_sandbox.start import connect_url
 
 if TYPE_CHECKING:
@@ -36,10 +40,56 @@ def test_a_client_that_only_connects_starts_without_the_command_line(
     assert connect_url(arguments, {"MCP_SANDBOX_CONNECT": variable}) == found
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1:8000", "ftp://a/mcp", "http://"])
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1:8000", "ftp://a/mcp", "http://", "http://a:b", "http://a:99999", "http://[::1"]
+)
 def test_only_http_addresses_are_taken(address: str):
     with pytest.raises(BadAddress):
         Link(address, None)
+
+
+def test_an_ipv6_address_needs_no_port():
+    assert (Link("http://[::1]/mcp", None)._host, Link("http://[::1]/mcp", None)._port) == ("::1", 80)
+
+
+def test_a_token_may_end_with_a_newline_and_has_no_odd_characters():
+    assert Link("http://a", "secret\n")._headers["Authorization"] == "Bearer secret"
+    with pytest.raises(BadAddress, match="token"):
+        Link("http://a", "a\nb")
+
+
+class OddLink:
+    """A server whose connections are as http.client leaves them."""
+
+    url = "http://a"
+
+    def send(self, _method: str, headers: dict[str, str], _body: bytes) -> None:
+        raise ValueError(f"Invalid header value in {sorted(headers)}")
+
+
+def relayed(*lines: bytes) -> tuple[Relay, list[dict[str, Any]]]:
+    """A relay that took these lines, and what it wrote."""
+    reading, writing = os.pipe()
+    relay = Relay(cast("Link", OddLink()), writing)
+    relay.run(lines)
+    os.close(writing)
+    with os.fdopen(reading) as written:
+        return relay, [json.loads(line) for line in written]
+
+
+def test_a_message_that_fits_into_no_header_is_answered_and_the_relay_goes_on():
+    odd = stateless("tools/call", name="\ud800")
+    _, written = relayed(odd, stateless("a\nb"))
+    assert [(answer["id"], answer["error"]["code"]) for answer in written] == [(1, -32600), (1, -32600)]
+
+
+def test_a_request_whose_connection_has_just_ended_can_be_cancelled():
+    relay, _ = relayed()
+    connection = HTTPConnection("a")
+    with socket.socket() as connection.sock:  # not connected any more
+        relay._open[1] = connection
+        cancelled = stateless("notifications/cancelled", requestId=1)
+        assert relay._abandon(parse(cancelled))
 
 
 def test_a_stateless_request_repeats_its_method_and_name_in_headers():
