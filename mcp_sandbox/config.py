@@ -293,6 +293,7 @@ class ServeSettings(Group):
     allowed_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Web pages that may call the server, as https://name."
     )
+    require_token: bool = Field(False, description="Do not start without a token, on loopback either.")
     certificate: Path | None = Field(None, description="TLS certificate chain, PEM.")
     key: Path | None = Field(None, description="Private key of the certificate, PEM.")
     requests_per_minute: int = Field(600, ge=1, description="Requests of one token, unless the token says otherwise.")

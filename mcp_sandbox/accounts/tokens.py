@@ -9,12 +9,13 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from mcp_sandbox.errors import SandboxError
-from mcp_sandbox.operating.database import connect
+from mcp_sandbox.operating.database import BUSY_TIMEOUT_S, connect, set_busy_timeout
 
 Scope = Literal["use", "operate"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -22,6 +23,7 @@ PREFIX = "mcps_"  # lets secret scanners recognise a leaked token
 SECRET_BYTES = 32
 NAME_CHARS = 64
 USED_EVERY_S = 60.0  # how exact the last use is: not every request writes
+RECORD_WAIT_S = 0.02  # for another process's write
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, scopes TEXT NOT NULL, requests_per_minute INTEGER,
@@ -132,8 +134,17 @@ class Tokens:
         if token is None or token.expired(now):
             return None
         if token.last_used is None or now - token.last_used > USED_EVERY_S:
-            self._db.execute("UPDATE tokens SET last_used = ? WHERE name = ?", (now, token.name))
+            self._record_use(token.name, now)
         return token
+
+    def _record_use(self, name: str, now: float) -> None:
+        """Write when a token was used last, if that can be done at once: requests wait meanwhile."""
+        set_busy_timeout(self._db, RECORD_WAIT_S)
+        try:
+            with suppress(sqlite3.Error):
+                self._db.execute("UPDATE tokens SET last_used = ? WHERE name = ?", (now, name))
+        finally:
+            set_busy_timeout(self._db, BUSY_TIMEOUT_S)
 
 
 def _hash(secret: str) -> bytes:

@@ -84,6 +84,8 @@ def guard(settings: ServeSettings, tokens: Tokens) -> FindToken | None:
         UnsafeAddress: the server would be open to others.
     """
     have_tokens = bool(tokens.all())
+    if settings.require_token and not have_tokens:
+        raise UnsafeAddress(settings.host, "There is no token, and serve.require_token is set.")
     if not is_loopback(settings.host):
         if not have_tokens:
             raise UnsafeAddress(settings.host, "There is no token yet.")

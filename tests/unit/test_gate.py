@@ -136,6 +136,7 @@ class SomeTokens(NoTokens):
         (ServeSettings(host="0.0.0.0"), NoTokens(), "no token"),
         (ServeSettings(host="::", allowed_hosts=("box.test",)), NoTokens(), "no token"),
         (ServeSettings(host="10.1.2.3"), SomeTokens(), "allowed_hosts"),
+        (ServeSettings(require_token=True), NoTokens(), "require_token"),
     ],
 )
 def test_a_server_that_others_could_use_does_not_start(settings, tokens, missing):

@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
@@ -79,3 +80,14 @@ def test_a_name_that_would_spoil_a_log_is_refused(tokens, name):
     with pytest.raises(BadTokenName, match="printable"):
         tokens.create(name)
     assert tokens.all() == []
+
+
+def test_a_token_is_found_while_another_process_writes(tokens, tmp_path):
+    secret = tokens.create("ana")
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        found = tokens.find(secret)
+    assert found.name == "ana"
+    assert tokens.all()[0].last_used is None
+    assert tokens.find(secret)
+    assert tokens.all()[0].last_used is not None
