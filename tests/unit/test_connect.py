@@ -4,6 +4,7 @@ import io
 import json
 import os
 import socket
+from email.message import EmailMessage
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any, cast
 
@@ -90,6 +91,26 @@ def test_a_request_whose_connection_has_just_ended_can_be_cancelled():
         relay._open[1] = connection
         cancelled = stateless("notifications/cancelled", requestId=1)
         assert relay._abandon(parse(cancelled))
+
+
+class EmptyResponse:
+    """A response without a body."""
+
+    status = 200
+    headers = EmailMessage()
+
+    def read(self) -> bytes:
+        return b""
+
+
+def test_an_empty_answer_to_initialize_is_an_error_for_the_client():
+    reading, writing = os.pipe()
+    relay = Relay(cast("Link", OddLink()), writing)
+    greeting = parse(b'{"jsonrpc": "2.0", "id": 5, "method": "initialize"}')
+    relay._open_session(greeting, cast("HTTPResponse", EmptyResponse()))
+    os.close(writing)
+    with os.fdopen(reading) as written:
+        assert json.loads(written.read())["id"] == 5
 
 
 def test_a_stateless_request_repeats_its_method_and_name_in_headers():
