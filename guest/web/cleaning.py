@@ -12,12 +12,16 @@ UNSEEN = (
     *("script", "style", "template", "noscript", "iframe", "object", "embed", "applet", "canvas", "svg"),
     *("audio", "video", "dialog", "datalist", "head"),
 )
-HIDING = re.compile(
-    r"display:none|visibility:(?:hidden|collapse)|content-visibility:hidden|opacity:0?\.?0*(?:;|$|!)|font-size:0"
-    r"|(?:^|;)(?:max-)?(?:width|height):[01]?(?:px)?(?:;|$|!).*overflow:hidden"
-    r"|overflow:hidden.*(?:^|;)(?:max-)?(?:width|height):[01]?(?:px)?(?:;|$|!)"
-    r"|(?:left|top|right|bottom|text-indent|margin-left|margin-top):-\d{3,}|transform:scale\(0"
-    r"|clip:rect\(0|clip-path:inset\((?:50|100)%|color:transparent"
+END = r"(?=;|$|!)"  # of a value
+ZERO = r"(?:0+|0*\.0\d*)"  # or so little that nobody sees it
+NARROW = rf"(?:max-)?(?:width|height):[01](?:px)?{END}"
+HIDING = re.compile(  # whole declarations: background-color is not color, and 0.9 is not 0
+    r"(?:^|;)(?:display:none|visibility:(?:hidden|collapse)|content-visibility:hidden"
+    rf"|opacity:{ZERO}%?{END}|font-size:{ZERO}[a-z%]*{END}"
+    rf"|{NARROW}.*;overflow:hidden|overflow:hidden.*;{NARROW}"
+    r"|(?:(?:margin-)?(?:left|top)|right|bottom|text-indent):-\d{3,}"
+    rf"|(?:-webkit-)?transform:[^;]*scale[xy]?\({ZERO}[,)]"
+    rf"|clip:rect\((?:[01](?:px)?,?){{4}}\)|clip-path:inset\((?:50|100)%|color:transparent{END})"
 )
 AT_RULE = re.compile(r"@[^{};]+\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}")  # such as what holds for printers only
 RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")

@@ -65,7 +65,11 @@ def test_a_page_is_its_main_content_with_title_and_date():
         "<p style='position:absolute; left:-9999px'>SECRET</p>",
         "<p style='height:0;overflow:hidden'>SECRET</p>",
         "<p style='color:transparent'>SECRET</p>",
+        "<p style='margin:0; color: transparent !important'>SECRET</p>",
         "<p style='clip-path: inset(100%)'>SECRET</p>",
+        "<p style='clip: rect(0 0 0 0)'>SECRET</p>",
+        "<p style='font-size:0.01em'>SECRET</p>",
+        "<p style='transform: translateX(1px) scale(0)'>SECRET</p>",
         "<div style='display:none'><div><p>SECRET</p></div></div>",
         "<p class='unseen'>SECRET</p>",
         "<p id='gone'>SECRET</p>",
@@ -81,6 +85,26 @@ def test_what_a_reader_does_not_see_is_not_in_the_text(hidden: str, form: str):
     text = read(page(f"{hidden}<p>{LONG}</p>", style), form=form)
     assert "quick brown fox" in text
     assert "SECRET" not in text
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        "background-color: transparent",
+        "margin: 0; -webkit-tap-highlight-color: transparent",
+        "font-size: 0.9em",
+        "font-size: 0.875rem; color: red",
+        "transform: scale(0.98)",
+        "opacity: 0.9",
+        "padding-left: 100px",
+        "scroll-margin-top: -100px",
+        "width: 10px; overflow: hidden",
+        "clip: rect(0, auto, auto, 0)",
+    ],
+)
+def test_visible_text_stays(style: str):
+    assert "SEEN" in read(page(f"<p style='{style}'>SEEN, because {LONG}</p>"))
+    assert "SEEN" in read(page(f"<p class='part'>SEEN, because {LONG}</p>", f"<style>.part {{ {style} }}</style>"))
 
 
 @pytest.mark.parametrize(
