@@ -15,6 +15,8 @@ from websearch.text import is_visible, one_line
 MAX_URL = 2000  # characters
 MIB = 1024 * 1024
 CACHE_BYTES = 64 * MIB
+CACHE_PAGES = 256
+FACTS_BYTES = 4096  # about what Python takes for a page without text
 
 Kind = Literal["page", "text", "json", "table", "pdf", "feed", "image", "binary"]
 
@@ -71,8 +73,9 @@ class Page:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that it takes."""
-        return 4 * len(self.text or "") + len(self.data)
+        """Bytes of memory that it takes, about."""
+        addresses = [self.facts.final_url, *(redirect.url for redirect in self.facts.redirects)]
+        return FACTS_BYTES + sum(map(len, addresses)) + 4 * len(self.text or "") + len(self.data)
 
 
 def parse_page(answer: Answer) -> Page:
@@ -89,13 +92,17 @@ def parse_page(answer: Answer) -> Page:
 
 
 class PageCache:
-    """The pages of the last minutes, up to a size."""
+    """The pages of the last minutes, up to a size and a number."""
 
     def __init__(self, ttl_s: float, size: int = CACHE_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
         self._size = size
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[float, Page]] = OrderedDict()  # the oldest first
+        self.bytes = 0  # that all of them take
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def get(self, key: Hashable, *, with_data: bool) -> Page | None:
         """Return a page that is fresh, and has its bytes if they are needed."""
@@ -105,8 +112,23 @@ class PageCache:
         return page
 
     def put(self, key: Hashable, page: Page) -> None:
-        """Keep a page instead of the oldest ones."""
-        self._kept.pop(key, None)
-        self._kept[key] = (self._clock() + self._ttl_s, page)
-        while self._kept and sum(kept.size for _, kept in self._kept.values()) > self._size:
-            self._kept.popitem(last=False)
+        """Keep a page instead of those that have expired, and of the oldest ones if there is no room."""
+        if self._ttl_s <= 0:
+            return
+        if key in self._kept:
+            self._drop(key)
+        now = self._clock()
+        self._kept[key] = (now + self._ttl_s, page)
+        self.bytes += page.size
+        while self._kept and (self._is_full() or self._oldest_end() <= now):
+            self._drop(next(iter(self._kept)))
+
+    def _is_full(self) -> bool:
+        return self.bytes > self._size or len(self._kept) > CACHE_PAGES
+
+    def _oldest_end(self) -> float:
+        return next(iter(self._kept.values()))[0]
+
+    def _drop(self, key: Hashable) -> None:
+        _, page = self._kept.pop(key)
+        self.bytes -= page.size
