@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup  # noqa: TC002 - an annotation of a field that i
 from guest.client.streams import ServeStream
 from websearch.access import Caller
 from websearch.jobs import Answer, JobFailed
-from websearch.workers import OpenBridge, WorkerLost, Workers
+from websearch.workers import JobOverdue, NoWorker, OpenBridge, WorkerLost, Workers
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,9 @@ class Limits:
     max_age_s: float = 3600.0
     max_memory_bytes: int = 1536 * 1024 * 1024
     max_answer_bytes: int = 64 * 1024 * 1024
+    max_overdue: int = 5  # jobs in a row without any answer
     check_s: float = 5.0  # between two looks at a machine
+    retry_s: float = 60.0  # after a machine that could not be replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Condition:
     unused_s: float  # since its last job ended
     memory_bytes: int
     well: bool
+    overdue: int = 0  # jobs in a row without any answer
 
 
 def decide(condition: Condition, limits: Limits) -> Literal["keep", "replace", "stop"]:
@@ -79,6 +82,7 @@ def decide(condition: Condition, limits: Limits) -> Literal["keep", "replace", "
         condition.requests >= limits.max_requests
         or condition.age_s >= limits.max_age_s
         or condition.memory_bytes >= limits.max_memory_bytes
+        or condition.overdue >= limits.max_overdue
     ):
         return "replace"
     return "keep"
@@ -97,8 +101,11 @@ class _Station:
     retired: bool = False  # it gets no new jobs
     requests: int = 0
     active: int = 0
+    overdue: int = 0
     started: float = 0.0
     used: float = 0.0
+    replace_at: float = 0.0  # not before
+    successor: "_Station | None" = None  # which starts, or serves already
 
     def begin(self) -> None:
         """Count a new job."""
@@ -144,6 +151,8 @@ class Singleton(AsyncContextManagerMixin):
             except WorkerLost as error:
                 lost = error
                 await self._suspect(station)
+                if isinstance(error, NoWorker) and not station.retired:
+                    break  # the machine is only busy: a second wait would be as long
             finally:
                 station.end()
         raise JobFailed("worker", str(lost)) from lost
@@ -163,7 +172,9 @@ class Singleton(AsyncContextManagerMixin):
             tasks.start_soon(watch)
             try:
                 answers.append(await station.workers.run(kind, fields, caller=caller, timeout_s=timeout_s))
+                station.overdue = 0
             except (JobFailed, WorkerLost) as error:
+                station.overdue = station.overdue + 1 if isinstance(error, JobOverdue) else 0
                 failures.append(error)
             tasks.cancel_scope.cancel()
         if failures:
@@ -181,7 +192,7 @@ class Singleton(AsyncContextManagerMixin):
             station = self._current = self._start()
         await station.ready.wait()
         if station.failure is not None:
-            raise JobFailed("unavailable", str(station.failure)) from station.failure
+            raise JobFailed("unavailable", _reason(station.failure)) from station.failure
         return station
 
     def _start(self) -> _Station:
@@ -203,7 +214,7 @@ class Singleton(AsyncContextManagerMixin):
         except Exception as error:
             if station.machine is None:
                 station.failure = error
-            log.warning("the machine that reaches the web has ended: %s", error)
+            log.warning("the machine that reaches the web has ended: %s", _reason(error))
         finally:
             self._leave(station)
             station.gone.set()
@@ -219,21 +230,21 @@ class Singleton(AsyncContextManagerMixin):
                 if not condition.well:
                     log.warning("the machine that reaches the web does not answer: the next request gets another")
                 return
-            if what == "replace" and self._current is station:
+            if what == "replace" and self._current is station and anyio.current_time() >= station.replace_at:
                 await self._replace(station)
                 continue
             with anyio.move_on_after(min(self._limits.check_s, self._limits.idle_s)):
                 await station.gone.wait()
 
     async def _replace(self, old: _Station) -> None:
-        """Start the next machine, and let it serve once it is ready."""
-        new = self._start()
+        """Start the next machine, and let it serve once it is ready. If it does not start, the old one goes on."""
+        new = old.successor = self._start()
         await new.ready.wait()
-        if new.failure is None and self._current is old:
-            self._current = new
+        if new.failure is None:
+            self._leave(old)
         else:
-            self._leave(old)  # the next request tries again, and tells its caller why it fails
-        old.retired = True
+            old.successor = None
+            old.replace_at = anyio.current_time() + self._limits.retry_s
 
     async def _drain(self, station: _Station) -> None:
         """Let the jobs of a machine finish; each has its own time limit."""
@@ -249,6 +260,9 @@ class Singleton(AsyncContextManagerMixin):
         except Exception as error:  # whatever the reason is, it is not well
             log.info("the machine that reaches the web is not well: %s", error)
             well = False
+        if station.workers.stuck:
+            log.info("the machine that reaches the web has no workers any more")
+            well = False
         now = anyio.current_time()
         return Condition(
             requests=station.requests,
@@ -257,6 +271,7 @@ class Singleton(AsyncContextManagerMixin):
             unused_s=now - station.used,
             memory_bytes=memory,
             well=well,
+            overdue=station.overdue,
         )
 
     async def _suspect(self, station: _Station) -> None:
@@ -269,4 +284,12 @@ class Singleton(AsyncContextManagerMixin):
     def _leave(self, station: _Station) -> None:
         station.retired = True
         if self._current is station:
-            self._current = None
+            following = station.successor
+            self._current = None if following is None or following.retired else following
+
+
+def _reason(error: Exception) -> str:
+    """Return why a machine ended or did not start; some errors have no text."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return f"its machine did not start within {START_S:g} s"
+    return str(error) or type(error).__name__

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 import h11
@@ -25,7 +26,9 @@ from websearch.http_peer import MAX_HEAD
 from websearch.jobs import Answer, JobFailed
 
 FIRST_BYTES_S = 15.0  # for a stream to say what it is
-WORKER_S = 60.0  # for a worker to become free
+WORKER_S = 60.0  # for a worker to become free: after so long with a free place, the machine makes none any more
+MAX_JOBS = 6  # that a machine does at once: see guest.web.workers.MOST
+OWNER_JOBS = 4  # of them for one owner, so that slow pages of one do not keep out all others
 TOKEN_BYTES = 16
 GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 NO_TOKEN = b"HTTP/1.1 407 no job of ours\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -39,6 +42,20 @@ class WorkerLost(Exception):
 
     def __init__(self, message: str = "the process that did it died") -> None:
         super().__init__(message)
+
+
+class NoWorker(WorkerLost):
+    """No worker became free in time."""
+
+    def __init__(self) -> None:
+        super().__init__("no process was free in time")
+
+
+class JobOverdue(JobFailed):
+    """A worker did not answer in time, not even that it needs longer."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__("timeout", f"it took longer than {timeout_s:g} s")
 
 
 class _Error(BaseModel):
@@ -110,6 +127,16 @@ class Workers:
         self._waiting: deque[_Worker] = deque()
         self._arrived = anyio.Event()
         self._tickets: dict[str, _Ticket] = {}
+        self._places: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()  # of each owner who has jobs
+        self._missed_since: float | None = None  # when a job began to wait; no worker has arrived since
+        self._ended = 0.0  # when the last job did
+
+    @property
+    def stuck(self) -> bool:
+        """Whether jobs found no worker for long, although there is room for more."""
+        if self._missed_since is None or len(self._tickets) >= MAX_JOBS:
+            return False
+        return anyio.current_time() - max(self._missed_since, self._ended) >= WORKER_S
 
     async def serve(self, stream: ByteStream) -> None:
         """Serve one stream of the machine."""
@@ -123,6 +150,7 @@ class Workers:
         if first == PREFACE:
             worker = _Worker(stream)
             self._waiting.append(worker)
+            self._missed_since = None
             self._arrived.set()
             self._arrived = anyio.Event()
             try:
@@ -134,37 +162,52 @@ class Workers:
             await self._carry(_Replayed(first, stream))
 
     async def run(self, kind: str, fields: Mapping[str, Any], *, caller: Caller, timeout_s: float) -> Answer:
-        """Give a job to the next worker and return its answer.
+        """Give a job to the next worker and return its answer, in a time that includes the wait for the worker.
 
         Raises:
             WorkerLost: the worker ended, or none came.
             JobFailed: the worker says that it failed, or answers nonsense.
         """
-        job = {**fields, "kind": kind, "timeout_s": timeout_s}
-        worker = await self._waiting_worker()
+        end = anyio.current_time() + timeout_s
+        places = self._places.setdefault(caller.owner, anyio.Semaphore(OWNER_JOBS, fast_acquire=True))
+        with anyio.move_on_after(min(WORKER_S, timeout_s)) as waiting:
+            await places.acquire()
+        if waiting.cancelled_caught:
+            raise NoWorker
+        try:
+            worker = await self._waiting_worker(end - anyio.current_time())
+            with self._ticket(caller, kind) as token:
+                left = max(end - anyio.current_time(), 0.0)
+                job = {**fields, "kind": kind, "timeout_s": left, "token": token}
+                return await self._answer(worker, job, end, timeout_s)
+        finally:
+            places.release()
+
+    async def _answer(self, worker: _Worker, job: Mapping[str, Any], end: float, timeout_s: float) -> Answer:
         worker.has_job = True
-        with self._ticket(caller, kind) as token:
-            try:
-                with anyio.fail_after(timeout_s):
-                    await worker.stream.send(_packed({**job, "token": token}))
-                    await worker.done.wait()
-            except TimeoutError:
-                raise JobFailed("timeout", f"it took longer than {timeout_s:g} s") from None
-            except GONE as error:
-                raise WorkerLost from error
-            finally:
-                worker.scope.cancel()
+        try:
+            with anyio.CancelScope(deadline=end) as scope:
+                await worker.stream.send(_packed(job))
+                await worker.done.wait()
+            if scope.cancelled_caught:
+                raise JobOverdue(timeout_s)
+        except GONE as error:
+            raise WorkerLost from error
+        finally:
+            worker.scope.cancel()
         if isinstance(worker.result, Exception):
             raise worker.result
         return worker.result
 
-    async def _waiting_worker(self) -> _Worker:
-        """Return a worker that waits. Raises WorkerLost if none comes in time."""
-        with anyio.move_on_after(WORKER_S):
+    async def _waiting_worker(self, longest_s: float) -> _Worker:
+        """Return a worker that waits. Raises NoWorker if none comes in time."""
+        if not self._waiting and self._missed_since is None:
+            self._missed_since = anyio.current_time()
+        with anyio.move_on_after(min(WORKER_S, longest_s)):
             while not self._waiting:
                 await self._arrived.wait()
             return self._waiting.popleft()
-        raise WorkerLost("no process was free in time")
+        raise NoWorker
 
     @contextmanager
     def _ticket(self, caller: Caller, kind: str) -> Iterator[str]:
@@ -175,6 +218,7 @@ class Workers:
             yield token
         finally:
             del self._tickets[token]
+            self._ended = anyio.current_time()
             for connection in ticket.connections:
                 connection.cancel()
 

@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,11 +17,13 @@ from tests.web.fake_machine import FakeMachine, FakeMachines, Wire, say_hello
 from tests.web.local_machine import LocalMachines, certificates
 from tests.web.sites import Page, answering, pages, trusting
 from tests.web.world import World, forget_proxies
+from websearch import singleton as singleton_module
+from websearch import workers as workers_module
 from websearch.access import Caller
 from websearch.jobs import Answer, JobFailed
 from websearch.providers import make_provider, secrets_of
 from websearch.singleton import Condition, Limits, Singleton, decide
-from websearch.workers import Workers
+from websearch.workers import MAX_JOBS, OWNER_JOBS, WORKER_S, WorkerLost, Workers
 
 ANN = Caller("ann", "web")
 FETCH: dict[str, Any] = {"format": "text", "max_bytes": 1_000_000, "time_s": 60}
@@ -179,19 +181,108 @@ async def test_a_machine_that_cannot_start_is_an_error_and_is_tried_again():
 async def test_a_job_that_takes_too_long_ends_and_frees_its_worker():
     asked: list[FakeMachine] = []
 
-    async def first_never_ends(machine: FakeMachine) -> bytes:
+    async def second_never_ends(machine: FakeMachine) -> bytes:
         asked.append(machine)
-        if len(asked) == 1:
+        if len(asked) == 2:
             await anyio.sleep_forever()
         return b"hello"
 
-    machines = FakeMachines(first_never_ends)
+    machines = FakeMachines(second_never_ends)
     async with Singleton(machines, World().bridge_for) as web:
+        await ask(web)  # so that workers wait, and the time is the job's alone
         with pytest.raises(JobFailed) as failed:
             await web.run("fetch", {}, caller=ANN, timeout_s=0.01)
         assert failed.value.code == "timeout"
         assert (await ask(web)).body == b"hello"
     assert len(machines.started) == 1
+
+
+async def test_a_machine_without_workers_is_left_even_if_many_wait_and_its_agent_answers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(workers_module, "WORKER_S", 0.5)
+    machines = FakeMachines(say_hello, without_workers=1)
+    answers: list[bytes] = []
+    async with Singleton(machines, World().bridge_for) as web:
+        with anyio.fail_after(HANG_S):
+            async with anyio.create_task_group() as tasks:
+
+                async def one() -> None:
+                    answers.append((await ask(web)).body)
+
+                for _ in range(3):
+                    tasks.start_soon(one)
+    assert answers == [b"hello"] * 3
+    assert len(machines.started) == 2
+
+
+async def test_a_machine_whose_jobs_only_time_out_is_replaced():
+    async def first_machine_hangs(machine: FakeMachine) -> bytes:
+        if machine is machines.started[0]:
+            await anyio.sleep_forever()
+        return b"hello"
+
+    machines = FakeMachines(first_machine_hangs)
+    async with Singleton(machines, World().bridge_for, replace(LIMITS, max_overdue=2, check_s=0.001)) as web:
+        with anyio.fail_after(HANG_S):
+            for _ in range(2):
+                with pytest.raises(JobFailed, match="longer than"):
+                    await web.run("fetch", {}, caller=ANN, timeout_s=0.5)
+            await machines.started[0].closed.wait()
+            assert (await ask(web)).body == b"hello"
+
+
+async def test_a_machine_that_cannot_be_replaced_goes_on():
+    machines = FakeMachines(say_hello)
+    async with Singleton(machines, World().bridge_for, replace(LIMITS, check_s=0.001)) as web:
+        with anyio.fail_after(HANG_S):
+            await ask(web)
+            machines.failure = OSError("no memory")
+            machines.started[0].memory = 500
+            await machines.failed.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert (await ask(web)).body == b"hello"
+    assert len(machines.started) == 1
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_a_machine_that_is_lost_during_its_replacement_is_followed_by_it(
+    attempts: int, monkeypatch: pytest.MonkeyPatch
+):
+    async def fall_silent(machine: FakeMachine) -> bytes:
+        if machine is machines.started[0] and machines.gate is not None:
+            raise anyio.EndOfStream
+        return b"hello"
+
+    monkeypatch.setattr(singleton_module, "ATTEMPTS", attempts)
+    machines = FakeMachines(fall_silent)
+    async with Singleton(machines, World().bridge_for, replace(LIMITS, check_s=0.001)) as web:
+        with anyio.fail_after(HANG_S):
+            await ask(web)
+            machines.gate = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+
+                async def lose() -> None:
+                    with suppress(JobFailed):
+                        await ask(web)
+
+                machines.started[0].memory = 500
+                await machines.knocked.wait()
+                tasks.start_soon(lose)
+                await anyio.wait_all_tasks_blocked()
+                machines.gate.set()
+            assert (await ask(web)).body == b"hello"
+            await machines.started[0].closed.wait()
+    assert len(machines.started) == 2
+
+
+async def test_a_machine_that_takes_too_long_to_start_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(singleton_module, "START_S", 0.01)
+    machines = FakeMachines(say_hello, gate=anyio.Event())
+    async with Singleton(machines, World().bridge_for) as web:
+        with pytest.raises(JobFailed) as failed:
+            await ask(web)
+    assert str(failed.value) == "its machine did not start within 0.01 s"
 
 
 @pytest.mark.parametrize(
@@ -203,6 +294,7 @@ async def test_a_job_that_takes_too_long_ends_and_frees_its_worker():
         (replace(WELL, requests=10), "replace"),
         (replace(WELL, age_s=1000), "replace"),
         (replace(WELL, memory_bytes=500), "replace"),
+        (replace(WELL, overdue=5), "replace"),
         (replace(WELL, well=False, active=1), "stop"),
     ],
 )
@@ -269,6 +361,28 @@ async def test_workers_that_speak_or_end_before_they_have_a_job_get_none():
             good.closed.set()
             assert (await workers.run("fetch", {}, caller=ANN, timeout_s=1)).body == b"ok"
     assert early.received == ended.received == b""
+
+
+async def test_one_owner_does_not_take_all_workers():
+    workers = Workers(World().bridge_for)
+    wires = [Wire(PREFACE) for _ in range(MAX_JOBS)]
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            for wire in wires:
+                tasks.start_soon(workers.serve, wire)
+            for owner in ["ann"] * MAX_JOBS + ["bob"]:
+                run = partial(workers.run, "fetch", {"of": owner}, caller=Caller(owner, "web"), timeout_s=HANG_S)
+                tasks.start_soon(run)
+                await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+    owners = [json.loads(wire.received[JOB.size :])["of"] for wire in wires if wire.received]
+    assert sorted(owners) == ["ann"] * OWNER_JOBS + ["bob"]
+
+
+async def test_the_wait_for_a_worker_counts_in_the_time_of_a_job():
+    with anyio.fail_after(WORKER_S / 2):
+        with pytest.raises(WorkerLost, match="no process was free in time"):
+            await Workers(World().bridge_for).run("search", {}, caller=ANN, timeout_s=0.01)
 
 
 class HostileWorker(Wire):

@@ -93,15 +93,23 @@ class FakeMachines:
     started: list[FakeMachine] = field(default_factory=list)
     ended: list[FakeMachine] = field(default_factory=list)
     failure: Exception | None = None
+    failed: anyio.Event = field(default_factory=anyio.Event)
+    gate: anyio.Event | None = None  # which machines wait for while they start
+    knocked: anyio.Event = field(default_factory=anyio.Event)  # one waits
+    without_workers: int = 0  # so many machines make none, although they are well
 
     @asynccontextmanager
     async def machine(self, serve_stream: ServeStream) -> AsyncIterator[FakeMachine]:
         if self.failure is not None:
+            self.failed.set()
             raise self.failure
+        if self.gate is not None:
+            self.knocked.set()
+            await self.gate.wait()
         machine = FakeMachine()
         self.started.append(machine)
         async with anyio.create_task_group() as tasks:
-            for _ in range(WORKERS):
+            for _ in range(WORKERS if len(self.started) > self.without_workers else 0):
                 tasks.start_soon(self._work, machine, serve_stream)
             try:
                 yield machine
