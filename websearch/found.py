@@ -37,11 +37,12 @@ class Found:
 
 
 class EngineError(Exception):
-    """A provider, or an engine behind it, that did not answer."""
+    """A provider, or an engine behind it, that did not answer. The name of an engine is a stranger's text."""
 
-    def __init__(self, engine: str, code: str, message: str) -> None:
+    def __init__(self, engine: str, code: str, message: str, provider: str | None = None) -> None:
         super().__init__(message)
         self.engine = engine
+        self.provider = provider or engine
         self.code = code
         self.message = message
 
@@ -93,10 +94,10 @@ def parse_results(raw: object, provider: str) -> list[Found]:
     return list({key_of(result.url): result for result in reversed(found)}.values())[::-1]
 
 
-def parse_errors(raw: object) -> list[EngineError]:
+def parse_errors(raw: object, provider: str) -> list[EngineError]:
     """Return the errors of the engines behind a provider."""
     return [
-        EngineError(one_line(error.engine, MAX_ENGINE), "engine_failed", one_line(error.error, MAX_ERROR))
+        EngineError(one_line(error.engine, MAX_ENGINE), "engine_failed", one_line(error.error, MAX_ERROR), provider)
         for error in _valid(_RawError, raw)
     ]
 

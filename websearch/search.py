@@ -196,7 +196,7 @@ class Search:
         found = parse_results(answer.header.get("results"), provider.name)
         if request.site is not None:
             found = [result for result in found if within(result.url, request.site)]
-        return found, parse_errors(answer.header.get("errors"))
+        return found, parse_errors(answer.header.get("errors"), provider.name)
 
 
 def _job(provider: Provider, request: SearchRequest) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def page_blocks(view: PageView, data: bytes, *, image_bytes: int) -> list[Conten
 
 def page_text(view: PageView, *, shown: bool) -> str:
     """Return what a page says between marks, and around them what this server says about it."""
-    head = f"Status {view.status}, {view.content_type}, {view.bytes:,} bytes, sha256 {view.sha256}"
+    head = f"Status {view.status}, {view.bytes:,} bytes, sha256 {view.sha256}"
     found = "\n".join(_about(view)) + ("" if view.text is None else f"\n\n{view.text}")
     return "\n".join([head, untrusted(found, view.url), *_remarks(view, shown=shown)])
 
@@ -29,6 +29,7 @@ def page_text(view: PageView, *, shown: bool) -> str:
 def _about(view: PageView) -> Iterator[str]:
     """Yield what the page, or its server, says about itself."""
     facts = (
+        ("Type", view.content_type),
         ("Title", view.title),
         ("Author", view.author),
         ("Published", view.published),

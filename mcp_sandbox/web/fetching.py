@@ -20,8 +20,9 @@ Format = Literal["markdown", "text", "html", "raw"]
 MAX_CHARS = 200_000  # of one answer
 GRACE_S = 10.0  # for the answer of a worker that used its time up
 RULE = re.compile(r"[a-z0-9:.*_-]{1,100}")
-UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-MAX_NAME = 80  # characters of a downloaded file's name
+UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
+MAX_SUFFIX = 10
+MAX_NAME = 40  # characters of a downloaded file's name: too few for sentences that a model might obey
 # Why a certificate is not accepted, by OpenSSL's numbers. A worker's own words could be a stranger's.
 CERTIFICATES = {
     10: "its certificate has expired",
@@ -170,5 +171,7 @@ def _view(request: FetchRequest, url: str, page: Page, *, cached: bool) -> PageV
 
 def file_name(view: PageView) -> str:
     """Return a name for a download: that of its address, with a few digits that tell pages of one name apart."""
-    name = UNSAFE.sub("-", unquote(PurePosixPath(urlsplit(view.final_url).path).name)).strip("-.")[-MAX_NAME:]
-    return f"{view.sha256[:8]}-{name or 'page'}"
+    path = PurePosixPath(unquote(urlsplit(view.final_url).path))
+    suffix = UNSAFE.sub("", path.suffix)[:MAX_SUFFIX]
+    stem = UNSAFE.sub("-", path.stem)[: MAX_NAME - len(suffix)].strip("-.")
+    return f"{view.sha256[:8]}-{stem or 'page'}{suffix}"

@@ -91,8 +91,8 @@ class Searching:
         except search.NoProvider as error:
             raise SearchNotSetUp from error
         except search.SearchFailed as error:
-            problems = "; ".join(f"{each.engine}: {_problem(each)}" for each in error.errors)
-            raise SearchFailed(problems, [_error(each).model_dump() for each in error.errors]) from error
+            problems = dict.fromkeys(f"{each.provider}: {_problem(each)}" for each in error.errors)
+            raise SearchFailed("; ".join(problems), [_error(each).model_dump() for each in error.errors]) from error
 
     async def probe(self, caller: Caller) -> dict[str, str | None]:
         """Ask every provider; returns what is wrong with each, or None. Raises JobFailed."""

@@ -238,7 +238,7 @@ def test_a_result_without_a_plain_web_address_is_left_out(url):
 @pytest.mark.parametrize("raw", [None, 7, "text", {}, [None, 7, [], {}, {"url": 7}]])
 def test_an_answer_of_another_form_has_no_results(raw):
     assert parse_results(raw, "brave") == []
-    assert parse_errors(raw) == []
+    assert parse_errors(raw, "searxng") == []
 
 
 def test_texts_of_a_result_are_one_short_visible_line():
