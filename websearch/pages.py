@@ -26,9 +26,10 @@ def _line(limit: int) -> AfterValidator:
 
 
 def _address(url: str) -> str:
-    if len(url) > MAX_URL or not is_visible(url) or urlsplit(url).scheme not in ("http", "https"):
+    """Return an address to show: one that is too long is cut off."""
+    if not is_visible(url[:MAX_URL]) or urlsplit(url).scheme not in ("http", "https"):
         raise ValueError("not an address")
-    return url
+    return url[:MAX_URL]
 
 
 Address = Annotated[str, AfterValidator(_address)]

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 from urllib.robotparser import RobotFileParser
 
 import httpx
@@ -19,6 +19,8 @@ from guest.web.extract import Download, extract
 from guest.web.offline import run_offline
 
 MAX_REDIRECTS = 10
+MAX_SHOWN = 2000  # characters of an address
+PLAIN = "!#$%&'()*+,/:;=?@[]~"  # what stands in addresses as it is; servers send spaces and bytes beyond ASCII, too
 ROBOT = "mcp-sandbox"  # our name in robots.txt
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 demands at least 500 KiB
 ACCEPT = "text/html,application/xhtml+xml,application/pdf;q=0.9,application/json;q=0.9,*/*;q=0.8"
@@ -34,7 +36,7 @@ def run(fields: dict[str, Any], client: httpx.Client) -> tuple[dict[str, Any], b
     download = trip.download(str(fields["url"]))
     work = partial(extract, download, str(fields["format"]), max_bytes, keep=bool(fields.get("keep")))
     header, body = run_offline(work, timeout_s=max(EXTRACT_S, deadline - time.monotonic()))
-    return {"final_url": download.url, "status": trip.status, "redirects": trip.redirects, **header}, body
+    return {"final_url": download.url[:MAX_SHOWN], "status": trip.status, "redirects": trip.redirects, **header}, body
 
 
 class Trip:
@@ -68,8 +70,8 @@ class Trip:
         return self._client.stream("GET", url, headers=headers, timeout=left)
 
     def _redirected(self, url: str, response: httpx.Response) -> str:
-        target = urljoin(url, response.headers["location"])
-        self.redirects.append({"status": response.status_code, "url": target[:2000]})
+        target = _encoded(url, response.headers["location"])
+        self.redirects.append({"status": response.status_code, "url": target[:MAX_SHOWN]})
         if len(self.redirects) > MAX_REDIRECTS:
             raise WebError("bad_response", f"more than {MAX_REDIRECTS} redirects", url=url)
         return target
@@ -127,6 +129,16 @@ class Trip:
                 lines = data[:ROBOTS_BYTES].decode("utf-8", "replace").splitlines()
         rules.parse(lines)
         return rules
+
+
+def _encoded(base: str, location: str) -> str:
+    """Return where a redirect leads, as an address without spaces and letters beyond ASCII."""
+    try:
+        parts = urlsplit(urljoin(base, location.strip()))
+    except ValueError as error:
+        raise WebError("bad_url", "a redirect leads to what is no address") from error
+    path, query, fragment = (quote(part, safe=PLAIN) for part in (parts.path, parts.query, parts.fragment))
+    return urlunsplit(parts._replace(path=path, query=query, fragment=fragment))
 
 
 def _check_address(url: str) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 MAX_TEXT = 5_000_000  # characters of one page
+MAX_WARNINGS = 20
 
 
 @dataclass(slots=True)
@@ -18,6 +19,6 @@ class Found:
     warnings: list[str] = field(default_factory=list)
 
     def warn(self, warning: str) -> None:
-        """Add a warning, once."""
-        if warning not in self.warnings:
-            self.warnings.append(warning)
+        """Add a warning, once; after many, only say that there are more."""
+        if warning not in self.warnings and len(self.warnings) <= MAX_WARNINGS:
+            self.warnings.append(warning if len(self.warnings) < MAX_WARNINGS else "there are more warnings")

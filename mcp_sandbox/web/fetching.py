@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Literal
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from mcp_sandbox import errors
 from mcp_sandbox.config import WebSettings
@@ -20,6 +20,7 @@ Format = Literal["markdown", "text", "html", "raw"]
 MAX_CHARS = 200_000  # of one answer
 GRACE_S = 10.0  # for the answer of a worker that used its time up
 RULE = re.compile(r"[a-z0-9:.*_-]{1,100}")
+PLAIN = "!#$%&'()*+,/:;=?@[]~"  # what stands in addresses as it is, next to letters and digits
 UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 MAX_SUFFIX = 10
 MAX_NAME = 40  # characters of a downloaded file's name: too few for sentences that a model might obey
@@ -101,7 +102,8 @@ def checked_url(url: str) -> str:
         parse_authority(parts.netloc, 443)
     except (BadAuthority, ValueError) as error:
         raise BadRequest(f"url is not a valid address: {error}.") from error
-    return urlunsplit(parts._replace(fragment="", path=parts.path or "/"))
+    path, query = quote(parts.path or "/", safe=PLAIN), quote(parts.query, safe=PLAIN)  # such as spaces, letters like é
+    return urlunsplit(parts._replace(fragment="", path=path, query=query))
 
 
 def fetch_error(url: str, error: JobFailed, settings: WebSettings) -> SandboxError:

@@ -14,6 +14,7 @@ from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 from guest.web.cleaning import clean_text
 from guest.web.errors import WebError
 from guest.web.extract import Download, extract
+from guest.web.found import MAX_WARNINGS, Found
 
 MIB = 1024 * 1024
 LONG = "The quick brown fox jumps over the lazy dog while it rains. " * 8
@@ -339,3 +340,11 @@ def test_broken_or_unknown_compression_is_an_error(encoding: str):
     with pytest.raises(WebError) as failed:
         facts(b"\x00not compressed", "text/plain", encoding=encoding)
     assert failed.value.code == "bad_response"
+
+
+def test_many_warnings_are_cut_off():
+    found = Found("pdf", text="")
+    for number in range(1000):
+        found.warn(f"page {number} of the PDF cannot be read")
+    assert len(found.warnings) == MAX_WARNINGS + 1
+    assert found.warnings[-1] == "there are more warnings"

@@ -72,6 +72,10 @@ SITE = {
     "/loop": Page(status="302 Found", headers={"Location": "/loop"}),
     "/metadata": Page(status="302 Found", headers={"Location": "http://169.254.169.254/latest/meta-data"}),
     "/inside": Page(status="302 Found", headers={"Location": "http://10.1.2.3/"}),
+    "/nonsense": Page(status="302 Found", headers={"Location": "http://[::1/"}),
+    "/spaces": Page(status="302 Found", headers={"Location": "/with a space?and=é more"}),
+    "/with%20a%20space": Page(b"found", headers=TEXT),
+    "/wide": Page(status="302 Found", headers={"Location": "/long?" + "x" * 3000}),
     "/file": Page(status="302 Found", headers={"Location": "file:///etc/passwd"}),
     "/gone": Page(b"gone", status="410 Gone"),
     "/broken": Page(b"error", status="500 Oops\tnever mind"),
@@ -171,10 +175,22 @@ async def test_the_policy_refuses_an_address_with_its_rule(sites: Sites, url: st
     assert refused.value.rule == rule
 
 
-@pytest.mark.parametrize("path", ["/loop", "/file"])
+@pytest.mark.parametrize("path", ["/loop", "/file", "/nonsense"])
 async def test_redirects_that_lead_nowhere_are_an_error(sites: Sites, path: str):
     with pytest.raises(FetchFailed):
         await fetch(sites.web, f"{sites.plain}{path}")
+
+
+async def test_addresses_with_spaces_and_other_letters_are_encoded(sites: Sites):
+    view = await fetch(sites.web, f"{sites.plain}/spaces")
+    assert (view.text, view.final_url) == ("found", f"{sites.plain}/with%20a%20space?and=%C3%A9%20more")
+    again = await fetch(sites.web, f"{sites.plain}/with a space?and=é%20more")
+    assert (again.text, again.url) == ("found", view.final_url)
+
+
+async def test_a_long_address_is_cut_off_where_it_is_shown(sites: Sites):
+    view = await fetch(sites.web, f"{sites.plain}/wide")
+    assert (view.total_chars, len(view.final_url), len(view.redirects[0].url)) == (1000, 2000, 2000)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/gone", 410), ("/broken", 500)])
