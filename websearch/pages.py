@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from websearch.jobs import Answer, JobFailed
-from websearch.text import is_visible, one_line
+from websearch.text import is_visible, one_line, plain_text
 
 MAX_URL = 2000  # characters
 MIB = 1024 * 1024
@@ -86,7 +86,7 @@ def parse_page(answer: Answer) -> Page:
         split = facts.text_bytes or 0
         if split > len(answer.body):
             raise JobFailed("worker", "the worker's answer is cut off")
-        text = None if facts.text_bytes is None else answer.body[:split].decode()
+        text = None if facts.text_bytes is None else plain_text(answer.body[:split].decode())
     except (ValidationError, UnicodeDecodeError) as error:
         raise JobFailed("worker", "the worker's answer is nonsense") from error
     return Page(facts, text, answer.body[split:])

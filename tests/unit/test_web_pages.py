@@ -36,6 +36,12 @@ class Clock:
         return self.now
 
 
+def test_text_of_a_hostile_machine_cannot_steer_a_terminal_or_hide_words():
+    shown = "line\n\ttab é 日本語 हिन्दी 🙂"
+    assert page(shown).text == shown
+    assert page("a\x1b[2J\r\x9b\u200b\u202e\u2028\U000e0041b").text == "a[2Jb"
+
+
 def test_expired_pages_make_room_for_new_ones():
     clock = Clock()
     cache = PageCache(10, clock=clock)
