@@ -85,7 +85,7 @@ class SandboxService(AsyncContextManagerMixin):
         Raises:
             BadRequest, FetchError, SandboxNotFound, FileError, SandboxError: as their names say.
         """
-        if sandbox_id is None or request.start_index:
+        if sandbox_id is None:
             return await self.web.fetch(owner, request)
         self._roster.find(owner, sandbox_id)  # before anything is downloaded
         view, data = await self.web.fetch(owner, replace(request, keep=True))

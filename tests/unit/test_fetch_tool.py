@@ -117,6 +117,19 @@ async def test_other_binaries_are_saved_in_a_sandbox_or_the_answer_says_how():
     assert "-page (100 bytes)" in saved
 
 
+async def test_a_later_part_is_saved_in_a_sandbox_as_a_whole_and_downloaded_once_more_at_most():
+    jobs = FakeJobs("0123456789")
+    async with connected(jobs) as client:
+        box = await created(client)
+        await client.call_tool("fetch_url", {"url": URL, "max_chars": 4})
+        for _ in range(2):
+            part = {"url": URL, "start_index": 8, "sandbox_id": box}
+            text = text_of(await client.call_tool("fetch_url", part))
+            assert marked(text).endswith("\n\n89")
+            assert "-page (10 bytes)" in text
+    assert [fields["keep"] for fields in jobs.asked] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("url", "name"),
     [
