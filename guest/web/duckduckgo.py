@@ -44,19 +44,31 @@ class _Client:
 class _Engine(Duckduckgo):
     """The engine of `ddgs`, with our client."""
 
-    def __init__(self, client: _Client) -> None:
+    def __init__(self, client: _Client | None = None) -> None:
         self.http_client: Any = client
 
 
-def search(query: Query, send: Send) -> list[Result]:
-    """Return the results of one page."""
+def ask(query: Query, send: Send) -> str:
+    """Return a page of results as it came."""
     engine = _Engine(_Client(send, query.endpoint))
-    time_range = TIME_RANGES.get(query.time_range or "")
+    payload = engine.build_payload(
+        query=query.words,
+        region=region_of(query.language),
+        safesearch="moderate",
+        timelimit=TIME_RANGES.get(query.time_range or ""),
+        page=query.page,
+    )
+    return engine.request(engine.search_method, query.endpoint, data=payload) or ""
+
+
+def read(page: str) -> list[Result]:
+    """Return the results in a page. Runs without a network."""
+    engine = _Engine()
     try:
-        found = engine.search(query.words, region=region_of(query.language), timelimit=time_range, page=query.page)
+        found = engine.post_extract_results(engine.extract_results(page)) if page else []
     except (LxmlError, ValueError) as error:
         raise WebError("bad_response", "its page cannot be read") from error
-    return [result(item.title, item.href, item.body) for item in found or ()]
+    return [result(item.title, item.href, item.body) for item in found]
 
 
 def region_of(language: str | None) -> str:

@@ -1,6 +1,7 @@
 """Asks one search provider: the job "search".
 
-The host chooses providers, and falls over from one to the next. Answers are parsed here, away from the host.
+The host chooses providers, and falls over from one to the next. This process has the network and parses only HTTP and
+TLS. Answers are read by another process, without one.
 """
 
 import json
@@ -11,11 +12,13 @@ import httpx
 from guest.web import duckduckgo
 from guest.web.client import check_refusal, web_errors
 from guest.web.errors import WebError
+from guest.web.offline import run_offline
 from guest.web.providers import APIS, Found, Query
 
 MAX_ANSWER = 4 * 1024 * 1024  # bytes of a provider's answer
 MAX_RESULTS = 50  # what the host takes from one provider
 MAX_ENGINE_ERRORS = 50
+READ_S = 5.0  # for reading an answer
 
 UNAUTHORISED, PAYMENT_REQUIRED, FORBIDDEN, TOO_MANY_REQUESTS = 401, 402, 403, 429
 SPENT = (PAYMENT_REQUIRED, TOO_MANY_REQUESTS, 432, 433)  # the last two are Tavily's: a plan's limit, a budget's limit
@@ -24,19 +27,32 @@ SPENT = (PAYMENT_REQUIRED, TOO_MANY_REQUESTS, 432, 433)  # the last two are Tavi
 def run(fields: dict[str, Any], client: httpx.Client) -> tuple[dict[str, Any], bytes]:
     """Ask a provider; returns its results, and the errors of the engines behind it."""
     query = Query.of(fields)
-    if query.provider == "duckduckgo":
-        found = Found(duckduckgo.search(query, lambda request: _send(client, request)))
-    else:
-        found = _ask_api(query, client)
-    return {"results": found.results[:MAX_RESULTS], "errors": found.errors[:MAX_ENGINE_ERRORS]}, b""
-
-
-def _ask_api(query: Query, client: httpx.Client) -> Found:
-    api = APIS[query.provider]
-    status, body = _send(client, api.request(query))
-    _check_status(status, query)
+    answer = _ask(query, client)
     try:
-        return api.parse(json.loads(body), query)
+        return run_offline(lambda: (_read(answer, query), b""), timeout_s=READ_S)
+    except WebError as error:
+        if error.code == "unreadable":
+            raise WebError("bad_response", str(error)) from error
+        raise
+
+
+def _ask(query: Query, client: httpx.Client) -> bytes:
+    if query.provider == "duckduckgo":
+        return duckduckgo.ask(query, lambda request: _send(client, request)).encode()
+    status, body = _send(client, APIS[query.provider].request(query))
+    _check_status(status, query)
+    return body
+
+
+def _read(answer: bytes, query: Query) -> dict[str, Any]:
+    """Return what is in an answer. Runs without a network."""
+    found = Found(duckduckgo.read(answer.decode())) if query.provider == "duckduckgo" else _read_api(answer, query)
+    return {"results": found.results[:MAX_RESULTS], "errors": found.errors[:MAX_ENGINE_ERRORS]}
+
+
+def _read_api(answer: bytes, query: Query) -> Found:
+    try:
+        return APIS[query.provider].parse(json.loads(answer), query)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WebError("bad_response", "its answer is not what its API promises") from error
 

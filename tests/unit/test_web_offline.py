@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from guest.web import search
 from guest.web.errors import WebError
 from guest.web.offline import run_offline
+from guest.web.providers import APIS, Found
 from tests.waiting import HANG_S
 
 Result = tuple[dict[str, Any], bytes]
@@ -92,3 +95,21 @@ def test_work_that_does_not_end_is_killed():
     with pytest.raises(WebError) as failed:
         run_offline(hang, timeout_s=0.1)
     assert failed.value.code == "timeout"
+
+
+@pytest.mark.parametrize("provider", ["searxng", "duckduckgo"])
+def test_answers_of_search_providers_are_read_without_a_network(provider: str, monkeypatch: pytest.MonkeyPatch):
+    def network(*_: object) -> list[dict[str, str]]:
+        try:
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()
+        except OSError:
+            return [{"title": "none"}]
+        return [{"title": "some"}]
+
+    api = APIS["searxng"]._replace(parse=lambda *_: Found(network()))
+    monkeypatch.setitem(APIS, "searxng", api)
+    monkeypatch.setattr("guest.web.duckduckgo.read", network)
+    fields = {"provider": provider, "query": "x", "count": 1, "page": 1, "endpoint": "http://search.example/"}
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json={}))) as client:
+        header, _ = search.run(fields, client)
+    assert header["results"] == [{"title": "none"}]
