@@ -31,7 +31,7 @@ test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs th
 	done
 	@$(BIN)/mcp-sandbox --driver gvisor template build cpp-algorithm go-algorithm websearch-tools
 	@$(BIN)/mcp-sandbox --driver bubblewrap template build websearch-tools
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --durations 20 --durations-min 10
 
 retest: $(DEV) ## the tests that failed last, one after the other
 	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
