@@ -32,7 +32,7 @@ WEIGHTS = {  # among machines
 STARTING_CPUS = 1  # more than the machine has
 UNUSED_CPUS = 0.25  # enough for a service that waits, and for the agent's answer to a ping
 NICENESS = 10  # of machines on hosts without cgroups
-REMOVE_ATTEMPTS = 100  # times 10 ms: the kernel releases a cgroup a moment after its last process was reaped
+REMOVE_ATTEMPTS = 300  # times 10 ms: on a busy host the kernel releases a cgroup seconds after its last process ended
 FREEZE_ATTEMPTS = 2000  # times 1 ms: the first succeeds, unless a process waits for a disk that hangs
 OOM_FILES = ("memory.events", "memory.oom_control")  # version 2, version 1
 NPROC_PER_NAMESPACE = (5, 14)  # the first Linux that counts a user's processes in each user namespace separately
@@ -258,7 +258,7 @@ def sweep(folders: Iterable[Path]) -> list[str]:
 
 
 async def remove_group(directory: Path) -> None:
-    """Kill what is in one directory of a cgroup and remove it; give up after a second."""
+    """Kill what is in one directory of a cgroup and remove it; give up after three seconds."""
     for _ in range(REMOVE_ATTEMPTS):
         _kill(directory)
         try:
