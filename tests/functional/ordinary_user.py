@@ -11,9 +11,11 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tests.functional.checkout import REPO, folders, readable
 
@@ -40,6 +42,15 @@ class OrdinaryUser:
         )
         script = " && ".join([*_open_checkout(self.home / "stage"), f"cd {_quoted(REPO)}", 'exec "$@"'])
         return ["unshare", "--mount", "--propagation=private", "sh", "-c", script, "sh", *become, *argv]
+
+    def processes(self) -> list[int]:
+        """Return what runs as this user."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                if process.uids().real == self.uid:
+                    found.append(process.pid)
+        return found
 
     def give(self, tree: Path) -> None:
         """Make this user the owner of everything in `tree`."""

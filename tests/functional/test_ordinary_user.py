@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mcp_sandbox.config import Settings, load_settings
@@ -80,7 +79,7 @@ def run_tests(user: OrdinaryUser, store: Path, *arguments: str) -> str:
     )
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
     assert " passed" in ran.stdout
-    assert [process for process in psutil.process_iter() if process.uids().real == user.uid] == []
+    assert user.processes() == []
     return ran.stdout
 
 

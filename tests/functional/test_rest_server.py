@@ -22,8 +22,9 @@ FILE_MB = 64
 GROWTH_MB = 32  # of the server, while the file passes through it
 WAITS = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('two')"
 STOPPABLE = (
-    "import time\nopen('started', 'w').close()\n"
-    "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    open('stopped', 'w').close()"
+    "import time\n"
+    "try:\n    open('started', 'w').close()\n    time.sleep(600)\n"
+    "except KeyboardInterrupt:\n    open('stopped', 'w').close()"
 )
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from mcp_sandbox.commands.selftest.cases import BASICS, SECURITY
@@ -45,4 +44,4 @@ def test_the_sandboxes_of_an_ordinary_user_withstand_all_attacks(driver: str):
         assert bad.keys() <= UNLIMITED.get(driver, set()), bad
         assert {case.name for case in SECURITY} < {case["name"] for case in report["cases"]}
         assert (done.returncode, report["passed"]) == (1 if bad else 0, not bad)
-        assert [process for process in psutil.process_iter() if process.uids().real == user.uid] == []
+        assert user.processes() == []

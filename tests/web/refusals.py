@@ -69,7 +69,7 @@ REQUESTS = {
     "the metadata service": Case(get("http://169.254.169.254/latest/", "169.254.169.254"), "address-metadata"),
     "a name that carries data": Case(connect(f"{DATA}:443"), "dns-label"),
     "a page whose name carries data": Case(get(f"http://{DATA}/", DATA), "dns-label"),
-    "a name that does not exist": Case(connect("unknown.test:443"), "unreachable"),
+    "a name that does not exist": Case(connect("unknown.test:443"), "dns"),
     "a name with a public and a private address": Case(connect("mixed.test:443"), "address-private"),
     "two host headers": Case(get("http://site.test/", "site.test", "Host: other.test\r\n"), CLOSED),
     "no host header": Case(b"GET http://site.test/ HTTP/1.1\r\n\r\n", CLOSED),
