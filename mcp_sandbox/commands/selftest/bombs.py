@@ -39,21 +39,25 @@ for number in range({chunks}):
 
 # Fills sockets, whose content is in the memory of the kernel, in as many processes as it needs.
 SOCKET_BOMB = """
-import os, signal, socket
-taken = 0
-while taken < {most} << 20:
-    pairs, start = [], taken
+import os, select, signal, socket
+kept = []  # what each process before this one has, which counts as long as that process lives
+def total(): return taken + sum(size for alive, size in kept if not select.select([alive], [], [], 0)[0])
+while True:
+    pairs, taken = [], 0
+    alive, mine = os.pipe()
     try:
-        while taken < {most} << 20:
+        while total() < {most} << 20:
             pairs.append(socket.socketpair())
             pairs[-1][0].setblocking(False)
             try:
                 while True: taken += pairs[-1][0].send(bytes(65536))
             except BlockingIOError: pass
-            if len(pairs) % 20 == 0: print(taken >> 20, flush=True)
+            if len(pairs) % 20 == 0: print(total() >> 20, flush=True)
     except OSError: pass
-    print(taken >> 20, flush=True)
-    if taken == start or os.fork(): break  # the child goes on; its parent keeps what it has
+    print(total() >> 20, flush=True)
+    if not taken or total() >= {most} << 20 or os.fork(): break  # the child goes on; its parent keeps what it has
+    os.close(mine)
+    kept.append((alive, taken))
 signal.alarm(5)
 signal.pause()
 """
