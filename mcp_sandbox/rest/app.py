@@ -11,14 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mcp_sandbox.rest import files, runs, sandboxes
+from mcp_sandbox.rest import files, runs, sandboxes, web
 from mcp_sandbox.rest.idempotency import Keys
 from mcp_sandbox.rest.openapi import document
 from mcp_sandbox.rest.operations import Operation
 from mcp_sandbox.rest.problems import refused
 from mcp_sandbox.sandboxes.service import SandboxService
 
-OPERATIONS: tuple[Operation[Any, Any], ...] = (*sandboxes.OPERATIONS, *runs.OPERATIONS, *files.OPERATIONS)
+OPERATIONS: tuple[Operation[Any, Any], ...] = (
+    *sandboxes.OPERATIONS,
+    *runs.OPERATIONS,
+    *files.OPERATIONS,
+    *web.OPERATIONS,
+)
 
 Answer = Callable[[Request], Awaitable[Response]]
 

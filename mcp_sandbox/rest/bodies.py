@@ -18,7 +18,11 @@ from mcp_sandbox.runs.requests import (
     Variables,
 )
 from mcp_sandbox.sandboxes.forks import MAX_COPIES
+from mcp_sandbox.web.fetching import MAX_CHARS, FetchRequest, Format
+from mcp_sandbox.web.searching import MAX_PAGE, MAX_QUERY, MAX_RESULTS
 from vmm.types import NetworkMode
+from websearch.pages import MAX_URL
+from websearch.search import SearchRequest, TimeRange
 
 PATH_CHARS = 4095
 MAX_DOMAINS = 100
@@ -210,3 +214,40 @@ class RunBody(
     ]
 ):
     """What to run: code (the default), a command, or a handler."""
+
+
+class SearchBody(Given):
+    """What to search the web for."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "gvisor erofs", "time_range": "year"}]})
+
+    query: str = Field(min_length=1, max_length=MAX_QUERY)
+    max_results: int = Field(8, ge=1, le=MAX_RESULTS, description="Most results of a page.")
+    time_range: TimeRange | None = Field(None, description="Only pages of the last day, week, …")
+    site: str | None = Field(None, max_length=253, description="Only pages of this domain and those below it.")
+    page: int = Field(1, ge=1, le=MAX_PAGE, description="Page of the results.")
+    language: str | None = Field(None, max_length=6, description="Language of the pages, such as en or pt-BR.")
+
+    def request(self) -> SearchRequest:
+        """Return the search."""
+        return SearchRequest(**self.model_dump())
+
+
+class FetchBody(Given):
+    """The page to fetch, and which part of it to answer with."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "https://example.org/", "format": "text"}]})
+
+    url: str = Field(min_length=1, max_length=MAX_URL, description="Address, http:// or https://.")
+    max_chars: int = Field(20_000, ge=1, le=MAX_CHARS, description="Most characters of the text.")
+    start_index: int = Field(0, ge=0, lt=2**31, description="next_start_index of the part before.")
+    format: Format = Field(
+        "markdown", description="markdown or text: the main content; html: the whole page, cleaned; raw: its source."
+    )
+    sandbox_id: str | None = Field(
+        None, min_length=1, max_length=64, description="Sandbox in which to save the whole download as a file."
+    )
+
+    def request(self) -> FetchRequest:
+        """Return what to fetch."""
+        return FetchRequest(**self.model_dump(exclude={"sandbox_id"}))

@@ -11,10 +11,13 @@ from mcp_sandbox.views import (
     FileList,
     FileView,
     OutputPage,
+    PageView,
     RunProgress,
     RunTimings,
     RunView,
     SandboxView,
+    SearchResultView,
+    SearchView,
     StreamView,
     View,
     WrittenFile,
@@ -76,6 +79,45 @@ PROGRESS = RunProgress(
     live_full=False,
 )
 FIGURE = ArtifactView(path="/tmp/outputs/figure-1.png", size=23048, mime_type="image/png")  # noqa: S108 - in a sandbox
+FOUND = SearchView(
+    query="example domain",
+    page=1,
+    results=[
+        SearchResultView(
+            rank=1,
+            title="Example Domain",
+            url="https://example.org/",
+            snippet="This domain is for use in documents.",
+            published=None,
+            engine="brave",
+        )
+    ],
+    providers=["brave"],
+    partial=False,
+    errors=[],
+    cached=False,
+)
+PAGE = PageView(
+    url="https://example.org/",
+    final_url="https://example.org/",
+    status=200,
+    redirects=[],
+    kind="page",
+    content_type="text/html",
+    charset="utf-8",
+    title="Example Domain",
+    author=None,
+    published=None,
+    bytes=1256,
+    sha256="ea8fac7c65fb589b0d53560f5251f74f9e9b243478dcb6b3ea79b5e36449c8d9",
+    total_chars=36,
+    start_index=0,
+    next_start_index=None,
+    text="This domain is for use in documents.",
+    cached=False,
+    saved=None,
+    warnings=[],
+)
 
 EXAMPLES: dict[type[View], Any] = {
     type(example): example.model_dump(mode="json")
@@ -91,6 +133,8 @@ EXAMPLES: dict[type[View], Any] = {
             truncated=False,
         ),
         ArtifactList(artifacts=[FIGURE], truncated=False),
+        FOUND,
+        PAGE,
         problem_of(SandboxBusy(BOX, "run-2", 12)),
     )
 }

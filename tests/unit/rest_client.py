@@ -19,13 +19,23 @@ from mcp_sandbox.rest.next_steps import ROOT
 from mcp_sandbox.rest.problems import refused
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.toolsets import add_tools, tool_names
+from mcp_sandbox.web.searching import providers_of
+from mcp_sandbox.web.web import Web
 from tests.unit.fakes import FakeProvider
+from websearch.jobs import Jobs
 
 
 @asynccontextmanager
-async def rest_over(provider: FakeProvider, settings: Settings | None = None) -> AsyncIterator[ASGIApp]:
+async def rest_over(
+    provider: FakeProvider, settings: Settings | None = None, jobs: Jobs | None = None
+) -> AsyncIterator[ASGIApp]:
+    """The application; `jobs` answer as the machine that reaches the web."""
     settings = settings or Settings(toolsets=["advanced"])
-    async with SandboxService(provider, settings) as service, open_rest(service, tools_with(settings)) as rest:
+    web = None if jobs is None else Web(jobs, settings.web, providers_of(settings.web))
+    async with (
+        SandboxService(provider, settings, web=web) as service,
+        open_rest(service, tools_with(settings)) as rest,
+    ):
         yield Starlette(routes=[Mount(ROOT, rest)], exception_handlers={HTTPException: refused})
 
 

@@ -30,7 +30,7 @@ PARTS = {
     "accounts": {"operating"} | EVERYWHERE,
     "app": {"machines", "sandboxes", "operating", "web"} | EVERYWHERE,
     "tools": {"views", "machines", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
-    "rest": {"views", "runs", "sandboxes", "accounts"} | EVERYWHERE,
+    "rest": {"views", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
     "serving": {"accounts", "operating", "sandboxes", "tools", "rest", "app"} | EVERYWHERE,
     "commands": {
         "views",

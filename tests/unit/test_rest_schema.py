@@ -1,7 +1,7 @@
 """Whatever requests schemathesis makes of the OpenAPI document, the answers are as the document says."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import anyio
@@ -24,11 +24,18 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.rest.app import OPERATIONS
 from mcp_sandbox.rest.next_steps import ROOT
 from mcp_sandbox.rest.openapi import document
+from tests.unit import test_fetch_tool, test_web_search
 from tests.unit.fakes import TEMPLATE, FakeProvider
 from tests.unit.rest_client import rest_over
 from tests.waiting import HANG_S
+from websearch.access import Caller
+from websearch.jobs import Answer, Jobs
 
-SETTINGS = Settings(toolsets=["advanced"], limits={"sandboxes": 3, "queue_timeout_s": 0.01})
+SETTINGS = Settings(
+    toolsets=["advanced"],
+    limits={"sandboxes": 3, "queue_timeout_s": 0.01},
+    web={"brave_key": "x", "providers": ["brave"]},
+)
 EXAMPLES = 6  # of each operation
 LIVE = {"sandbox_id": "live", "run_id": "live"}
 CHECKS = [
@@ -41,8 +48,21 @@ CHECKS = [
 ]
 
 
+class Internet:
+    """Jobs that find one page and fetch every page."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Jobs] = {
+            "search": test_web_search.FakeJobs(brave={"results": [test_web_search.page(1)]}),
+            "fetch": test_fetch_tool.FakeJobs(),
+        }
+
+    async def run(self, kind: str, fields: Mapping[str, Any], *, caller: Caller, timeout_s: float) -> Answer:
+        return await self._jobs[kind].run(kind, fields, caller=caller, timeout_s=timeout_s)
+
+
 async def serve(listener: socket.socket, stop: anyio.Event) -> None:
-    async with rest_over(FakeProvider(), SETTINGS) as app:
+    async with rest_over(FakeProvider(), SETTINGS, Internet()) as app:
         web = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(web._serve, [listener])
