@@ -1,7 +1,7 @@
 """Serves file requests: regular files only, in pieces, with the privileges of the sandbox's user."""
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
-# ruff: noqa: PTH104, PTH108, PTH116, PTH118, PTH120
+# ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH120
 
 import errno
 import os
@@ -45,7 +45,7 @@ def refusal(error: OSError, path: str) -> RequestRefused:
 
 
 class FileRequests:
-    """Answers read, write, abandon and list."""
+    """Answers read, write, abandon, make_folder and list."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -54,6 +54,7 @@ class FileRequests:
             "read": self._read,
             "write": self._write,
             "abandon": self._abandon,
+            "make_folder": self._make_folder,
             "list": self._list,
         }
 
@@ -105,6 +106,13 @@ class FileRequests:
 
     def _abandon(self, args: dict[str, Any], _body: bytes) -> Reply:
         self._discard(int(args["upload"]))
+        return {}, b""
+
+    def _make_folder(self, args: dict[str, Any], _body: bytes) -> Reply:
+        path = _path(args)
+        make_folders(path)
+        if not os.path.isdir(path):
+            raise RequestRefused("not_a_directory", f"{path}: is not a directory")
         return {}, b""
 
     def _discard(self, upload: int) -> None:

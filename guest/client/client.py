@@ -207,6 +207,10 @@ class AgentClient:
         finally:
             await upload.leave()
 
+    async def make_folder(self, path: str) -> None:
+        """Create a directory with its parents, unless it exists."""
+        await self._ask("make_folder", {"path": path}, parse=_nothing)
+
     async def list(self, path: str, *, recursive: bool, max_entries: int, skip: int = 0) -> Listing:
         """List the entries of a directory after the first `skip` of them, without following links."""
         args = {"path": path, "recursive": recursive, "max_entries": max_entries, "skip": skip}

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mcp_sandbox.rest import files, runs, sandboxes, web
+from mcp_sandbox.rest import archives, files, runs, sandboxes, web
 from mcp_sandbox.rest.idempotency import Keys
 from mcp_sandbox.rest.openapi import document
 from mcp_sandbox.rest.operations import Operation
@@ -22,6 +22,7 @@ OPERATIONS: tuple[Operation[Any, Any], ...] = (
     *sandboxes.OPERATIONS,
     *runs.OPERATIONS,
     *files.OPERATIONS,
+    *archives.OPERATIONS,
     *web.OPERATIONS,
 )
 

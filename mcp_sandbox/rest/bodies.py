@@ -48,12 +48,17 @@ class PageQuery(Given):
     offset: int = Field(0, ge=0, lt=2**31, description="next_offset of the page before.")
 
 
-class DirectoryQuery(PageQuery):
+class FolderQuery(Given):
     """Which directory."""
 
     path: str = Field(
         WORKSPACE, min_length=1, max_length=PATH_CHARS, description=f"Absolute, or relative to {WORKSPACE}."
     )
+
+
+class DirectoryQuery(PageQuery, FolderQuery):
+    """Which page of which directory."""
+
     recursive: bool = Field(False, description="Include subdirectories.")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import anyio
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from mcp_sandbox.errors import FileNotFound
@@ -17,7 +18,6 @@ from mcp_sandbox.views import ArtifactList, FileList, WrittenFile
 STALLED_S = 60.0  # without a byte from the client; meanwhile the sandbox can be neither forked nor paused
 # Code in a sandbox writes what it likes. A browser must not run it as a page of this server.
 DOWNLOAD = {
-    "Accept-Ranges": "bytes",
     "Cache-Control": "no-store",
     "Content-Disposition": "attachment",
     "Content-Security-Policy": "sandbox; default-src 'none'",
@@ -42,18 +42,23 @@ async def artifacts(call: Call[PageQuery, Nothing]) -> Response:
 
 async def write(call: Call[FileQuery, Nothing]) -> Response:
     """Answer when the whole file is at its path."""
-    return answered(await call.service.write_parts(call.owner, call.sandbox_id, call.query.path, _received(call)))
+    return answered(
+        await call.service.write_parts(
+            call.owner, call.sandbox_id, call.query.path, received(call.request, call.query.path)
+        )
+    )
 
 
-async def _received(call: Call[FileQuery, Nothing]) -> AsyncIterator[bytes]:
-    content = call.request.stream()
+async def received(request: Request, path: str) -> AsyncIterator[bytes]:
+    """Yield the content of a request as it arrives. Raises UploadStalled."""
+    content = request.stream()
     while True:
         part = None
         try:
             with anyio.fail_after(STALLED_S):
                 part = await anext(content, None)
         except TimeoutError:
-            raise UploadStalled(call.query.path, STALLED_S) from None
+            raise UploadStalled(path, STALLED_S) from None
         if part is None:
             return
         yield part
@@ -61,7 +66,7 @@ async def _received(call: Call[FileQuery, Nothing]) -> AsyncIterator[bytes]:
 
 async def read(call: Call[FileQuery, Nothing]) -> Response:
     """Answer with a file or a part of it."""
-    path, headers = call.query.path, dict(DOWNLOAD)
+    path, headers = call.query.path, DOWNLOAD | {"Accept-Ranges": "bytes"}
     size = (await call.service.read(call.owner, call.sandbox_id, path, limit=1)).size
     asked = call.request.headers
     try:  # a client that has an older version must not get a part of this one: there is nothing to compare

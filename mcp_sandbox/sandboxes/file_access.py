@@ -44,6 +44,7 @@ _REFUSALS: dict[str, Callable[[str], FileError]] = {  # by the agent's error cod
     "not_found": FileNotFound,
     "is_directory": lambda path: WrongFileKind(path, "a directory"),
     "not_a_file": lambda path: WrongFileKind(path, "not a regular file"),
+    "not_a_directory": lambda path: WrongFileKind(path, "not a directory"),
     "no_space": SandboxDiskFull,
     "denied": FileNotPermitted,
 }

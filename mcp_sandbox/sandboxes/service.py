@@ -1,7 +1,7 @@
 """What every face calls: finds the owner's sandbox, checks the request and delegates."""
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Self
@@ -15,6 +15,7 @@ from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStart
 from mcp_sandbox.machines.provider import Provider, find_template
 from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
 from mcp_sandbox.sandboxes.admission import Admission
+from mcp_sandbox.sandboxes.archives import pack, unpack
 from mcp_sandbox.sandboxes.file_access import artifact_view, file_operation, read_all, resolve, write_parts
 from mcp_sandbox.sandboxes.forks import Forks
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, State, lifespan
@@ -33,6 +34,7 @@ from mcp_sandbox.views import (
     SandboxList,
     SandboxView,
     TemplateView,
+    UnpackedArchive,
     WrittenFile,
     first_page,
 )
@@ -323,6 +325,14 @@ class SandboxService(AsyncContextManagerMixin):
         async with self._roster.find(owner, sandbox_id).use() as lease:
             info = await write_parts(lease.agent, where, parts)
         return WrittenFile(path=info.path, size=info.size)
+
+    def pack(self, owner: str, sandbox_id: str, path: str) -> AsyncGenerator[bytes]:
+        """Return a directory as the parts of a tar archive. Links, and files that cannot be read, are left out."""
+        return pack(self._roster.find(owner, sandbox_id), resolve(path))
+
+    async def unpack(self, owner: str, sandbox_id: str, path: str, parts: AsyncIterable[bytes]) -> UnpackedArchive:
+        """Unpack a tar archive into a directory, from parts as they arrive."""
+        return await unpack(self._roster.find(owner, sandbox_id), resolve(path), parts)
 
     async def list_files(self, owner: str, sandbox_id: str, path: str, *, recursive: bool, offset: int = 0) -> FileList:
         """List a page of a directory, from the entry number `offset` on."""

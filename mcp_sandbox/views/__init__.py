@@ -2,7 +2,16 @@
 
 from mcp_sandbox.views.base import View
 from mcp_sandbox.views.errors import ErrorView, steps_for, with_next_step
-from mcp_sandbox.views.files import ArtifactList, ArtifactView, FileList, FileView, WrittenFile, file_uri
+from mcp_sandbox.views.files import (
+    ArtifactList,
+    ArtifactView,
+    FileList,
+    FileView,
+    SkippedMember,
+    UnpackedArchive,
+    WrittenFile,
+    file_uri,
+)
 from mcp_sandbox.views.listing import first_page
 from mcp_sandbox.views.pages import PAGE_META, PageView, RedirectView
 from mcp_sandbox.views.runs import RUN_META, ImageView, OutputPage, RunProgress, RunTimings, RunView, StreamView
@@ -34,8 +43,10 @@ __all__ = [
     "SearchResultView",
     "SearchView",
     "ServedSandbox",
+    "SkippedMember",
     "StreamView",
     "TemplateView",
+    "UnpackedArchive",
     "View",
     "WrittenFile",
     "file_uri",

@@ -50,6 +50,24 @@ class WrittenFile(View):
     size: int
 
 
+class SkippedMember(View):
+    """A member of an archive that was not unpacked."""
+
+    name: str
+    reason: str
+
+
+class UnpackedArchive(View):
+    """What an archive brought into a directory."""
+
+    path: str
+    files: int
+    directories: int
+    size: int = Field(description="Bytes of all files.")
+    skipped: int = Field(description="Members that are links or other special files, or lead out of the directory.")
+    skipped_members: list[SkippedMember] = Field(description="The first of them.")
+
+
 def file_uri(sandbox_id: str, path: str) -> str:
     """Return the resource address of a file in a sandbox."""
     return f"sandbox://{sandbox_id}/{quote(path.lstrip('/'))}"

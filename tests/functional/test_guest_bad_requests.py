@@ -62,6 +62,7 @@ async def limit() -> AsyncIterator[None]:
         ("list", {"path": "f", "max_entries": 1, "recursive": True}),
         ("list", {"path": ".", "max_entries": {}, "recursive": True}),
         ("abandon", {"upload": None}),
+        ("make_folder", {"path": None}),
         ("run", {}),
         ("run", {**RUN, "head_bytes": None}),
         ("run", {**RUN, "kind": "ä" * 10_000}),

@@ -1,7 +1,9 @@
 """REST over a real server and real machines: reconnecting in a run, large files, and clients that leave."""
 
 import hashlib
+import io
 import re
+import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -153,3 +155,31 @@ async def test_a_large_file_goes_in_and_out_without_being_held_in_memory():
         part = {"Range": f"bytes={40 * MB}-{40 * MB + 99}"}
         answer = await rest.client.get(f"{rest.box}/files/content?path=large", headers=part)
         assert (answer.status_code, answer.content) == (206, list(blocks(41))[40][:100])
+
+
+TREE = """
+import os, pathlib
+os.makedirs("p/sub/deep"); os.mkdir("p/empty")
+pathlib.Path("p/a é.txt").write_text("a"); pathlib.Path("p/sub/deep/b").write_bytes(bytes(3 << 20))
+os.symlink("/etc/passwd", "p/link"); os.mkfifo("p/pipe")
+for number in range(600): pathlib.Path(f"p/sub/{number}").write_text(str(number))
+"""
+LISTED = "import os\nprint(sorted((root, len(files), sorted(folders)) for root, folders, files in os.walk('q')))"
+
+
+async def test_a_directory_goes_out_as_a_tar_archive_and_in_again():
+    async with opened() as rest:
+        await rest.client.post(f"{rest.box}/runs", json={"code": TREE})
+        archive = (await rest.client.get(f"{rest.box}/files/archive?path=p")).raise_for_status().content
+        with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+            names = set(found.getnames())
+            assert len(found.extractfile("sub/deep/b").read()) == 3 << 20  # type: ignore[union-attr]
+        numbers = {f"sub/{number}" for number in range(600)}
+        assert names == {"a é.txt", "empty", "sub", "sub/deep", "sub/deep/b"} | numbers
+        answer = (await rest.client.put(f"{rest.box}/files/archive?path=q", content=archive)).json()
+        assert (answer["files"], answer["directories"], answer["skipped"]) == (602, 3, 0)
+        run = await rest.client.post(f"{rest.box}/runs", json={"code": LISTED})
+        expected = [("q", 1, ["empty", "sub"]), ("q/empty", 0, []), ("q/sub", 600, ["deep"]), ("q/sub/deep", 1, [])]
+        assert run.json()["stdout"]["head"] == f"{expected}\n"
+        taken = await rest.client.put(f"{rest.box}/files/archive?path=q/sub/1", content=archive)
+        assert (taken.status_code, taken.json()["code"]) == (422, "wrong_file_kind")

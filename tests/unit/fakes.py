@@ -127,6 +127,7 @@ class FakeAgent:
     def __init__(self, machine: FakeMachine) -> None:
         self.machine = machine
         self.files: dict[str, bytes] = {}
+        self.folders: set[str] = set()  # that were created
         self.plans: dict[str, Plan] = {}
         self.requests: list[RunCode] = []
         self.running = anyio.Event()
@@ -185,6 +186,9 @@ class FakeAgent:
             yield upload
         finally:
             self.discarded += not upload.finished
+
+    async def make_folder(self, path: str) -> None:
+        self.folders.add(path)
 
     async def list(self, path: str, *, recursive: bool, max_entries: int, skip: int = 0) -> Listing:
         found = [name for name in sorted(self.files) if name.startswith(path.rstrip("/") + "/")]
