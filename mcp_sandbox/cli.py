@@ -205,7 +205,9 @@ def bench(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Topics: restore, calls, connect, cpu, compile, pool, fork, soak. Default: all but soak."),
+        typer.Argument(
+            help="Topics: restore, calls, connect, http, cpu, compile, pool, fork, soak. Default: all but soak."
+        ),
     ] = None,
     driver: Annotated[str | None, typer.Option(help="Driver to measure. Default: all that work on this host.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Take fewer samples.")] = False,

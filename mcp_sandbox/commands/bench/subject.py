@@ -43,6 +43,7 @@ class Plan:
     pool_hits: int
     bursts: int
     forks: int
+    crowd_s: float  # how long many clients work at once
     cycles: int | None = None  # of a soak; None: the driver's default
 
 
@@ -58,6 +59,7 @@ FULL = Plan(
     pool_hits=100,
     bursts=3,
     forks=10,
+    crowd_s=300.0,
 )
 QUICK = Plan(
     restores=10,
@@ -71,6 +73,7 @@ QUICK = Plan(
     pool_hits=20,
     bursts=1,
     forks=3,
+    crowd_s=10.0,
 )
 
 
