@@ -80,6 +80,7 @@ class SandboxError(Exception):
 
     code: ClassVar[str] = "sandbox_error"
     sentence: ClassVar[str] = ""  # formatted with the fields
+    hint = ""  # the next step, in errors that the SDK raises; no field, because it depends on the face
 
     def __str__(self) -> str:
         return self.sentence.format(**self.fields)

@@ -82,4 +82,8 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "idempotency_key_reused": (),
     "too_many_keys": (),
     "upload_stalled": (),
+    "no_connection": (),
+    "not_offered": (),
+    "token_refused": (),
+    "unexpected_answer": (),
 }

@@ -30,6 +30,9 @@ FOR_OPERATORS = (
     "unsafe_address",
 )
 
+# Errors of the SDK.
+FOR_CLIENTS = ("no_connection", "not_offered", "token_refused", "unexpected_answer")
+
 # 409, 429 and 503: nothing was done, and the same request may succeed later.
 ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "web_unavailable": (503, (AGAIN, f"If it keeps failing: {OPERATOR.lower()} run `mcp-sandbox doctor`.")),
@@ -104,7 +107,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "upload_stalled": (408, ("Send the file again.",)),
     "idempotency_key_reused": (422, ("Give each new request its own key.",)),
     "too_many_keys": (429, ("Wait until one of them has an answer.",)),
-    **dict.fromkeys(FOR_OPERATORS, (500, ())),
+    **dict.fromkeys((*FOR_OPERATORS, *FOR_CLIENTS), (500, ())),
 }
 STATUSES = {code: status for code, (status, _) in ANSWERS.items()}
 NEXT_STEPS = {code: steps for code, (_, steps) in ANSWERS.items()}

@@ -31,6 +31,7 @@ PARTS = {
     "app": {"machines", "sandboxes", "operating", "web"} | EVERYWHERE,
     "tools": {"views", "machines", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
     "rest": {"views", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
+    "sdk": {"views", "rest", "app"} | EVERYWHERE,
     "serving": {"accounts", "operating", "sandboxes", "tools", "rest", "app"} | EVERYWHERE,
     "commands": {
         "views",
