@@ -28,7 +28,7 @@ def call(directory: Path, *argv: str, limit_s: float | None = None) -> str:
 
 
 def test_every_example_is_tested_here():
-    tested = {"cpp_cases.py", "mcp_client.py", "run_once.sh", "web_to_table.py", "when_code_misbehaves.py"}
+    tested = {"cpp_cases.py", "mcp_client.py", "run_once.sh", "sdk.py", "web_to_table.py", "when_code_misbehaves.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
 
 
@@ -36,6 +36,13 @@ def test_the_client_computes_draws_and_saves_a_chart(tmp_path: Path):
     text = call(tmp_path, sys.executable, str(EXAMPLES / "mcp_client.py"))
     assert "543" in text
     assert (tmp_path / "chart.png").read_bytes().startswith(PNG)
+
+
+def test_the_sdk_streams_forks_and_saves_a_chart_without_a_server(tmp_path: Path):
+    text = call(tmp_path, sys.executable, str(EXAMPLES / "sdk.py"))
+    for words in ("read 4,160\n", "sum: 543, after", "a line says 164.0 for month 5", "a parabola says"):
+        assert words in text
+    assert (tmp_path / "figure-1.png").read_bytes().startswith(PNG)
 
 
 def test_the_shell_script_prints_and_saves_what_the_code_left(tmp_path: Path):
