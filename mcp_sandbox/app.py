@@ -19,6 +19,7 @@ from mcp_sandbox.machines.provider import HostFacts, Provider
 from mcp_sandbox.machines.web import WebMachines
 from mcp_sandbox.operating.control import Panel
 from mcp_sandbox.operating.operation import Pools, open_operation
+from mcp_sandbox.sandboxes.admission import NO_QUOTA, Quota
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.web.opening import open_web
 from templates.build import Builder, Progress
@@ -160,7 +161,9 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
 
 
 @asynccontextmanager
-async def open_operated(host: Host, *, pooled: bool) -> AsyncIterator[tuple[SandboxService, Panel]]:
+async def open_operated(
+    host: Host, *, pooled: bool, current_quota: Callable[[], Quota] = lambda: NO_QUOTA
+) -> AsyncIterator[tuple[SandboxService, Panel]]:
     """Open a service on `host`, with or without a pool of started machines, and its operators' panel.
 
     On a host that cannot run machines every call for a sandbox fails with the reason.
@@ -181,7 +184,7 @@ async def open_operated(host: Host, *, pooled: bool) -> AsyncIterator[tuple[Sand
         if settings.web_tools:
             opening = open_web(settings.web, WebMachines(provider), surroundings, operation.network_accessed)
             web = await stack.enter_async_context(opening)
-        service = SandboxService(provider, host.settings, operation, web=web)
+        service = SandboxService(provider, host.settings, operation, web=web, current_quota=current_quota)
         await stack.enter_async_context(service)
         panel = operation.panel(service, pools)
         await stack.enter_async_context(operation.controlled(panel))

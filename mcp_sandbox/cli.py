@@ -427,17 +427,24 @@ def install(
 @token_app.command("create")
 def token_create(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the token: the owner of the sandboxes it creates.")],
+    name: Annotated[str, typer.Argument(help="Name of the token.")],
+    owner: Annotated[str | None, typer.Option(help="Whose sandboxes it may use. Default: the token's name.")] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="It may only read.")] = False,
     operate: Annotated[bool, typer.Option("--operate", help="It may also read the server's metrics.")] = False,
     days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. Default: never.")] = None,
+    sandboxes: Annotated[int | None, typer.Option(min=1, help="Instead of limits.owner_sandboxes.")] = None,
+    memory_mb: Annotated[int | None, typer.Option(min=128, help="Instead of limits.owner_memory_mb.")] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="Instead of limits.owner_runs.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Instead of the server's setting.")] = None,
 ) -> None:
     """Create a token and print it. It is shown only once."""
     from mcp_sandbox.commands import token
 
-    raise typer.Exit(
-        token.create(settings_of(ctx), name, operate=operate, days=days, requests_per_minute=requests_per_minute)
+    grant = token.Grant(
+        *(owner, read_only, operate, days),
+        *(sandboxes, memory_mb, runs, requests_per_minute),
     )
+    raise typer.Exit(token.create(settings_of(ctx), name, grant))
 
 
 @token_app.command("list")

@@ -316,6 +316,37 @@ class ServeSettings(Group):
         return self
 
 
+def _plain_url(url: str | None) -> str | None:
+    """Refuse an address that others could read along, or that has more than a host and a path."""
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    if not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError("it must be like https://login.example.com")
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")):
+        raise ValueError("it must begin with https://, except on this host")
+    return url
+
+
+class OAuthSettings(Group):
+    """An OAuth issuer whose users may use `mcp-sandbox serve`."""
+
+    issuer: str | None = Field(None, description="The issuer of access tokens, exactly as they name it.")
+    resource: str | None = Field(None, description="Address under which clients reach this server: https://name/mcp.")
+    audience: str | None = Field(None, min_length=1, description="Whom tokens must be for; default: the resource.")
+    jwks_url: str | None = Field(None, description="Where the issuer's keys are; default: as its metadata say.")
+    scope_prefix: str = Field("", description="What the issuer puts before the scopes read, use and operate.")
+    leeway_s: float = Field(30, ge=0, le=300, description="Seconds that the issuer's clock may be off.")
+
+    _plain = field_validator("issuer", "resource", "jwks_url", mode="after")(_plain_url)
+
+    @model_validator(mode="after")
+    def _issuer_and_resource(self) -> Self:
+        if (self.issuer is None) != (self.resource is None):
+            raise ValueError("issuer and resource belong together")
+        return self
+
+
 class LogSettings(Group):
     """What the server logs on stderr."""
 
@@ -413,6 +444,7 @@ class Settings(BaseSettings):
     network: NetworkSettings = NetworkSettings()
     log: LogSettings = LogSettings()
     serve: ServeSettings = ServeSettings()
+    oauth: OAuthSettings = OAuthSettings()
 
     @field_validator("home", "guest_kernel", "guest_modules", mode="after")
     @classmethod

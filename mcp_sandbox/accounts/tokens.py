@@ -10,14 +10,15 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.operating.database import BUSY_TIMEOUT_S, connect, set_busy_timeout
+from mcp_sandbox.sandboxes.admission import NO_QUOTA, Quota
 
-Scope = Literal["use", "operate"]
+Scope = Literal["read", "use", "operate"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 PREFIX = "mcps_"  # lets secret scanners recognise a leaked token
 SECRET_BYTES = 32
@@ -30,17 +31,20 @@ CREATE TABLE IF NOT EXISTS tokens (
     created REAL NOT NULL, expires REAL, last_used REAL
 ) STRICT;
 """
-COLUMNS = "name, scopes, requests_per_minute, created, expires, last_used"
+LATER_COLUMNS = {"owner": "TEXT", "sandboxes": "INTEGER", "memory_mb": "INTEGER", "runs": "INTEGER"}
+COLUMNS = "name, owner, scopes, sandboxes, memory_mb, runs, requests_per_minute, created, expires, last_used"
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known about a token. Its name is the owner of the sandboxes that it creates."""
+    """What is known about a token."""
 
     name: str
-    scopes: tuple[Scope, ...]
-    requests_per_minute: int | None  # None: the server's setting
-    created: float
+    owner: str  # of the sandboxes that it creates; tokens with the same owner share them
+    scopes: tuple[Scope, ...] = ("use",)
+    quota: Quota = NO_QUOTA
+    requests_per_minute: int | None = None  # None: the server's setting
+    created: float = 0
     expires: float | None = None
     last_used: float | None = None
 
@@ -51,10 +55,10 @@ class Token:
 
 @dataclass(eq=False)
 class BadTokenName(SandboxError):
-    """The name of a token is empty, too long, or has characters that logs should not have."""
+    """The name or the owner of a token is empty, too long, or has characters that logs should not have."""
 
     code = "bad_token_name"
-    sentence = "A token's name has 1 to {limit} printable characters and no space at its ends."
+    sentence = "Names of tokens and owners have 1 to {limit} printable characters, no | and no space at their ends."
     limit: int
 
 
@@ -81,7 +85,12 @@ class Tokens:
 
     def __init__(self, home: Path) -> None:
         self._db = connect(home)
-        self._db.execute(SCHEMA)
+        self._db.executescript(f"BEGIN IMMEDIATE; {SCHEMA}")
+        present = {row[1] for row in self._db.execute("PRAGMA table_info(tokens)")}
+        for column, kind in LATER_COLUMNS.items():
+            if column not in present:
+                self._db.execute(f"ALTER TABLE tokens ADD COLUMN {column} {kind}")
+        self._db.execute("COMMIT")
 
     def close(self) -> None:
         """Close the registry."""
@@ -92,23 +101,34 @@ class Tokens:
         name: str,
         scopes: Sequence[Scope] = ("use",),
         *,
+        owner: str | None = None,
+        quota: Quota = NO_QUOTA,
         ttl_s: float | None = None,
         requests_per_minute: int | None = None,
     ) -> str:
-        """Add a token and return it. It cannot be shown again.
+        """Add a token and return it. It cannot be shown again. Its owner is its name unless another one is given.
 
         Raises:
             BadTokenName, TokenExists: there is no such token now.
         """
-        if not (0 < len(name) <= NAME_CHARS and name.isprintable() and name == name.strip()):
+        owner = name if owner is None else owner
+        if not (_is_name(name) and _is_name(owner)):
             raise BadTokenName(NAME_CHARS)
         secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
         now = time.time()
-        expires = None if ttl_s is None else now + ttl_s
-        values = (name, _hash(secret), json.dumps(list(scopes)), requests_per_minute, now, expires)
-        columns = "name, hash, scopes, requests_per_minute, created, expires"
+        values = {
+            "hash": _hash(secret),
+            "name": name,
+            "owner": owner,
+            "scopes": json.dumps(list(scopes)),
+            **asdict(quota),
+            "requests_per_minute": requests_per_minute,
+            "created": now,
+            "expires": None if ttl_s is None else now + ttl_s,
+        }
+        places = ", ".join(f":{column}" for column in values)
         try:
-            self._db.execute(f"INSERT INTO tokens ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+            self._db.execute(f"INSERT INTO tokens ({', '.join(values)}) VALUES ({places})", values)  # noqa: S608
         except sqlite3.IntegrityError:
             raise TokenExists(name) from None
         return secret
@@ -151,7 +171,13 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
 
 
-def _token(name: str, scopes: str, requests_per_minute: int | None, created: float, *times: float | None) -> Token:
-    expires, last_used = times
+def _is_name(text: str) -> bool:
+    """Return whether a name may be in logs. Users of an OAuth issuer have owners with a |, which thus differ."""
+    return 0 < len(text) <= NAME_CHARS and text.isprintable() and text == text.strip() and "|" not in text
+
+
+def _token(name: str, owner: str | None, scopes: str, *rest: Any) -> Token:  # noqa: ANN401 - a row
+    sandboxes, memory_mb, runs, requests_per_minute, created, expires, last_used = rest
     known = tuple(scope for scope in SCOPES if scope in json.loads(scopes))
-    return Token(name, known, requests_per_minute, created, expires, last_used)
+    quota = Quota(sandboxes, memory_mb, runs)
+    return Token(name, owner or name, known, quota, requests_per_minute, created, expires, last_used)

@@ -77,6 +77,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "address_in_use": ("Choose another port with --port.",),
     "unknown_tool": ("docs/tools.md lists all tools and toolsets.",),
     "bad_token_name": (),
+    "token_read_only": ("Use a token that was made without --read-only.",),
     "token_exists": ("Choose another name, or remove it with `mcp-sandbox token revoke`.",),
     "token_not_found": ("`mcp-sandbox token list` shows all of them.",),
     "idempotency_key_reused": (),

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mcp_sandbox.accounts.owners import may_change
 from mcp_sandbox.rest import archives, files, runs, sandboxes, web
 from mcp_sandbox.rest.idempotency import Keys
 from mcp_sandbox.rest.openapi import document
@@ -30,12 +31,18 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 @asynccontextmanager
-async def open_rest(service: SandboxService, tools: Collection[str]) -> AsyncIterator[Starlette]:
-    """Open the application of a server with these tools. Leaving it cancels requests with keys that are being done."""
+async def open_rest(
+    service: SandboxService, tools: Collection[str], reading: Collection[str] = ()
+) -> AsyncIterator[Starlette]:
+    """Open the application of a server with these tools, of which `reading` change nothing.
+
+    Leaving it cancels requests with keys that are being done.
+    """
     async with Keys() as keys:
         offered = [each for each in OPERATIONS if each.is_offered(tools)]
         paths = _paths(offered).items()
-        routes = [Route(path, _endpoint(there, service, keys, tools), methods=list(there)) for path, there in paths]
+        tools_now = lambda: tools if may_change() else reading  # noqa: E731 - of the caller
+        routes = [Route(path, _endpoint(there, service, keys, tools_now), methods=list(there)) for path, there in paths]
         app = Starlette(
             routes=[Route("/openapi.json", _described(offered)), *routes], exception_handlers={HTTPException: refused}
         )
@@ -52,11 +59,14 @@ def _paths(operations: Iterable[Operation[Any, Any]]) -> dict[str, dict[str, Ope
 
 
 def _endpoint(
-    there: Mapping[str, Operation[Any, Any]], service: SandboxService, keys: Keys, tools: Collection[str]
+    there: Mapping[str, Operation[Any, Any]],
+    service: SandboxService,
+    keys: Keys,
+    tools_now: Callable[[], Collection[str]],
 ) -> Answer:
     async def answer(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        return await there[method].answer(service, keys, tools, request)
+        return await there[method].answer(service, keys, tools_now(), request)
 
     return answer
 

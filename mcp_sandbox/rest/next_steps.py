@@ -105,6 +105,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "file_timeout": (504, ("Try again, or close the sandbox if it keeps failing.",)),
     "file_refused": (422, ()),
     "upload_stalled": (408, ("Send the file again.",)),
+    "token_read_only": (403, ("Use a token that was made without --read-only.",)),
     "idempotency_key_reused": (422, ("Give each new request its own key.",)),
     "too_many_keys": (429, ("Wait until one of them has an answer.",)),
     **dict.fromkeys((*FOR_OPERATORS, *FOR_CLIENTS), (500, ())),

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from guest.client.wire import one_line
-from mcp_sandbox.accounts.owners import current_owner
+from mcp_sandbox.accounts.owners import TokenReadOnly, current_owner
 from mcp_sandbox.errors import BadRequest, InputTooLarge, SandboxError
 from mcp_sandbox.rest.bodies import Nothing
 from mcp_sandbox.rest.disconnects import CLIENT_GONE, unless_gone
@@ -42,7 +42,7 @@ class Call(Generic[Q, B]):
     service: SandboxService
     request: Request
     owner: str
-    tools: Collection[str]  # that the server offers
+    tools: Collection[str]  # that the server offers to the caller
     query: Q
     body: B
 
@@ -90,6 +90,8 @@ class Operation(Generic[Q, B]):
             return refusal(500)
 
     async def _answer(self, service: SandboxService, keys: Keys, tools: Collection[str], request: Request) -> Response:
+        if not self.is_offered(tools):
+            raise TokenReadOnly
         for name, value in request.path_params.items():
             if not ID.fullmatch(value):
                 raise BadRequest(f"The {name} in the path has characters that no id has, or is too long.")

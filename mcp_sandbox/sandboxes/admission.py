@@ -38,6 +38,18 @@ class Limits:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What an account may have at once, instead of `limits.owner_…`; None: as in the settings."""
+
+    sandboxes: int | None = None
+    memory_mb: int | None = None
+    runs: int | None = None
+
+
+NO_QUOTA = Quota()
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """One machine's claim on the limits, from the request until the machine is torn down."""
@@ -45,6 +57,7 @@ class Ticket:
     owner: str
     memory_mb: int  # that the machine may take from its host
     short_lived: bool = False  # its place is free again soon: it is for one run, or being closed
+    quota: Quota = NO_QUOTA  # of the account that asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +118,14 @@ class FairQueue:
         owned = [holder for holder in self.holders if holder.owner == group[0].owner]
         count, memory_mb = len(group), _memory(group)
         held, held_mb = len(self.holders), _memory(self.holders)
-        limits, capacity = self.limits, self.limits.capacity
+        limits, capacity, quota = self.limits, self.limits.capacity, group[0].quota
         return (
-            _over("limits.owner_sandboxes", limits.owner_sandboxes, len(owned), count, per_owner=True)
-            or _over("limits.owner_memory_mb", limits.owner_memory_mb, _memory(owned), memory_mb, per_owner=True)
+            _over(*owner_limit("sandboxes", quota.sandboxes, limits.owner_sandboxes), len(owned), count, per_owner=True)
+            or _over(
+                *owner_limit("memory_mb", quota.memory_mb, limits.owner_memory_mb),
+                *(_memory(owned), memory_mb),
+                per_owner=True,
+            )
             or _over("limits.sandboxes", limits.sandboxes, held, count)
             or _over("limits.memory_mb", limits.memory_mb, held_mb, memory_mb)
             or _over("capacity.machines", capacity.machines, held, count, may_grow=True)
@@ -143,6 +160,11 @@ class FairQueue:
         queue.remove(group)
         if not queue:
             del self._queues[owner]
+
+
+def owner_limit(what: str, quota: int | None, limit: int | None) -> tuple[str, int | None]:
+    """Return the limit that holds for an owner, and its name: the account's quota, or else the setting."""
+    return (f"limits.owner_{what}", limit) if quota is None else (f"quota.{what}", quota)
 
 
 def _memory(tickets: Iterable[Ticket]) -> int:

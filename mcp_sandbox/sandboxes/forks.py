@@ -35,7 +35,8 @@ class Forks:
         copies: list[Sandbox] = []
         with all_or_none(copies):
             async with AsyncExitStack() as stack:
-                tickets = [Ticket(box.owner, box.ticket.memory_mb) for _ in range(count)]
+                quota = self._roster.current_quota()
+                tickets = [Ticket(box.owner, box.ticket.memory_mb, quota=quota) for _ in range(count)]
                 places = await stack.enter_async_context(self._roster.admission.places(*tickets))
                 async with between_runs(box), box.use_alone() as lease:
                     frozen = await stack.enter_async_context(self._provider.freeze(lease))

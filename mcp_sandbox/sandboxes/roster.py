@@ -2,7 +2,7 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Self
@@ -16,7 +16,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxNotFound
 from mcp_sandbox.machines.provider import Lease, MachineRequest, Provider, find_template
 from mcp_sandbox.runs.running import RunHistory
-from mcp_sandbox.sandboxes.admission import Admission, Limits, Ticket
+from mcp_sandbox.sandboxes.admission import NO_QUOTA, Admission, Limits, Quota, Ticket
 from mcp_sandbox.sandboxes.keeper import Keeper
 from mcp_sandbox.sandboxes.lifecycle import OVER, End, Ending, Lifespan
 from mcp_sandbox.sandboxes.machine_slot import MachineSource
@@ -53,7 +53,14 @@ class Endings:
 class Roster(AsyncContextManagerMixin):
     """Opens sandboxes on places that admission grants, and knows them by owner and id. Leaving it ends all of them."""
 
-    def __init__(self, provider: Provider, settings: Settings, observer: Observer, networks: Networks) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        settings: Settings,
+        observer: Observer,
+        networks: Networks,
+        current_quota: Callable[[], Quota] = lambda: NO_QUOTA,
+    ) -> None:
         limits = Limits.of(settings.limits, provider.capacity.now)
         self.admission = Admission(limits, settings.limits.queue_timeout_s, observer.limit_refused)
         self._provider = provider
@@ -61,6 +68,7 @@ class Roster(AsyncContextManagerMixin):
         self._catalogue = settings.catalogue
         self._observer = observer
         self._networks = networks
+        self.current_quota = current_quota  # of the request that this task serves
         self._alive: dict[str, Sandbox] = {}  # by id, oldest first; also those that are opening or closing
         self._endings = Endings()
         self._tasks: anyio.abc.TaskGroup
@@ -122,7 +130,7 @@ class Roster(AsyncContextManagerMixin):
         """
         name = template or self._settings.template
         host_mb = find_template(self._catalogue, name).machine.host_mb
-        ticket = Ticket(owner, host_mb, short_lived=one_off)
+        ticket = Ticket(owner, host_mb, short_lived=one_off, quota=self.current_quota())
         network = self.new_network(owner, grant)
         request = MachineRequest(name, owner, network=grant.mode, serve_stream=network.serve_stream)
         source = self.admitted(ticket, self._provider.acquire(request))

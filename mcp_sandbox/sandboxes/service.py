@@ -1,7 +1,7 @@
 """What every face calls: finds the owner's sandbox, checks the request and delegates."""
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Self
@@ -14,7 +14,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStarted, SandboxNotFound
 from mcp_sandbox.machines.provider import Provider, find_template
 from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
-from mcp_sandbox.sandboxes.admission import Admission
+from mcp_sandbox.sandboxes.admission import NO_QUOTA, Admission, Quota, owner_limit
 from mcp_sandbox.sandboxes.archives import pack, unpack
 from mcp_sandbox.sandboxes.file_access import artifact_view, file_operation, read_all, resolve, write_parts
 from mcp_sandbox.sandboxes.forks import Forks
@@ -55,12 +55,13 @@ class SandboxService(AsyncContextManagerMixin):
         observer: Observer | None = None,
         networks: Networks | None = None,
         web: Web | None = None,
+        current_quota: Callable[[], Quota] = lambda: NO_QUOTA,
     ) -> None:
         self.settings = settings
         self._web = web
         self._observer = observer or Observer()
         self._networks = networks or Networks(settings, self._observer.network_accessed)
-        self._roster = Roster(provider, settings, self._observer, self._networks)
+        self._roster = Roster(provider, settings, self._observer, self._networks, current_quota)
         self._forks = Forks(provider, self._roster, settings.limits)
         self._catalogue = settings.catalogue
 
@@ -288,10 +289,10 @@ class SandboxService(AsyncContextManagerMixin):
         return await run_and_wait(box, run, self.settings.output, until, report)
 
     def _check_run_limit(self, owner: str) -> None:
-        limit = self.settings.limits.owner_runs
+        setting, limit = owner_limit("runs", self._roster.current_quota().runs, self.settings.limits.owner_runs)
         if limit is not None and sum(box.runs.current is not None for box in self._roster.of(owner)) >= limit:
-            self._observer.limit_refused("limits.owner_runs")
-            raise RunLimit("limits.owner_runs", limit)
+            self._observer.limit_refused(setting)
+            raise RunLimit(setting, limit)
 
     # -- files ---------------------------------------------------------------------------------------------
 

@@ -1,23 +1,27 @@
 """What every HTTP request passes first: the right host, a known origin, a valid token, and not too many of them."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
+from mcp_types import ErrorData, JSONRPCError
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sandbox.accounts.owners import Caller
 from mcp_sandbox.accounts.tokens import Token
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # for load balancers, which have no token
 OPERATE_PATHS = frozenset({"/metrics"})
+MCP_PATH = "/mcp"
+METADATA_PATH = "/.well-known/oauth-protected-resource"  # for clients that have no token yet
+REFUSED = -32000  # JSON-RPC leaves this number to servers
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
-FindToken = Callable[[str], Token | None]
+FindToken = Callable[[str], Awaitable[Token | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +66,34 @@ class RateLimit:
         return 0.0 if allowed else (1 - left) * 60 / size
 
 
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What a refused client is told in WWW-Authenticate (RFC 6750), and where it learns who gives out tokens."""
+
+    metadata_url: str | None = None  # of an OAuth resource server (RFC 9728)
+
+    def header(self, **why: str) -> dict[str, str]:
+        """Return the header. `why` has the parameters `error` and `scope`, where they apply."""
+        parts = why | ({"resource_metadata": self.metadata_url} if self.metadata_url else {})
+        return {"WWW-Authenticate": " ".join(["Bearer", ", ".join(f'{k}="{v}"' for k, v in parts.items())]).strip()}
+
+
 class Gate:
     """An ASGI application in front of another one."""
 
-    def __init__(self, app: ASGIApp, names: Names, find_token: FindToken | None, rate: RateLimit) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        names: Names,
+        find_token: FindToken | None,
+        rate: RateLimit,
+        challenge: Challenge | None = None,
+    ) -> None:
         self._app = app
         self._names = names
-        self._find_token = find_token  # None: everybody who can connect is the local owner
+        self.find_token = find_token  # None: everybody who can connect is the local owner
         self._rate = rate
+        self._challenge = challenge or Challenge()
         self.draining = False  # the server stops: it finishes what it has and takes nothing new
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,46 +104,47 @@ class Gate:
         if (refusal := self._refuse_place(request)) is not None:
             await refusal(scope, receive, send)
             return
-        if request.url.path in OPEN_PATHS or self._find_token is None:
+        path = request.url.path
+        if path in OPEN_PATHS or path.startswith(METADATA_PATH) or self.find_token is None:
             await self._app(scope, receive, send)
             return
-        token = self._token_of(request, self._find_token)
-        if token is None:
-            await _refuse(401, "Send a valid token: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})(
-                scope, receive, send
-            )
-            return
-        if (refusal := self._refuse_token(request, token)) is not None:
+        secret = _secret_of(request)
+        token = await self.find_token(secret) if secret else None
+        refusal = self._refuse_stranger(request, secret) if token is None else self._refuse_token(request, token)
+        if refusal is not None:
             await refusal(scope, receive, send)
             return
+        assert token is not None
         await self._pass(scope, receive, send, token)
 
-    def _refuse_place(self, request: Request) -> JSONResponse | None:
+    def _refuse_place(self, request: Request) -> Response | None:
         if not self._names.knows_host(request.headers.get("host")):
-            return _refuse(421, "This server is not reached by that name; see serve.allowed_hosts.")
+            return _refuse(request, 421, "This server is not reached by that name; see serve.allowed_hosts.")
         if not self._names.knows_origin(request.headers.get("origin")):
-            return _refuse(403, "That web page may not call this server; see serve.allowed_origins.")
+            return _refuse(request, 403, "That web page may not call this server; see serve.allowed_origins.")
         if self.draining and request.url.path != "/healthz":
-            return _refuse(503, "The server is about to stop.", {"Retry-After": "5", "Connection": "close"})
+            return _refuse(request, 503, "The server is about to stop.", {"Retry-After": "5", "Connection": "close"})
         return None
 
-    def _refuse_token(self, request: Request, token: Token) -> JSONResponse | None:
-        scope = "operate" if request.url.path in OPERATE_PATHS else "use"
-        if scope not in token.scopes:
-            return _refuse(403, f"The token lacks the scope {scope}.")
+    def _refuse_stranger(self, request: Request, secret: str) -> Response:
+        challenge = self._challenge.header(error="invalid_token") if secret else self._challenge.header()
+        return _refuse(request, 401, "Send a valid token: Authorization: Bearer …", challenge)
+
+    def _refuse_token(self, request: Request, token: Token) -> Response | None:
+        allowed = ("operate",) if request.url.path in OPERATE_PATHS else ("use", "read")
+        if not set(allowed) & set(token.scopes):
+            challenge = self._challenge.header(error="insufficient_scope", scope=allowed[0])
+            return _refuse(request, 403, f"The token lacks the scope {allowed[0]}.", challenge)
         wait_s = self._rate.wait_s(token.name, token.requests_per_minute)
         if wait_s:
-            return _refuse(429, "Too many requests.", {"Retry-After": str(int(wait_s) + 1)})
+            retry_s = int(wait_s) + 1
+            why = f"Too many requests with this token. Send the next one in {retry_s} s."
+            return _refuse(request, 429, why, {"Retry-After": str(retry_s)})
         return None
-
-    @staticmethod
-    def _token_of(request: Request, find: FindToken) -> Token | None:
-        kind, _, secret = request.headers.get("authorization", "").partition(" ")
-        return find(secret.strip()) if kind.lower() == "bearer" else None
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, token: Token) -> None:
         """Pass a request on. The SDK binds a session to the user; tools read the owner from the context."""
-        user = AuthenticatedUser(AccessToken(token="", client_id=token.name, scopes=list(token.scopes)))
+        user = AuthenticatedUser(Caller.of(token))
         previous = auth_context_var.set(user)
         try:
             await self._app({**scope, "user": user}, receive, send)
@@ -127,9 +152,17 @@ class Gate:
             auth_context_var.reset(previous)
 
 
-def _refuse(status: int, why: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    body = {"title": why, "status": status}
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
+def _secret_of(request: Request) -> str:
+    kind, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret.strip() if kind.lower() == "bearer" else ""
+
+
+def _refuse(request: Request, status: int, why: str, headers: dict[str, str] | None = None) -> Response:
+    """Return a refusal in the language of the path. MCP clients show the message of an error; they skip problems."""
+    if request.url.path == MCP_PATH:
+        error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=REFUSED, message=why))
+        return Response(error.model_dump_json(by_alias=True, exclude_unset=True), status, headers, "application/json")
+    return JSONResponse({"title": why, "status": status}, status, headers, media_type="application/problem+json")
 
 
 def _without_port(host: str) -> str:

@@ -18,6 +18,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sandbox import logs
+from mcp_sandbox.accounts.accounts import Accounts
+from mcp_sandbox.accounts.owners import current_quota
 from mcp_sandbox.accounts.tokens import Tokens
 from mcp_sandbox.app import open_host, open_operated
 from mcp_sandbox.config import ServeSettings, Settings
@@ -29,8 +31,9 @@ from mcp_sandbox.rest.next_steps import ROOT as REST
 from mcp_sandbox.rest.problems import refused
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.connections import BoundedConnection, allow_many_files
-from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
+from mcp_sandbox.serving.gate import MCP_PATH, Challenge, FindToken, Gate, Names, RateLimit
 from mcp_sandbox.serving.lifetime import Drain, run_until_stopped
+from mcp_sandbox.serving.oauth import metadata_routes, metadata_url
 from mcp_sandbox.serving.replay import ResumableSessions
 from mcp_sandbox.serving.server import (
     SandboxServer,
@@ -39,7 +42,7 @@ from mcp_sandbox.serving.server import (
     log_config_files,
     max_message_bytes,
 )
-from mcp_sandbox.serving.toolsets import tool_names
+from mcp_sandbox.serving.toolsets import reading_tools, tool_names
 
 LAST_ANSWERS_S = 1  # after the runs have ended: for answers on their way and streams that never end
 
@@ -72,26 +75,27 @@ def run_http(settings: Settings) -> None:
         enable_tracing()
     allow_many_files()
     with closing(Tokens(settings.home)) as tokens:
-        find_token = guard(settings.serve, tokens)
+        accounts = Accounts(tokens, settings.oauth)
+        find_token = guard(settings.serve, accounts)
         with listening(settings.serve) as listener:
             anyio.run(serve_http, settings, listener, find_token)
 
 
-def guard(settings: ServeSettings, tokens: Tokens) -> FindToken | None:
+def guard(settings: ServeSettings, accounts: Accounts) -> FindToken | None:
     """Return how tokens are found; None where this host's users need none.
 
     Raises:
         UnsafeAddress: the server would be open to others.
     """
-    have_tokens = bool(tokens.all())
-    if settings.require_token and not have_tokens:
+    exist = accounts.exist()
+    if settings.require_token and not exist:
         raise UnsafeAddress(settings.host, "There is no token, and serve.require_token is set.")
     if not is_loopback(settings.host):
-        if not have_tokens:
+        if not exist:
             raise UnsafeAddress(settings.host, "There is no token yet.")
         if not settings.allowed_hosts:
             raise UnsafeAddress(settings.host, "No name of the server is set in serve.allowed_hosts.")
-    return tokens.find if have_tokens else None
+    return accounts.find if exist else None
 
 
 def is_loopback(host: str) -> bool:
@@ -170,7 +174,8 @@ class HttpFace:
 @asynccontextmanager
 async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncIterator[HttpFace]:
     """Open this host's service and yield the application that serves it."""
-    async with open_host(settings) as host, open_operated(host, pooled=True) as (service, panel):
+    async with open_host(settings) as host, open_operated(host, pooled=True, current_quota=current_quota) as operated:
+        service, panel = operated
         server = create_server(settings, in_force(host), lambda: nullcontext(service))
         routes: list[BaseRoute] = [
             Route("/healthz", _answer("alive")),
@@ -178,7 +183,7 @@ async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncI
             Route("/metrics", _metrics(panel)),
         ]
         async with (
-            open_rest(service, tool_names(server)) as rest,
+            open_rest(service, tool_names(server), reading_tools(server)) as rest,
             opened_gate(settings, server, [Mount(REST, rest), *routes], find_token) as gate,
         ):
             yield HttpFace(gate, service)
@@ -191,12 +196,14 @@ async def opened_gate(
     """Yield an application with an MCP server on `/mcp` and other routes, all behind a gate."""
     # MCPServer's own application has no place for our gate.
     sessions = ResumableSessions(server._lowlevel_server, max_message_bytes(settings))  # noqa: SLF001
+    endpoint = Route(MCP_PATH, _Endpoint(sessions.handle_request))
     app = Starlette(
-        routes=[Route("/mcp", _Endpoint(sessions.handle_request)), *routes], exception_handlers={HTTPException: refused}
+        routes=[endpoint, *routes, *metadata_routes(settings.oauth)], exception_handlers={HTTPException: refused}
     )
     names = Names(settings.serve.allowed_hosts, settings.serve.allowed_origins, is_loopback(settings.serve.host))
     async with sessions.run():
-        yield Gate(app, names, find_token, RateLimit(settings.serve.requests_per_minute))
+        rate = RateLimit(settings.serve.requests_per_minute)
+        yield Gate(app, names, find_token, rate, Challenge(metadata_url(settings.oauth)))
 
 
 class _Endpoint:

@@ -18,6 +18,7 @@ from pydantic import AnyUrl, ValidationError
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox import logs
+from mcp_sandbox.accounts.owners import TokenReadOnly, may_change
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
 from mcp_sandbox.operating.metrics import enable_tracing
@@ -26,8 +27,8 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argument
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
-from mcp_sandbox.serving.toolsets import add_tools
-from mcp_sandbox.tools.common import lifetime_of, network_of
+from mcp_sandbox.serving.toolsets import add_tools, reading_tools
+from mcp_sandbox.tools.common import lifetime_of, network_of, tool_errors
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,11 @@ class SandboxServer(MCPServer[SandboxService]):
     _arguments: dict[str, tuple[str, ...]] | None = None  # of each tool
 
     async def list_tools(self) -> list[Tool]:
-        """Return all tools with short schemas of their arguments."""
+        """Return the tools that the caller may use, with short schemas of their arguments."""
         tools = await super().list_tools()
+        if not may_change():
+            reading = reading_tools(self)
+            tools = [tool for tool in tools if tool.name in reading]
         return [tool.model_copy(update={"input_schema": lean(tool.input_schema)}) for tool in tools]
 
     async def call_tool(
@@ -53,7 +57,11 @@ class SandboxServer(MCPServer[SandboxService]):
         executing tool …" before every error, and pydantic's whole report after wrong arguments.
         """
         if self._arguments is None:
-            self._arguments = {tool.name: tuple(tool.input_schema["properties"]) for tool in await self.list_tools()}
+            tools = await super().list_tools()
+            self._arguments = {tool.name: tuple(tool.input_schema["properties"]) for tool in tools}
+        if name in self._arguments and not (may_change() or name in reading_tools(self)):
+            with tool_errors():
+                raise TokenReadOnly
         problem = unknown_argument(name, arguments, self._arguments.get(name, tuple(arguments)))
         if problem is not None:
             raise ToolError(problem)

@@ -71,14 +71,22 @@ def add_tools(server: MCPServer[SandboxService], settings: Settings) -> None:
             close = difflib.get_close_matches(name, tools, n=1)
             raise UnknownTool(name, f"; did you mean {close[0]}?" if close else "")
     for name, tool in tools.items():
-        reads_only = tool.annotations is not None and bool(tool.annotations.read_only_hint)
-        if (settings.tools and name not in settings.tools) or (settings.read_only and not reads_only):
+        if (settings.tools and name not in settings.tools) or (settings.read_only and not _reads_only(tool)):
             server.remove_tool(name)
 
 
 def tool_names(server: MCPServer[SandboxService]) -> frozenset[str]:
     """Return the names of the tools that a server offers."""
     return frozenset(_tools(server))
+
+
+def reading_tools(server: MCPServer[SandboxService]) -> frozenset[str]:
+    """Return the names of the tools that change nothing."""
+    return frozenset(name for name, tool in _tools(server).items() if _reads_only(tool))
+
+
+def _reads_only(tool: Tool) -> bool:
+    return tool.annotations is not None and bool(tool.annotations.read_only_hint)
 
 
 def _tools(server: MCPServer[SandboxService]) -> dict[str, Tool]:

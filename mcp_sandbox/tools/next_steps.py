@@ -97,6 +97,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "unknown_tool": (),
     "bad_token_name": (),
     "token_exists": (),
+    "token_read_only": ("Use only tools that read, such as list_sandboxes and read_file.",),
     "token_not_found": (),
     "idempotency_key_reused": (),
     "too_many_keys": (),

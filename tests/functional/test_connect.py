@@ -19,7 +19,7 @@ from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import Settings
 from mcp_sandbox.serving.server import SandboxServer
 from tests.functional import conformance_questions
-from tests.functional.http_fake import serving_fakes
+from tests.functional.http_fake import finding, serving_fakes
 from tests.functional.mcp_client import call, connect_parameters, data_of, server_environment, text_of
 from tests.functional.raw_client import RawClient, started
 from tests.unit.fakes import FakeProvider
@@ -101,8 +101,7 @@ async def test_an_address_that_is_no_url_ends_the_program(tmp_path: Path):
 
 
 async def test_the_token_of_the_environment_opens_the_server(tmp_path: Path):
-    ana = Token("ana", ("use",), None, 0.0)
-    async with serving_fakes(FakeProvider(), find_token={"right": ana}.get) as address:
+    async with serving_fakes(FakeProvider(), find_token=finding({"right": Token("ana", "ana")})) as address:
         async with connecting(tmp_path, address, token="right") as client:
             await client.start()
         async with connecting(tmp_path, address, token="wrong") as client:

@@ -18,7 +18,7 @@ from mcp_sandbox.rest.app import open_rest
 from mcp_sandbox.rest.next_steps import ROOT
 from mcp_sandbox.rest.problems import refused
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.toolsets import add_tools, tool_names
+from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
 from mcp_sandbox.web.searching import providers_of
 from mcp_sandbox.web.web import Web
 from tests.unit.fakes import FakeProvider
@@ -32,18 +32,24 @@ async def rest_over(
     """The application; `jobs` answer as the machine that reaches the web."""
     settings = settings or Settings(toolsets=["advanced"])
     web = None if jobs is None else Web(jobs, settings.web, providers_of(settings.web))
+    server = server_with(settings)
     async with (
         SandboxService(provider, settings, web=web) as service,
-        open_rest(service, tools_with(settings)) as rest,
+        open_rest(service, tool_names(server), reading_tools(server)) as rest,
     ):
         yield Starlette(routes=[Mount(ROOT, rest)], exception_handlers={HTTPException: refused})
 
 
-def tools_with(settings: Settings) -> frozenset[str]:
-    """The names of the tools that these settings leave."""
+def server_with(settings: Settings) -> MCPServer[SandboxService]:
+    """A server with the tools that these settings leave."""
     server: MCPServer[SandboxService] = MCPServer("test")
     add_tools(server, settings)
-    return tool_names(server)
+    return server
+
+
+def tools_with(settings: Settings) -> frozenset[str]:
+    """The names of the tools that these settings leave."""
+    return tool_names(server_with(settings))
 
 
 def client_of(app: ASGIApp) -> httpx2.AsyncClient:

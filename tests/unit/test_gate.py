@@ -6,30 +6,32 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp.server.auth.middleware.auth_context import get_access_token
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from mcp_sandbox.accounts.owners import current_owner
 from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import ServeSettings
-from mcp_sandbox.serving.gate import FindToken, Gate, Names, RateLimit
+from mcp_sandbox.serving.gate import Challenge, FindToken, Gate, Names, RateLimit
 from mcp_sandbox.serving.http import UnsafeAddress, guard, listening
 
 TOKENS = {
-    "secret-a": Token("ana", ("use",), None, 0),
-    "secret-b": Token("bob", ("operate",), None, 0),
-    "secret-c": Token("cy", ("use",), 1, 0),
+    "secret-a": Token("ana's laptop", "ana"),
+    "secret-b": Token("bob", "bob", ("operate",)),
+    "secret-c": Token("cy", "cy", requests_per_minute=1),
+    "secret-d": Token("di", "di", ("read",)),
 }
 
 
+async def find(secret: str) -> Token | None:
+    return TOKENS.get(secret)
+
+
 async def who(scope: Scope, receive: Receive, send: Send) -> None:
-    token = get_access_token()
-    await PlainTextResponse(token.client_id if token else "nobody")(scope, receive, send)
+    await PlainTextResponse(current_owner())(scope, receive, send)
 
 
-def gate(
-    names: Names | None = None, find: FindToken | None = TOKENS.get, clock: Callable[[], float] = lambda: 0.0
-) -> Gate:
+def gate(names: Names | None = None, find: FindToken | None = find, clock: Callable[[], float] = lambda: 0.0) -> Gate:
     return Gate(who, names or Names(), find, RateLimit(600, clock))
 
 
@@ -49,7 +51,7 @@ async def test_a_token_names_the_owner():
 
 
 async def test_without_tokens_every_program_of_this_host_is_let_in():
-    assert (await ask(gate(find=None))).text == "nobody"
+    assert (await ask(gate(find=None))).text == "local"
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,9 @@ async def test_without_tokens_every_program_of_this_host_is_let_in():
     ids=["none", "empty", "unknown", "another kind", "no kind"],
 )
 async def test_without_a_valid_token_the_answer_says_how_to_send_one(headers):
-    answer = await ask(gate(), **headers)
+    answer = await ask(gate(), "/api/v1/sandboxes", **headers)
     assert answer.status_code == 401
-    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert answer.headers["WWW-Authenticate"].startswith("Bearer")
     assert "Authorization: Bearer" in answer.json()["title"]
 
 
@@ -110,6 +112,32 @@ async def test_an_owner_with_too_many_requests_is_told_when_to_come_back_and_oth
     assert (await ask(app, **bearer("secret-c"))).status_code == 200
 
 
+async def test_an_mcp_client_is_told_in_its_own_language():
+    app = gate()
+    assert (await ask(app, **bearer("secret-c"))).status_code == 200
+    refused = await ask(app, **bearer("secret-c"))
+    assert (refused.status_code, refused.headers["Content-Type"]) == (429, "application/json")
+    assert refused.json()["error"]["message"] == "Too many requests with this token. Send the next one in 61 s."
+
+
+async def test_a_token_that_may_read_is_let_in():
+    assert (await ask(gate(), **bearer("secret-d"))).text == "di"
+    assert (await ask(gate(), "/metrics", **bearer("secret-d"))).status_code == 403
+
+
+async def test_an_oauth_client_learns_where_to_get_a_token_and_what_is_wrong_with_its_own():
+    metadata = "https://box.test/.well-known/oauth-protected-resource/mcp"
+    app = Gate(who, Names(), find, RateLimit(600), Challenge(metadata))
+    for headers, path, parameters in (
+        ({}, "/mcp", ""),
+        (bearer("secret-x"), "/mcp", 'error="invalid_token", '),
+        (bearer("secret-a"), "/metrics", 'error="insufficient_scope", scope="operate", '),
+    ):
+        answer = await ask(app, path, **headers)
+        assert answer.headers["WWW-Authenticate"] == f'Bearer {parameters}resource_metadata="{metadata}"'
+    assert (await ask(app, "/.well-known/oauth-protected-resource/mcp")).status_code == 200
+
+
 async def test_a_server_that_stops_takes_nothing_new_but_is_alive():
     app = gate(find=None)
     app.draining = True
@@ -118,30 +146,30 @@ async def test_a_server_that_stops_takes_nothing_new_but_is_alive():
     assert (await ask(app, "/healthz")).status_code == 200
 
 
-class NoTokens:
+class NoAccounts:
     find = None
 
-    def all(self):
-        return []
+    def exist(self):
+        return False
 
 
-class SomeTokens(NoTokens):
-    def all(self):
-        return [TOKENS["secret-a"]]
+class SomeAccounts(NoAccounts):
+    def exist(self):
+        return True
 
 
 @pytest.mark.parametrize(
-    ("settings", "tokens", "missing"),
+    ("settings", "accounts", "missing"),
     [
-        (ServeSettings(host="0.0.0.0"), NoTokens(), "no token"),
-        (ServeSettings(host="::", allowed_hosts=("box.test",)), NoTokens(), "no token"),
-        (ServeSettings(host="10.1.2.3"), SomeTokens(), "allowed_hosts"),
-        (ServeSettings(require_token=True), NoTokens(), "require_token"),
+        (ServeSettings(host="0.0.0.0"), NoAccounts(), "no token"),
+        (ServeSettings(host="::", allowed_hosts=("box.test",)), NoAccounts(), "no token"),
+        (ServeSettings(host="10.1.2.3"), SomeAccounts(), "allowed_hosts"),
+        (ServeSettings(require_token=True), NoAccounts(), "require_token"),
     ],
 )
-def test_a_server_that_others_could_use_does_not_start(settings, tokens, missing):
+def test_a_server_that_others_could_use_does_not_start(settings, accounts, missing):
     with pytest.raises(UnsafeAddress, match=missing):
-        guard(settings, tokens)
+        guard(settings, accounts)
 
 
 def test_answers_in_several_parts_are_sent_at_once():

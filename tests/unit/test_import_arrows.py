@@ -27,7 +27,7 @@ PARTS = {
     "runs": {"views"} | EVERYWHERE,
     "sandboxes": {"views", "machines", "runs", "web"} | EVERYWHERE,
     "operating": {"views", "machines", "sandboxes"} | EVERYWHERE,
-    "accounts": {"operating"} | EVERYWHERE,
+    "accounts": {"operating", "sandboxes"} | EVERYWHERE,
     "app": {"machines", "sandboxes", "operating", "web"} | EVERYWHERE,
     "tools": {"views", "machines", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
     "rest": {"views", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,

@@ -10,10 +10,12 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from guest.client.messages import FileChunk, Output
+from mcp_sandbox.accounts.owners import Caller
+from mcp_sandbox.accounts.tokens import Scope as TokenScope
+from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import StartFailed
 from mcp_sandbox.rest import files, operations
@@ -92,11 +94,12 @@ async def test_templates_are_listed_without_where_they_are(client: httpx2.AsyncC
     assert all("folder" not in template for template in listed)
 
 
-def as_owner(app: ASGIApp, name: str) -> ASGIApp:
+def as_owner(app: ASGIApp, name: str, *scopes: TokenScope) -> ASGIApp:
     """The application behind a gate that lets everybody in with one token."""
+    account = Token(f"a token of {name}", name, scopes or ("use",))
 
     async def gate(scope: Scope, receive: Receive, send: Send) -> None:
-        user = AuthenticatedUser(AccessToken(token="", client_id=name, scopes=["use"]))
+        user = AuthenticatedUser(Caller.of(account))
         before = auth_context_var.set(user)
         try:
             await app(scope, receive, send)
@@ -126,6 +129,20 @@ async def test_another_owners_sandbox_answers_like_an_unknown_one(app: ASGIApp, 
 
     assert await ask(sandbox_id) == await ask(unknown)
     assert (await ask(unknown))[0] == 404
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+async def test_a_token_that_may_only_read_changes_nothing(app: ASGIApp, box: str, operation, provider: FakeProvider):
+    path = operation.path.replace("{sandbox_id}", box.removeprefix("/sandboxes/")).replace("{run_id}", "run-1")
+    async with client_of(as_owner(app, "local", "read")) as reader:
+        answer = await reader.request(
+            operation.method, path, json=BODIES.get(operation.name), params=QUERIES.get(operation.name)
+        )
+    if operation.method == "GET":
+        assert answer.status_code != 403
+    else:
+        problem(answer, 403, "token_read_only")
+    assert provider.alive == 1
 
 
 # -- errors ------------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """Tokens: what the registry keeps of them, and when they open a server."""
 
+import hashlib
 import sqlite3
 import time
 from contextlib import closing
 
 import pytest
 
-from mcp_sandbox.accounts.tokens import PREFIX, BadTokenName, TokenExists, TokenNotFound, Tokens
-from mcp_sandbox.operating.database import FILE
+from mcp_sandbox.accounts.tokens import PREFIX, SCHEMA, BadTokenName, TokenExists, TokenNotFound, Tokens
+from mcp_sandbox.operating.database import FILE, connect
+from mcp_sandbox.sandboxes.admission import Quota
 
 
 @pytest.fixture
@@ -21,6 +23,27 @@ def test_a_token_is_found_by_its_secret(tokens):
     secret = tokens.create("ana", requests_per_minute=7)
     found = tokens.find(secret)
     assert (found.name, found.scopes, found.requests_per_minute) == ("ana", ("use",), 7)
+
+
+def test_a_token_has_the_owner_scopes_and_quotas_it_was_made_with(tokens):
+    quota = Quota(sandboxes=2, memory_mb=1024, runs=1)
+    found = tokens.find(tokens.create("ana's dashboard", ("read", "operate"), owner="ana", quota=quota))
+    assert (found.owner, found.scopes, found.quota) == ("ana", ("read", "operate"), quota)
+
+
+def test_a_token_is_its_own_owner_unless_it_was_made_for_another(tokens):
+    assert tokens.find(tokens.create("ana")).owner == "ana"
+
+
+def test_tokens_of_a_registry_from_before_quotas_still_open_the_server(tmp_path):
+    with closing(connect(tmp_path)) as old:
+        old.executescript(SCHEMA)
+        secret = f"{PREFIX}old"
+        row = ("ana", hashlib.sha256(secret.encode()).digest(), '["use"]', 1.0)
+        old.execute("INSERT INTO tokens (name, hash, scopes, created) VALUES (?, ?, ?, ?)", row)
+    with closing(Tokens(tmp_path)) as tokens:
+        assert [(each.owner, each.scopes, each.quota) for each in tokens.all()] == [("ana", ("use",), Quota())]
+        assert tokens.find(secret) is not None
 
 
 def test_the_registry_does_not_contain_the_secret(tokens, tmp_path):
@@ -75,10 +98,12 @@ def test_only_a_known_token_can_be_revoked(tokens):
         tokens.revoke("bob")
 
 
-@pytest.mark.parametrize("name", ["", " ana", "ana ", "a\nb", "a\x1bb", "x" * 65])
+@pytest.mark.parametrize("name", ["", " ana", "ana ", "a\nb", "a\x1bb", "x" * 65, "issuer|user"])
 def test_a_name_that_would_spoil_a_log_is_refused(tokens, name):
     with pytest.raises(BadTokenName, match="printable"):
         tokens.create(name)
+    with pytest.raises(BadTokenName, match="printable"):
+        tokens.create("bob", owner=name)
     assert tokens.all() == []
 
 
