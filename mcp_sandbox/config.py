@@ -298,8 +298,12 @@ class ServeSettings(Group):
     key: Path | None = Field(None, description="Private key of the certificate, PEM.")
     requests_per_minute: int = Field(600, ge=1, description="Requests of one token, unless the token says otherwise.")
     drain_s: float = Field(30, ge=0, description="Seconds that active runs get when the server stops.")
+    audit: Literal["file", "stderr", "off"] = Field("file", description="Where to log who did what.")
+    trusted_proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = Field(
+        (), description="Addresses of reverse proxies whose X-Forwarded-For counts in the audit log."
+    )
 
-    @field_validator("allowed_hosts", "allowed_origins", mode="before")
+    @field_validator("allowed_hosts", "allowed_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(filter(None, value.split(","))) if isinstance(value, str) else value

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from guest.client.wire import one_line
+from mcp_sandbox.accounts.audit import audited, note
 from mcp_sandbox.accounts.owners import TokenReadOnly, current_owner
 from mcp_sandbox.errors import BadRequest, InputTooLarge, SandboxError
 from mcp_sandbox.rest.bodies import Nothing
@@ -78,9 +79,11 @@ class Operation(Generic[Q, B]):
         return not self.tools or any(tool in tools for tool in self.tools)
 
     async def answer(self, service: SandboxService, keys: Keys, tools: Collection[str], request: Request) -> Response:
-        """Carry out a request. Every error becomes a problem."""
+        """Carry out a request and log who made it. Every error becomes a problem."""
         try:
-            return await self._answer(service, keys, tools, request)
+            with audited("rest", self.name):
+                note(request.path_params.get("sandbox_id"), request.path_params.get("run_id"))
+                return await self._answer(service, keys, tools, request)
         except SandboxError as error:
             return answer_with(problem_of(error))
         except ClientDisconnect:
@@ -113,6 +116,7 @@ class Operation(Generic[Q, B]):
 
 def answered(view: View, status: int = 200, location: str | None = None) -> Response:
     """Return a view as JSON."""
+    note(getattr(view, "sandbox_id", None), getattr(view, "run_id", None))
     headers = {} if location is None else {"Location": location}
     return Response(view.model_dump_json(), status, headers, "application/json")
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mcp_sandbox.accounts.audit import Entry, client_address, record
 from mcp_sandbox.accounts.owners import Caller
 from mcp_sandbox.accounts.tokens import Token
 
@@ -94,6 +95,7 @@ class Gate:
         self.find_token = find_token  # None: everybody who can connect is the local owner
         self._rate = rate
         self._challenge = challenge or Challenge()
+        self._slowed: set[str] = set()  # tokens whose last request came too early
         self.draining = False  # the server stops: it finishes what it has and takes nothing new
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,6 +103,14 @@ class Gate:
         if scope["type"] != "http":
             raise ValueError(f"only HTTP passes the gate, not {scope['type']}")
         request = Request(scope)
+        previous = client_address.set(request.client.host if request.client else None)
+        try:
+            await self._judge(request, receive, send)
+        finally:
+            client_address.reset(previous)
+
+    async def _judge(self, request: Request, receive: Receive, send: Send) -> None:
+        scope = request.scope
         if (refusal := self._refuse_place(request)) is not None:
             await refusal(scope, receive, send)
             return
@@ -133,10 +143,16 @@ class Gate:
     def _refuse_token(self, request: Request, token: Token) -> Response | None:
         allowed = ("operate",) if request.url.path in OPERATE_PATHS else ("use", "read")
         if not set(allowed) & set(token.scopes):
+            record(Entry("http", request.method, outcome="insufficient_scope"), token, 0)
             challenge = self._challenge.header(error="insufficient_scope", scope=allowed[0])
             return _refuse(request, 403, f"The token lacks the scope {allowed[0]}.", challenge)
         wait_s = self._rate.wait_s(token.name, token.requests_per_minute)
-        if wait_s:
+        if not wait_s:
+            self._slowed.discard(token.name)
+        else:
+            if token.name not in self._slowed:  # one line, however often it tries again
+                self._slowed.add(token.name)
+                record(Entry("http", request.method, outcome="too_many_requests"), token, 0)
             retry_s = int(wait_s) + 1
             why = f"Too many requests with this token. Send the next one in {retry_s} s."
             return _refuse(request, 429, why, {"Retry-After": str(retry_s)})

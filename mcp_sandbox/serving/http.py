@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mcp_sandbox import logs
 from mcp_sandbox.accounts.accounts import Accounts
+from mcp_sandbox.accounts.audit import open_audit
 from mcp_sandbox.accounts.owners import current_quota
 from mcp_sandbox.accounts.tokens import Tokens
 from mcp_sandbox.app import open_host, open_operated
@@ -74,7 +75,7 @@ def run_http(settings: Settings) -> None:
     if settings.tracing:
         enable_tracing()
     allow_many_files()
-    with closing(Tokens(settings.home)) as tokens:
+    with closing(Tokens(settings.home)) as tokens, open_audit(settings.home, settings.serve.audit):
         accounts = Accounts(tokens, settings.oauth)
         find_token = guard(settings.serve, accounts)
         with listening(settings.serve) as listener:
@@ -148,6 +149,8 @@ def web_server(app: ASGIApp, settings: ServeSettings) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=list(map(str, settings.trusted_proxies)),
             timeout_graceful_shutdown=LAST_ANSWERS_S,
             ssl_certfile=settings.certificate,
             ssl_keyfile=settings.key,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 from mcp.server.lowlevel.helper_types import ReadResourceContents
@@ -18,6 +19,7 @@ from pydantic import AnyUrl, ValidationError
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox import logs
+from mcp_sandbox.accounts.audit import audited
 from mcp_sandbox.accounts.owners import TokenReadOnly, may_change
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
@@ -27,7 +29,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argument
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
-from mcp_sandbox.serving.toolsets import add_tools, reading_tools
+from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
 from mcp_sandbox.tools.common import lifetime_of, network_of, tool_errors
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,19 @@ class SandboxServer(MCPServer[SandboxService]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[SandboxService, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
+        """Call a tool, and log who did it."""
+        with audited("mcp", name if name in tool_names(self) else "unknown tool") as entry:
+            entry.about(arguments.get("sandbox_id"), arguments.get("run_id"))
+            result = await self._call_tool(name, arguments, context)
+            if isinstance(result, CallToolResult):
+                for view in (result.structured_content, *(result.meta or {}).values()):
+                    if isinstance(view, dict):
+                        entry.about(view.get("sandbox_id"), view.get("run_id"))
+        return result
+
+    async def _call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[SandboxService, Any] | None
+    ) -> CallToolResult | InputRequiredResult:
         """Call a tool, and keep errors short for models.
 
         The SDK ignores unknown arguments; a model that misspells one must learn about it. It also puts "Error
@@ -73,14 +88,16 @@ class SandboxServer(MCPServer[SandboxService]):
             if isinstance(error.__cause__, ValidationError):
                 raise ToolError(invalid_arguments(name, error.__cause__)) from error
             if isinstance(error.__cause__, ToolError):
-                raise error.__cause__ from None
+                raise error.__cause__ from error.__cause__.__cause__
             raise
 
     async def read_resource(
         self, uri: AnyUrl | str, context: Context[SandboxService, Any] | None = None
     ) -> Iterable[ReadResourceContents] | InputRequiredResult:
         """Read a file of a sandbox. The SDK knows only one MIME type for all of them."""
-        contents = await super().read_resource(uri, context)
+        with audited("mcp", "read_resource") as entry:
+            entry.about(urlsplit(str(uri)).netloc)
+            contents = await super().read_resource(uri, context)
         if isinstance(contents, InputRequiredResult):
             return contents
         return [replace(content, mime_type=mime_of(str(uri))) for content in contents]

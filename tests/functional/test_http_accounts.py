@@ -1,5 +1,6 @@
 """Accounts over HTTP, on machines in memory: scopes, quotas, rates, revoked tokens, and users of an OAuth issuer."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from mcp_sandbox.accounts.accounts import Accounts
+from mcp_sandbox.accounts.audit import FILE, open_audit
 from mcp_sandbox.accounts.tokens import Token, Tokens
 from mcp_sandbox.config import OAuthSettings, Settings
 from mcp_sandbox.sandboxes.admission import Quota
@@ -188,3 +190,54 @@ async def test_a_token_of_the_issuer_without_a_scope_is_told_which_it_needs(issu
         expired = await late.get("/api/v1/sandboxes")
         assert expired.status_code == 401
         assert 'error="invalid_token"' in expired.headers["WWW-Authenticate"]
+
+
+# -- audit log ---------------------------------------------------------------------------------------------
+
+
+async def test_the_audit_log_says_who_did_what_and_nothing_more(tmp_path: Path):
+    find = finding({"secret-1": Token("laptop", "ana"), "secret-2": Token("dashboard", "ana", ("read",))})
+    settings = Settings(serve={"port": 0, "trusted_proxies": ("127.0.0.1",)})
+    forwarded = {"X-Forwarded-For": "203.0.113.7"}
+    with open_audit(tmp_path, "file"):
+        async with (
+            serving_fakes(FakeProvider(), find_token=find, settings=settings) as address,
+            connected(address, "secret-1", "legacy") as client,
+            rest_of(address, "secret-1") as rest,
+            rest_of(address, "secret-2") as reader,
+            rest_of(address, "secret-3") as stranger,
+        ):
+            box = (await data_of(client, "create_sandbox"))["sandbox_id"]
+            await client.call_tool("run_code", {"sandbox_id": box, "code": "print('code')"})
+            await client.call_tool("read_file", {"sandbox_id": box, "path": "/workspace/path"})
+            await client.call_tool("run_code", {"sandbox_id": "sb-0", "code": "print('code')"})
+            await client.call_tool("no_such_tool", {})
+            made = (await rest.post("/api/v1/sandboxes", headers=forwarded)).json()["sandbox_id"]
+            await rest.put(f"/api/v1/sandboxes/{made}/files/content?path=path", content=b"content")
+            await reader.delete(f"/api/v1/sandboxes/{made}")
+            await reader.get("/metrics")
+            await stranger.get("/api/v1/sandboxes")
+    text = (tmp_path / "logs" / FILE).read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(line["token"], line["face"], line["action"], line["sandbox"], line["outcome"]) for line in lines] == [
+        ("laptop", "mcp", "create_sandbox", box, "ok"),
+        ("laptop", "mcp", "run_code", box, "ok"),
+        ("laptop", "mcp", "read_file", box, "file_not_found"),
+        ("laptop", "mcp", "run_code", "sb-0", "sandbox_not_found"),
+        ("laptop", "mcp", "unknown tool", None, "bad_request"),
+        ("laptop", "rest", "create_sandbox", made, "ok"),
+        ("laptop", "rest", "write_file", made, "ok"),
+        ("dashboard", "rest", "close_sandbox", made, "token_read_only"),
+        ("dashboard", "http", "GET", None, "insufficient_scope"),
+    ]
+    assert {line["owner"] for line in lines} == {"ana"}
+    assert lines[1]["run"] is not None
+    assert [line["client"] for line in lines if line["face"] == "rest"] == ["203.0.113.7", "127.0.0.1", "127.0.0.1"]
+    assert not any(secret in text for secret in ("print", "content", "path", "secret-"))
+
+
+async def test_no_client_can_pretend_to_be_at_another_address(tmp_path: Path):
+    with open_audit(tmp_path, "file"):
+        async with serving_fakes(FakeProvider()) as address, rest_of(address) as rest:
+            await rest.get("/api/v1/sandboxes", headers={"X-Forwarded-For": "203.0.113.7"})
+    assert json.loads((tmp_path / "logs" / FILE).read_text())["client"] == "127.0.0.1"
