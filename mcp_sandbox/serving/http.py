@@ -1,6 +1,7 @@
 """MCP and REST over HTTP for many clients: one server, one pool, one service."""
 
 import ipaddress
+import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -45,6 +46,8 @@ from mcp_sandbox.serving.server import (
 )
 from mcp_sandbox.serving.toolsets import reading_tools, tool_names
 
+logger = logging.getLogger(__name__)
+
 LAST_ANSWERS_S = 1  # after the runs have ended: for answers on their way and streams that never end
 
 
@@ -77,9 +80,10 @@ def run_http(settings: Settings) -> None:
     allow_many_files()
     with closing(Tokens(settings.home)) as tokens, open_audit(settings.home, settings.serve.audit):
         accounts = Accounts(tokens, settings.oauth)
-        find_token = guard(settings.serve, accounts)
+        guarded = partial(guard, settings.serve, accounts)
+        guarded()  # before anybody can connect
         with listening(settings.serve) as listener:
-            anyio.run(serve_http, settings, listener, find_token)
+            anyio.run(serve_http, settings, listener, guarded)
 
 
 def guard(settings: ServeSettings, accounts: Accounts) -> FindToken | None:
@@ -122,9 +126,10 @@ def listening(settings: ServeSettings) -> Iterator[socket.socket]:
         yield listener
 
 
-async def serve_http(settings: Settings, listener: socket.socket, find_token: FindToken | None) -> None:
-    """Serve on a listening socket until a signal arrives, then let active runs end."""
+async def serve_http(settings: Settings, listener: socket.socket, guarded: Callable[[], FindToken | None]) -> None:
+    """Serve on a listening socket until a signal arrives, then let active runs end. SIGHUP reloads what can change."""
     serve = settings.serve
+    find_token = guarded()
     async with opened_app(settings, find_token) as face:
         web = web_server(face.gate, serve)
 
@@ -134,8 +139,17 @@ async def serve_http(settings: Settings, listener: socket.socket, find_token: Fi
                 await face.service.runs_ended()
             web.should_exit = True
 
+        def reload() -> None:
+            try:
+                reload_certificate(web, serve)
+                face.gate.find_token = guarded() or face.gate.find_token  # a server never opens while it runs
+            except (OSError, SandboxError) as error:
+                logger.warning("reloading failed, and the server goes on as before: %s", error)
+            else:
+                logger.warning("reloaded; serving %s", _who(face.gate.find_token))
+
         sys.stderr.write(f"mcp-sandbox: serving {_url(serve, listener)}, {_who(find_token)}\n")
-        await run_until_stopped(partial(web.serve, sockets=[listener]), drain=Drain(stop, serve.drain_s))
+        await run_until_stopped(partial(web.serve, sockets=[listener]), drain=Drain(stop, serve.drain_s), reload=reload)
 
 
 def web_server(app: ASGIApp, settings: ServeSettings) -> uvicorn.Server:
@@ -156,6 +170,13 @@ def web_server(app: ASGIApp, settings: ServeSettings) -> uvicorn.Server:
             ssl_keyfile=settings.key,
         )
     )
+
+
+def reload_certificate(web: uvicorn.Server, settings: ServeSettings) -> None:
+    """Use the certificate as it is on disk now for new connections. Raises OSError."""
+    if settings.certificate is not None:
+        assert web.config.ssl is not None
+        web.config.ssl.load_cert_chain(settings.certificate, settings.key)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -66,10 +66,18 @@ class Drain(NamedTuple):
 
 
 async def run_until_stopped(
-    main: Callable[[], Awaitable[None]], *events: Callable[[], Awaitable[str]], drain: Drain | None = None
+    main: Callable[[], Awaitable[None]],
+    *events: Callable[[], Awaitable[str]],
+    drain: Drain | None = None,
+    reload: Callable[[], None] | None = None,
 ) -> str | None:
-    """Run `main` until it returns, a signal arrives or one of `events` happens; return which event it was."""
+    """Run `main` until it returns, a signal arrives or one of `events` happens; return which event it was.
+
+    With `reload`, SIGHUP calls it instead, unless there is a terminal: then SIGHUP means that it was closed.
+    """
     reasons: list[str] = []
+    if has_terminal():
+        reload = None
     last_resort = LastResort(LAST_RESORT_S + (drain.limit_s if drain else 0))
 
     async def stop_when(event: Callable[[], Awaitable[str]]) -> None:
@@ -78,7 +86,7 @@ async def run_until_stopped(
         reasons.append(reason)
         last_resort.arm()
         if drain is not None and len(reasons) == 1:
-            tasks.start_soon(stop_when, lambda: _next_signal(signals))
+            tasks.start_soon(stop_when, lambda: _next_signal(signals, reload))
             await drain.ask()
         else:
             tasks.cancel_scope.cancel()
@@ -86,7 +94,7 @@ async def run_until_stopped(
     try:
         with anyio.open_signal_receiver(*SIGNALS) as signals:
             async with anyio.create_task_group() as tasks:
-                for event in (lambda: _next_signal(signals), *events):
+                for event in (lambda: _next_signal(signals, reload), *events):
                     tasks.start_soon(stop_when, event)
                 await main()
                 tasks.cancel_scope.cancel()
@@ -97,8 +105,21 @@ async def run_until_stopped(
     return reasons[0] if reasons else None
 
 
-async def _next_signal(signals: AsyncIterator[signal.Signals]) -> str:
-    return (await anext(signals)).name
+async def _next_signal(signals: AsyncIterator[signal.Signals], reload: Callable[[], None] | None) -> str:
+    async for received in signals:
+        if received is not signal.SIGHUP or reload is None:
+            return received.name
+        reload()
+    raise AssertionError("signals never end")
+
+
+def has_terminal() -> bool:
+    """Return whether this process has a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 async def parent_gone(parent: int) -> str:

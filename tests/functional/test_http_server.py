@@ -26,7 +26,7 @@ pytestmark = pytest.mark.vm
 
 @asynccontextmanager
 async def serving(**settings: object) -> AsyncIterator[tuple[Process, str]]:
-    """A server on a free port of this host, and its address."""
+    """A server on a free port of this host, without a terminal, and its address."""
     environment = server_environment(pool_max=0, **settings)
     command = [sys.executable, *SERVER, "serve", "--port", "0"]
     async with await anyio.open_process(command, cwd=REPO, env=environment, stderr=subprocess.PIPE) as process:

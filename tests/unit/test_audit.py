@@ -23,8 +23,13 @@ def test_a_call_is_a_line_that_only_the_user_can_read(tmp_path: Path):
     (line,) = lines_of(tmp_path)
     kept = {name: line[name] for name in ("owner", "token", "face", "action", "sandbox", "run", "outcome")}
     assert kept == {
-        "owner": "local", "token": None, "face": "rest", "action": "run",
-        "sandbox": "sb-1", "run": "run-2", "outcome": "ok",
+        "owner": "local",
+        "token": None,
+        "face": "rest",
+        "action": "run",
+        "sandbox": "sb-1",
+        "run": "run-2",
+        "outcome": "ok",
     }
     assert stat.S_IMODE((tmp_path / "logs" / FILE).stat().st_mode) == 0o600
 
