@@ -118,6 +118,10 @@ async def test_every_route_answers_alike(state: str):
             strange = shown(await bob.rest(route.method, path.replace("{sandbox_id}", hers), **more), hers)
             assert strange == shown(await bob.rest(route.method, path.replace("{sandbox_id}", none), **more), none)
             assert '"code":"sandbox_not_found"' in strange[2]
+        bodies = [{"url": "http://site.example/", "sandbox_id": box} for box in (hers, none)]
+        strange, missing = [shown(await bob.rest("POST", "/web/fetch", json=b), b["sandbox_id"]) for b in bodies]
+        assert strange == missing
+        assert '"code":"sandbox_not_found"' in strange[2]
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -138,7 +138,7 @@ async def test_a_token_that_may_only_read_changes_nothing(app: ASGIApp, box: str
         answer = await reader.request(
             operation.method, path, json=BODIES.get(operation.name), params=QUERIES.get(operation.name)
         )
-    if operation.method == "GET":
+    if operation.method == "GET" or operation.name == "web_search":
         assert answer.status_code != 403
     else:
         problem(answer, 403, "token_read_only")

@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import psutil
 
+from mcp_sandbox.accounts.accounts import Accounts
 from mcp_sandbox.accounts.tokens import Tokens
 from mcp_sandbox.commands.bench.http_client import RestClient, serving, took_ms
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
@@ -46,7 +47,7 @@ async def measure(subject: Subject) -> Findings:
     limits = {"limits.sandboxes": SANDBOXES, "limits.queue_timeout_s": QUEUE_S, "pool.max": 2}
     with TemporaryDirectory() as home, closing(Tokens(Path(home))) as tokens:
         secrets = [tokens.create(f"client {number}") for number in range(CLIENTS)]
-        async with serving(subject.settings.changed(limits), tokens.find) as port:
+        async with serving(subject.settings.changed(limits), Accounts(tokens, subject.settings.oauth).find) as port:
             await _all(subject, port, secrets[:SANDBOXES], Log(), 0)  # the pool and caches fill up
             before = await _resources(None)
             await _all(subject, port, secrets, log, subject.plan.crowd_s)
