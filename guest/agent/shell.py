@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from guest.agent.children import Children
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
+from guest.agent.process_list import ProcessList
 from guest.agent.shell_session import MAX_RECORD, RECORD_FD, Call, Session, parse_call
 from guest.agent.streams import Streams
 from guest.agent.sweep import RunProcesses, make_room
@@ -48,11 +49,20 @@ class Shell:
     `keep` returns the processes that are never ended for a command: kernel, zygote, service.
     """
 
-    def __init__(self, loop: Loop, channel: Link, user: User, children: Children, keep: Callable[[], set[int]]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Link,
+        user: User,
+        children: Children,
+        keep: Callable[[], set[int]],
+        listed: ProcessList,
+    ) -> None:
         self._loop = loop
         self._user = user
         self._children = children
         self._keep = keep
+        self._listed = listed
         self._session = Session()
         self._current: Started | None = None
         self.streams = Streams(loop, channel, user)
@@ -85,7 +95,7 @@ class Shell:
             arguments = self._session.arguments(command, call, folder)
             if make_room(self._user, self._children, self._keep()):
                 run.feed("stderr", MADE_ROOM)
-            processes = RunProcesses(self._user, self._children, self._keep)
+            processes = RunProcesses(self._user, self._children, self._keep, self._listed)
             pid, record = self._fork(shell, arguments, directory, call.stdin)
         except OSError as error:
             raise RequestRefused("no_kernel", f"no process can be started: {error.strerror}") from error

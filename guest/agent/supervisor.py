@@ -14,6 +14,7 @@ from guest.agent.kernel_source import KernelSource
 from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.loop import Link, Loop
 from guest.agent.memory_watch import MemoryWatch
+from guest.agent.process_list import ProcessList
 from guest.agent.service import Service
 from guest.agent.shell import Shell
 from guest.agent.streams import Streams
@@ -66,7 +67,8 @@ class Supervisor:
         self._children = children
         self.artifacts = ArtifactWatch()
         self._source = KernelSource(loop, user, children, one_kernel=one_kernel)
-        self._shell = Shell(loop, channel, user, children, self._own_processes)
+        self._listed = ProcessList(lambda: self._kernel_pid)
+        self._shell = Shell(loop, channel, user, children, self._own_processes, self._listed)
         self._service = service
         self._memory = MemoryWatch(loop, user, children, self._jobs, self._spared, self._over_memory)
         self._note = b""  # for the next run, about what happened before it
@@ -178,15 +180,19 @@ class Supervisor:
         streams.close_writers()
         return kernel
 
+    @property
+    def _kernel_pid(self) -> int:
+        return self._kernel.pid if self._kernel else 0
+
     def _own_processes(self) -> set[int]:
         """Return the processes that a sweep must spare, with their descendants."""
         self._source.settle()
-        return {self._kernel.pid if self._kernel else 0, self._source.zygote_pid, self._service.pid} - {0}
+        return {self._kernel_pid, self._source.zygote_pid, self._service.pid} - {0}
 
     # ------------------------------------------------------------ memory
 
     def _jobs(self) -> set[int]:
-        return {self._kernel.pid if self._kernel else 0, self._shell.pid, self._service.pid} - {0}
+        return {self._kernel_pid, self._shell.pid, self._service.pid} - {0}
 
     def _spared(self) -> set[int]:
         return {self._source.zygote_pid} - {0}
@@ -195,7 +201,7 @@ class Supervisor:
         """Report that the processes of a job were ended because the machine had no memory left."""
         why = OVER_MEMORY.format(self._user.memory_mb)
         run = self._run or self._shell.run
-        if run and root and root == (self._shell.pid or (self._kernel.pid if self._kernel else 0)):
+        if run and root and root == (self._shell.pid or self._kernel_pid):
             run.over_memory = why
         elif run:
             run.feed("stderr", OTHERS_ENDED.format(why).encode())
@@ -214,7 +220,7 @@ class Supervisor:
 
     def _begin(self, kernel: Kernel, run: Execution) -> None:
         run.begun = True
-        self._processes = RunProcesses(self._user, self._children, self._own_processes)
+        self._processes = RunProcesses(self._user, self._children, self._own_processes, self._listed)
         kernel.link.send(run.order(), run.code)
         kernel.streams.begin(run)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from guest.agent.children import Children
+from guest.agent.process_list import ProcessList
 from guest.agent.user import User
 from guest.processes import FEW, end_all, process_count, process_table, signal_everything, tree_of, visible_pids
 
@@ -44,17 +45,18 @@ class RunProcesses:
     descend from one that was or from one that `keep` returns, belongs to the run.
     """
 
-    def __init__(self, user: User, children: Children, keep: Callable[[], set[int]]) -> None:
+    def __init__(self, user: User, children: Children, keep: Callable[[], set[int]], listed: ProcessList) -> None:
         """Remember which processes there are before the run begins."""
         self._children = children
         self._keep = keep
+        self._listed = listed
         self._broadcast = broadcast_to(user)
-        self._before = visible_pids()
+        self._before = listed.pids()
 
     @property
     def any_left(self) -> bool:
         """Whether there may be some."""
-        return bool(visible_pids() - self._before)
+        return self._listed.may_have_orphans() and bool(visible_pids() - self._before)
 
     def end(self, *, below: int = 0) -> int:
         """Kill them; returns how many there were. `below` is a process that stays, but not what the run started in it.
@@ -68,7 +70,7 @@ class RunProcesses:
             ended.update(found)
             return found
 
-        if self.any_left:
+        if below or self.any_left:
             few = process_count() <= len(self._before) + FEW
             end_all(find, self._children.reap, END_S, self._broadcast, few=few)
         return len(ended)

@@ -56,8 +56,8 @@ class Screen:
         self._run, self._left = run, max_bytes
 
     def send(self, header: dict[str, Any], body: bytes = b"", *, hold: bool = False) -> None:
-        """Send a frame to the agent; with `hold`, together with the next one."""
-        if self._control is not None and os.getpid() == self._pid:
+        """Send a frame to the agent; with `hold`, together with the next one. Never call it in a fork of the kernel."""
+        if self._control is not None:
             with self._lock:
                 self._held += encode(header, body)
                 if not hold:
