@@ -1,5 +1,6 @@
 """What machines of all drivers have in common: they are processes of this host, with limits."""
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import anyio.to_thread
@@ -7,6 +8,7 @@ from anyio.abc import ByteStream
 
 from vmm.errors import MachineLost
 from vmm.limits import ControlGroup
+from vmm.memory_watch import Find, limited
 from vmm.process import RunningProcess
 from vmm.types import CpuPriority, Exit, MachineSpec, NetworkDevice, Usage
 from vmm.usage import usage
@@ -20,6 +22,7 @@ class ProcessMachine:
         self.process = process
         self.group = group
         self.device: NetworkDevice | None = None
+        self._over_memory = False  # the server has killed it for that
 
     @property
     def id(self) -> str:
@@ -38,9 +41,17 @@ class ProcessMachine:
     def _measure(self) -> Usage:
         return usage(self.pid)
 
+    def watched(self, find: Find) -> AbstractContextManager[None]:
+        """Kill the machine that `find` finds if it takes too much memory, for hosts without cgroups."""
+
+        def exceeded() -> None:
+            self._over_memory = True
+
+        return limited(self.pid, find, self.spec.host_bytes, exceeded)
+
     async def wait(self) -> Exit:
         end = await self.process.wait()
-        if self.group.out_of_memory():
+        if self._over_memory or self.group.out_of_memory():
             return replace(end, detail=f"it exceeded the host's memory limit {end.detail}".strip())
         return end
 

@@ -34,7 +34,9 @@ WHERE_RIGHTS_MATTER = [
     "tests/security/test_machine_processes.py",
 ]
 # Further cases are those of `mcp-sandbox selftest`, see test_selftest.py.
-HOSTILE = [f"tests/security/test_{part}.py" for part in ("guest_filter", "hostile_agents", "hostile_code")]
+HOSTILE = [
+    f"tests/security/test_{part}.py" for part in ("guest_filter", "hostile_agents", "hostile_code", "hostile_twin")
+]
 
 
 def copy_store(settings: Settings, kinds: Sequence[str], user: OrdinaryUser) -> Path:

@@ -11,13 +11,14 @@ import anyio
 
 from vmm import agent, limits
 from vmm.driver import DriverConfig, Machine, check_network
-from vmm.drivers.bubblewrap import INFO, command, probe
+from vmm.drivers.bubblewrap import INFO, command, memory, probe
 from vmm.drivers.bubblewrap import pause as pausing
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
 from vmm.machine import StdioMachine
 from vmm.network.nat import Nat
 from vmm.process import RunningProcess, find_tool, spawn
 from vmm.process_table import children_of
+from vmm.scratch import scratch_mb
 from vmm.trust import check_trusted
 from vmm.types import GuestCode, Limits, MachineSpec, NetworkMode, Probe
 
@@ -77,6 +78,8 @@ class BubblewrapDriver:
             if spec.network is NetworkMode.NAT:
                 machine.device = await stack.enter_async_context(self._nat.veth(spec.id, process))
             await _send_agent(spec, process)
+            if not group.bounds_memory:
+                stack.enter_context(machine.watched(memory.finder(scratch_mb(spec))))
             yield machine
 
     async def aclose(self) -> None:

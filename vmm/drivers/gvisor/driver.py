@@ -57,7 +57,6 @@ class GvisorMachine(StdioMachine):
         super().__init__(spec, process, group)
         self.uid = uid  # of its processes on the host
         self._runsc = runsc
-        self._over_memory = False  # the server has killed it for that
 
     async def start_agent(self, archive: Path) -> None:
         """Send the machine its agent."""
@@ -68,8 +67,6 @@ class GvisorMachine(StdioMachine):
 
     async def wait(self) -> Exit:
         end = await super().wait()
-        if self._over_memory:
-            return replace(end, detail=f"it exceeded the host's memory limit {end.detail}".strip())
         if end.code == GO_CRASHED and not end.detail:
             return replace(end, detail="gVisor's kernel crashed, as it does when it exceeds its memory limit")
         return end
@@ -82,10 +79,6 @@ class GvisorMachine(StdioMachine):
         with suppress(OSError):  # it has just ended
             anonymous += memory.file_bytes(sentry.memory_file) if sentry else 0
         return Usage(memory_bytes=anonymous + sizes["Pss_File"], private_bytes=anonymous, cpu_s=cpu_s(pids))
-
-    def exceeded_memory(self) -> None:
-        """Remember why it is about to be killed."""
-        self._over_memory = True
 
     async def pause(self) -> None:
         await self.control("pause")
@@ -196,7 +189,7 @@ class GvisorDriver:
         uid = os.geteuid() if confinement.uid is None else confinement.uid
         machine = GvisorMachine(spec, process, group, runsc, uid)
         if not group.bounds_memory:
-            stack.enter_context(memory.limited(machine.pid, spec.host_bytes, machine.exceeded_memory))
+            stack.enter_context(machine.watched(memory.find_sentry))
         if nat:
             machine.device = await stack.enter_async_context(self._nat.veth(spec.id, process))
         return machine
