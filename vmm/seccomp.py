@@ -136,9 +136,16 @@ ALLOW_LIST = [
 # kernel applies the stricter result of two filters. `clone3` has its flags in memory, so it is not on the allow list.
 NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # type into a terminal, paste into a console
+# The agent is process 1 and has the user of code, which must not take its limits, its CPU or its priority away.
+AGENT = 1
+ON_ITS_FIRST_ARGUMENT = "prlimit64 sched_setaffinity sched_setattr sched_setparam sched_setscheduler"
+ON_ALL_OF_A_USER = {"setpriority": 2, "ioprio_set": 3}  # PRIO_USER, IOPRIO_WHO_USER: the agent is among these
 EXCEPTIONS = [
     *(Rule(NOT_PERMITTED, "clone", (_has(0, flag, flag),)) for flag in NAMESPACES),
     *(Rule(NOT_PERMITTED, "ioctl", (_has(1, INT, order),)) for order in (TIOCSTI, TIOCLINUX)),
+    *(Rule(NOT_PERMITTED, call, (_has(0, INT, AGENT),)) for call in ON_ITS_FIRST_ARGUMENT.split()),
+    *(Rule(NOT_PERMITTED, call, (_has(1, INT, AGENT),)) for call in ON_ALL_OF_A_USER),
+    *(Rule(NOT_PERMITTED, call, (_has(0, INT, which),)) for call, which in ON_ALL_OF_A_USER.items()),
 ]
 
 
