@@ -170,7 +170,7 @@ SECURITY = (
     Case("sandboxes", "a sandbox does not see another's files", trespasses.see_another),
     Case("sandboxes", "every sandbox is unique", trespasses.unique),
     Case("sandboxes", "every fork is unique", trespasses.unique_forks, exempt=_no_snapshots),
-    Case("limits", "a fork bomb ends with its run, or with its machine", bombs.fork_bomb, LIMITS),
+    Case("limits", "a fork bomb ends with its run, and the sandbox goes on", bombs.fork_bomb, LIMITS),
     Case("limits", "as many processes as allowed do not end the sandbox", bombs.many_processes, LIMITS),
     Case("limits", "a memory bomb is stopped, and the sandbox goes on", bombs.memory_bomb, LIMITS),
     Case("limits", "shared memory is limited, and the sandbox goes on", bombs.shared_memory_bomb, LIMITS),
