@@ -1,6 +1,7 @@
 """JSON-RPC messages of a client: each is read, or answered with an error.
 
-The SDK drops what it cannot read without an answer, and the client waits for ever.
+On stdio the SDK drops what it cannot read without an answer, and the client waits for ever. Over HTTP it has two
+parsers, which differ in what they take and in their errors.
 """
 
 import json
@@ -27,7 +28,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class InvalidMessage(Exception):
-    """A line that is no message. `answer` is what its sender gets; empty if it waits for none."""
+    """A line or body that is no message. `answer` is what its sender gets; empty if it waits for none."""
 
     def __init__(self, answer: str) -> None:
         super().__init__(answer)
@@ -36,8 +37,18 @@ class InvalidMessage(Exception):
 
 def parse_message(line: bytes) -> JSONRPCMessage:
     """Parse a line. Raises InvalidMessage."""
+    return _parse(line)[0]
+
+
+def checked_body(body: bytes) -> bytes:
+    """Return the body of an HTTP request, if it is a message, as every JSON parser reads it. Raises InvalidMessage."""
+    return _parse(body)[1]
+
+
+def _parse(line: bytes) -> tuple[JSONRPCMessage, bytes]:
+    """Return a message, and a line with the same content that has no unpaired surrogates."""
     try:
-        content = _parse_json(line)
+        content, readable = _parse_json(line)
     except ValueError as error:
         number = find_id(line[:END_BYTES], line[-END_BYTES:])
         raise InvalidMessage(_error(PARSE_ERROR, f"The message cannot be read as JSON: {error}.", number)) from error
@@ -47,16 +58,16 @@ def parse_message(line: bytes) -> JSONRPCMessage:
         raise InvalidMessage(_invalid_request(content)) from error
     if isinstance(message, JSONRPCNotification) and "id" in content:  # its sender waits for an answer
         raise InvalidMessage(_invalid_request(content))
-    return message
+    return message, readable
 
 
-def _parse_json(line: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Return the JSON in a line. Raises ValueError.
+def _parse_json(line: bytes) -> tuple[Any, bytes]:
+    """Return the JSON in a line, and the line that was parsed. Raises ValueError.
 
     JSON can escape an unpaired surrogate, which UTF-8 cannot encode. Each one becomes a question mark.
     """
     try:
-        return from_json(line, allow_inf_nan=False)
+        return from_json(line, allow_inf_nan=False), line
     except ValueError:
         if not _SURROGATE.search(line):
             raise
@@ -64,7 +75,7 @@ def _parse_json(line: bytes) -> Any:  # noqa: ANN401 - JSON
         text = json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    return from_json(text, allow_inf_nan=False)
+    return from_json(text, allow_inf_nan=False), text
 
 
 def too_long(start: bytes, end: bytes, max_bytes: int) -> str:

@@ -22,9 +22,11 @@ from mcp.server.streamable_http import (
 )
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+
+from mcp_sandbox.serving.messages import InvalidMessage, checked_body
 
 SESSION_IDLE_S = 30 * 60  # after this time without requests a session ends, and its messages go
 SESSION_EVENTS = 1000  # a run reports its progress about once a second, and runs take minutes
@@ -173,6 +175,18 @@ class ResumableSessions(StreamableHTTPSessionManager):
             return
         await super().handle_request(scope, receive, send)
 
+    async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request whose size is checked. What is no message gets the errors that it gets on stdio."""
+        if scope["method"] == "POST":
+            try:
+                receive = _once(checked_body(await Request(scope, receive).body()), receive)
+            except InvalidMessage as invalid:
+                await Response(invalid.answer, 400, media_type="application/json")(scope, receive, send)
+                return
+            except ClientDisconnect:
+                return
+        await super()._handle_request(scope, receive, send)
+
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         # Without tokens everybody is the same requestor, and a user of this host.
         if requestor is not None and list(self._session_owners.values()).count(requestor) >= OWNER_SESSIONS:
@@ -188,6 +202,16 @@ class ResumableSessions(StreamableHTTPSessionManager):
         if events is not None:
             events.close()
         await super()._discard_session(session_id, transport)
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    """Return what receives a body that was read already, and then the end of the connection."""
+    bodies = [body]
+
+    async def receive_again() -> Message:
+        return {"type": "http.request", "body": bodies.pop()} if bodies else await receive()
+
+    return receive_again
 
 
 def _cannot_resume() -> Response:
