@@ -5,7 +5,8 @@ import pytest
 
 from tests.session import TestSession
 
-# The same examples in every run, however slow the host is: a failure can be repeated.
+# The same examples in every run, however slow the host is: a failure can be repeated. Fuzzing differs, see
+# tests/unit/fuzzing.py.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 

@@ -29,11 +29,15 @@ class Http:
 
     def post(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> httpx2.Response:
         """Post a body that need not be JSON."""
-        return self._portal.call(self._post, path, body, headers or {})
+        return self._portal.call(self._request, "POST", path, body, headers or {})
 
-    async def _post(self, path: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
+    def delete(self, path: str) -> httpx2.Response:
+        """Delete something."""
+        return self._portal.call(self._request, "DELETE", path, b"", {})
+
+    async def _request(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
         with anyio.fail_after(HANG_S):
-            return await self._client.post(path, content=body, headers=headers)
+            return await self._client.request(method, path, content=body, headers=headers)
 
 
 @contextmanager

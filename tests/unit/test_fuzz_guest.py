@@ -15,7 +15,8 @@ from guest.client.reports import MAX_COMMAND, MAX_NOTE, parse_report
 from guest.client.wire import MAX_PATH
 from guest.errors import GuestError, ProtocolError
 from guest.protocol import Decoder, Frame, decode_json, encode, encode_json
-from tests.unit.json_values import JSON
+from tests.unit.fuzzing import fuzzed
+from tests.unit.json_values import JSON, changed
 from tests.unit.scripted_agent import DONE
 from tests.unit.test_guest_reports import COMPILED, HANDLER
 
@@ -53,19 +54,6 @@ LINES = {"agent": MAX_NAME, "name": MAX_NAME, "service_loss": MAX_LOSS, "command
 
 
 @st.composite
-def changed(draw: st.DrawFn, value: Any) -> Any:
-    """Return an honest JSON value with a part replaced by something else, or removed."""
-    if isinstance(value, dict) and value and draw(st.integers(0, 3)):
-        key = draw(st.sampled_from(sorted(value)))
-        if not draw(st.integers(0, 5)):
-            return {name: part for name, part in value.items() if name != key}
-        return {**value, key: draw(changed(value[key]))}
-    if isinstance(value, list) and value and draw(st.booleans()):
-        return [draw(changed(value[0])), *value[1:]] * draw(st.sampled_from([1, 1, 200]))
-    return draw(JSON)
-
-
-@st.composite
 def messages(draw: st.DrawFn) -> tuple[Parser, dict[str, Any], bytes]:
     header, body, parse = MESSAGES[draw(st.sampled_from(sorted(MESSAGES)))]
     bodies = st.binary(max_size=50)
@@ -86,7 +74,7 @@ def texts_of(value: object, name: str = "") -> list[tuple[str, str]]:
     return [(name, value)] if isinstance(value, str) else []
 
 
-@settings(max_examples=1000)
+@fuzzed
 @given(messages())
 def test_a_message_is_parsed_or_breaks_the_protocol(message: tuple[Parser, dict[str, Any], bytes]):
     parse, header, body = message
@@ -108,7 +96,7 @@ def test_a_message_is_parsed_or_breaks_the_protocol(message: tuple[Parser, dict[
         assert all(form.isprintable() for form in value.data)
 
 
-@settings(max_examples=1000)
+@fuzzed
 @given(st.data())
 def test_a_damaged_stream_is_frames_or_breaks_the_protocol(data: st.DataObject):
     """Frames come one at a time, as the reader of a channel takes them, and all bytes are used or held."""

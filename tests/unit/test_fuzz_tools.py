@@ -6,13 +6,14 @@ from typing import Any
 
 import anyio.from_thread
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp.client import Client
 from mcp_types import CallToolResult
 
 from mcp_sandbox.config import Settings
 from tests.unit.fakes import FakeProvider
+from tests.unit.fuzzing import fuzzed
 from tests.unit.json_values import JSON
 from tests.unit.test_tools import server_over
 
@@ -75,7 +76,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-@settings(max_examples=500)
+@fuzzed
 @given(data=st.data())
 def test_a_tool_answers_any_arguments(server: Server, data: st.DataObject):
     tool = data.draw(st.sampled_from(sorted(server.arguments)))
