@@ -95,7 +95,8 @@ async def test_a_program_gets_the_proxies_and_nothing_else_of_the_operators_envi
     everything = "env; for process in /proc/[0-9]*; do tr '\\0' '\\n' < $process/environ; done 2>/dev/null"
     with anyio.fail_after(HANG_S):
         printed = await LoggedTools(tmp_path / "log", lambda line: None).run(["sh", "-c", everything], private=private)
-    expected = {*proxies(), "PATH", "LC_ALL", "PWD", "_", "SHLVL", "OLDPWD"}
+    set_here = {name for name in os.environ if name.lower().endswith("_proxy")}
+    expected = {*set_here, "PATH", "LC_ALL", "PWD", "_", "SHLVL", "OLDPWD"}
     assert {line.partition("=")[0] for line in printed} <= expected
     assert {"HTTPS_PROXY=value of HTTPS_PROXY", "no_proxy=value of no_proxy"} <= set(printed)
 
