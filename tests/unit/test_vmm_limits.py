@@ -173,6 +173,7 @@ async def test_without_cgroups_each_process_has_limits():
     bounded = Limits(memory_bytes=512, pids=64, file_bytes=4096, data_bytes=1 << 30, own_user=True)
     async with control_group(Hierarchy(None, reason="none here"), "box", bounded) as group:
         argv = group.wrap(["cat", "/proc/self/limits"])
+        assert argv[:3] == ["nice", "-n", str(limits.NICENESS)]
         assert await group.freeze() is False
         with anyio.fail_after(10):
             async with spawn(argv, confinement=Confinement(), before_start=group.add) as process:
