@@ -31,11 +31,18 @@ COPIED = {
 BUILDS = [f"tests/functional/test_{part}.py" for part in ("image_limits", "image_sources", "template_build")]
 WHERE_RIGHTS_MATTER = [
     *(f"tests/contract/test_{part}.py" for part in ("failed_starts", "forks", "limits", "machine", "offline")),
-    "tests/security/test_machine_processes.py",
+    *(
+        f"tests/security/test_{part}.py"
+        for part in ("confined_gvisor", "confined_monitor", "cpu_share", "machine_processes")
+    ),
 ]
 # Further cases are those of `mcp-sandbox selftest`, see test_selftest.py.
 HOSTILE = [
-    f"tests/security/test_{part}.py" for part in ("guest_filter", "hostile_agents", "hostile_code", "hostile_twin")
+    f"tests/security/test_{part}.py"
+    for part in (
+        *("bubblewrap_calls", "bubblewrap_isolation", "guest_filter", "hostile_agents", "hostile_code"),
+        *("hostile_streams", "hostile_twin", "web_refusals"),
+    )
 ]
 
 
@@ -60,7 +67,14 @@ def test_an_ordinary_user_has_machines_that_keep_the_contract(driver: str):
 def test_hostile_code_and_agents_get_no_further_in_the_machines_of_an_ordinary_user(driver: str):
     with ordinary_user() as user:
         store = copy_store(load_settings(), COPIED[driver], user)
-        run_tests(user, store, "-k", driver, *HOSTILE)
+        # What a million frames cost the server is the same for every user, and takes long.
+        run_tests(user, store, "-k", f"{driver} and not million", *HOSTILE)
+
+
+def test_the_home_of_an_ordinary_user_is_private():
+    with ordinary_user() as user:
+        store = copy_store(load_settings(), ("program",), user)
+        run_tests(user, store, "-m", "not vm", "tests/security/test_private_home.py")
 
 
 def test_an_ordinary_user_builds_templates_and_leaves_nothing():

@@ -5,6 +5,7 @@ import json
 import pytest
 from mcp.client import Client
 
+from guest.errors import GuestError
 from guest.protocol import MAX_LISTING
 from mcp_sandbox.commands.selftest.bombs import COUNT_BOMBS, FORK_BOMB
 from mcp_sandbox.sandboxes.service import SandboxService
@@ -24,6 +25,14 @@ async def test_gvisor_shows_only_the_names_of_harmless_variables_of_the_agent(sh
     """It shows the agent's environment to all users. That is the same in every machine."""
     names = (await shared.run(VARIABLES)).out.split()
     assert set(names) == {"HOME", "LANG", "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
+
+
+async def test_requests_beyond_all_bounds_are_errors_or_done_and_the_machine_goes_on(shared: Clone):
+    with pytest.raises(GuestError):
+        await shared.agent.read("/etc/passwd", offset=2**63, limit=1)
+    await shared.agent.write(f"/workspace/{'d/' * 1300}file", b"deeper than Python recurses")
+    assert (await shared.command("rm -r /workspace/d && echo fine")).out == "fine"
+    assert (await shared.run("print('fine')")).out == "fine"
 
 
 DAEMON = """
