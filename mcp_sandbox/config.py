@@ -185,6 +185,8 @@ class WebSettings(Group):
     google_cx: str | None = Field(None, description="Id of the Google Programmable Search engine.")
     cache_s: float = Field(300, ge=0, description="Seconds for which a search or page is answered from memory.")
     max_bytes: int = Field(16 << 20, ge=1024, le=64 << 20, description="Largest download of fetch_url.")
+    artifact_bytes: int = Field(32 << 20, ge=0, description="Bytes kept for one owner that fit into no answer.")
+    artifact_s: float = Field(3600, ge=0, description="Seconds for which they are kept.")
     timeout_s: float = Field(30, gt=0, le=600, description="Time limit of fetch_url for a page.")
     respect_robots: bool = Field(False, description="Do not fetch what the robots.txt of a site forbids.")
     ca_file: Path | None = Field(None, description="More certificate authorities to trust, PEM.")

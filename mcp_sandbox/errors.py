@@ -55,6 +55,7 @@ SandboxError
 │   ├── FetchTimeout          it took too long
 │   ├── FetchHttpStatus       the server answered with an error
 │   └── FetchRobots           robots.txt of the site forbids it
+├── ArtifactNotFound          what was fetched is not kept, or belongs to another owner
 ├── SearchNotSetUp            no web search provider is set up
 ├── SearchFailed              no web search provider answered
 └── FileError                 a file operation in the sandbox failed
@@ -590,6 +591,15 @@ class FetchRobots(FetchError):
 
     code = "fetch_robots"
     sentence = "The address {url} was not fetched: robots.txt of the site does not allow it."
+
+
+@dataclass(eq=False)
+class ArtifactNotFound(SandboxError):
+    """What was fetched is not kept any more, or belongs to another owner; the answer is the same."""
+
+    code = "artifact_not_found"
+    sentence = "The artifact {artifact_id!r} does not exist, or it is not kept any more."
+    artifact_id: str
 
 
 @dataclass(eq=False)

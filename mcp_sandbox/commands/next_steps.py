@@ -56,6 +56,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "fetch_timeout": ("Try again later, or raise `web.timeout_s`.",),
     "fetch_http_status": ("Check the address.",),
     "fetch_robots": ("`web.respect_robots` decides whether robots.txt counts.",),
+    "artifact_not_found": (),
     "search_not_set_up": (
         "Set `web.searxng_url`, or an API key such as `web.brave_key` or `web.tavily_key`; see docs/operations.md.",
     ),

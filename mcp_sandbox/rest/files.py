@@ -12,8 +12,8 @@ from mcp_sandbox.rest.errors import UploadStalled
 from mcp_sandbox.rest.operations import Call, Operation, answered
 from mcp_sandbox.rest.problems import refusal
 from mcp_sandbox.rest.ranges import Span, wanted
-from mcp_sandbox.sandboxes.file_access import CHUNK_BYTES, mime_of
-from mcp_sandbox.views import ArtifactList, FileList, WrittenFile
+from mcp_sandbox.sandboxes.file_access import CHUNK_BYTES
+from mcp_sandbox.views import ArtifactList, FileList, WrittenFile, mime_of
 
 STALLED_S = 60.0  # without a byte from the client; meanwhile the sandbox can be neither forked nor paused
 # Code in a sandbox writes what it likes. A browser must not run it as a page of this server.

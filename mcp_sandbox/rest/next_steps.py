@@ -44,6 +44,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fetch_timeout": (504, ("Try again later.",)),
     "fetch_http_status": (502, ("Check the address.",)),
     "fetch_robots": (403, ("Use another source.",)),
+    "artifact_not_found": (404, ("Fetch the address again.",)),
     "search_not_set_up": (501, (f"{OPERATOR} set up a search provider.",)),
     "search_failed": (502, ("Try again later, or with other words.",)),
     "sandbox_not_found": (404, (NEW_SANDBOX,)),

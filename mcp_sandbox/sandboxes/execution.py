@@ -22,11 +22,10 @@ from mcp_sandbox.sandboxes.file_access import (
     artifact_view,
     file_operation,
     image_mime,
-    mime_of,
     read_all,
 )
 from mcp_sandbox.sandboxes.sandbox import Sandbox
-from mcp_sandbox.views import ImageView, RunTimings, RunView, StreamView, first_page
+from mcp_sandbox.views import ImageView, RunTimings, RunView, StreamView, first_page, mime_of
 
 LOG_SLACK_BYTES = 64 * 1024  # for notes in the log, and for invalid UTF-8, which takes three bytes once replaced
 STOP_BOUND_S = INTERRUPT_GRACE_S + 8.0  # killing a kernel and forking the next takes seconds under emulation

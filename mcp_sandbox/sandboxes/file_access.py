@@ -1,6 +1,5 @@
 """Access to files in a sandbox: resolving paths, time limits, and errors of the agent."""
 
-import mimetypes
 import posixpath
 from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from mcp_sandbox.errors import (
     WrongFileKind,
 )
 from mcp_sandbox.machines.unique import AGENT_TIMEOUT_S
-from mcp_sandbox.views import ArtifactView, file_uri
+from mcp_sandbox.views import ArtifactView, file_uri, mime_of
 
 MAX_PATH_BYTES = 4095  # PATH_MAX without its final NUL
 CHUNK_BYTES = 1 << 20  # the most one frame of the guest protocol carries
@@ -61,12 +60,6 @@ def resolve(path: str, base: str = WORKSPACE) -> str:
     if len(path.encode(errors="replace")) > MAX_PATH_BYTES:
         raise BadRequest(f"The path is longer than {MAX_PATH_BYTES} bytes.")
     return posixpath.normpath(posixpath.join(base, path))
-
-
-def mime_of(path: str) -> str:
-    """Return the MIME type of a file by its name."""
-    name = path.rpartition("/")[2]  # `mimetypes` would return what a path such as "data:…/…," says
-    return mimetypes.guess_type(name, strict=False)[0] or "application/octet-stream"
 
 
 def artifact_view(path: str, size: int, sandbox_id: str | None) -> ArtifactView:

@@ -24,13 +24,13 @@ from mcp_sandbox.accounts.owners import TokenReadOnly, may_change
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
 from mcp_sandbox.operating.metrics import enable_tracing
-from mcp_sandbox.sandboxes.file_access import mime_of
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argument
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
 from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
 from mcp_sandbox.tools.common import lifetime_of, network_of, tool_errors
+from mcp_sandbox.views import mime_of
 
 logger = logging.getLogger(__name__)
 

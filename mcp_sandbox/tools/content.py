@@ -7,8 +7,7 @@ from itertools import accumulate
 
 from mcp_types import ImageContent, ResourceLink, TextContent
 
-from mcp_sandbox.sandboxes.file_access import mime_of
-from mcp_sandbox.views import ImageView, file_uri
+from mcp_sandbox.views import ArtifactView, ImageView
 
 
 def text_block(text: str) -> TextContent:
@@ -21,14 +20,14 @@ def image_block(image: ImageView) -> ImageContent:
     return ImageContent(type="image", data=base64.b64encode(image.data).decode(), mime_type=image.mime_type)
 
 
-def link_block(sandbox_id: str, path: str, size: int) -> ResourceLink:
-    """Return a link to a file that is neither text nor an image."""
+def link_block(artifact: ArtifactView) -> ResourceLink:
+    """Return a link to a file that is not shown."""
     return ResourceLink(
         type="resource_link",
-        name=path.rpartition("/")[2],
-        uri=file_uri(sandbox_id, path),
-        mime_type=mime_of(path),
-        size=size,
+        name=artifact.path.rpartition("/")[2],
+        uri=artifact.uri or "",
+        mime_type=artifact.mime_type,
+        size=artifact.size,
     )
 
 

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Iterator
 from mcp_types import ContentBlock
 
 from mcp_sandbox.sandboxes.file_access import image_mime
-from mcp_sandbox.tools.content import call, image_block, text_block
+from mcp_sandbox.tools.content import call, image_block, link_block, text_block
 from mcp_sandbox.tools.untrusted import untrusted
 from mcp_sandbox.views import ImageView, PageView
 
 
 def page_blocks(view: PageView, data: bytes, *, image_bytes: int) -> list[ContentBlock]:
-    """Return a page as text, and as an image if it is one of at most `image_bytes`."""
+    """Return a page as text, with an image if it is one of at most `image_bytes`, or a link to what is not shown."""
     mime = image_mime(data) if view.kind == "image" and len(data) <= image_bytes else None
-    blocks: list[ContentBlock] = [text_block(page_text(view, shown=mime is not None))]
+    text = text_block(page_text(view, shown=mime is not None))
     if mime is not None:
-        blocks.append(image_block(ImageView(path=view.url, mime_type=mime, data=data)))
-    return blocks
+        return [text, image_block(ImageView(path=view.url, mime_type=mime, data=data))]
+    return [text] if view.artifact is None else [text, link_block(view.artifact)]
 
 
 def page_text(view: PageView, *, shown: bool) -> str:
@@ -45,12 +45,14 @@ def _remarks(view: PageView, *, shown: bool) -> Iterable[str]:
         yield f"The whole download is in the sandbox: {view.saved.path} ({view.saved.size:,} bytes)."
     elif view.text is None and not shown:
         what = "an image that is too large to show" if view.kind == "image" else "binary"
-        yield f"The content is {what}. Give sandbox_id to save it as a file in a sandbox."
+        kept = "" if view.artifact is None else f"Read {view.artifact.uri} with resources/read, or give"
+        yield f"The content is {what}. {kept or 'Give'} sandbox_id to save it as a file in a sandbox."
     if view.total_chars is not None and view.start_index >= view.total_chars > 0:
         yield f"start_index {view.start_index:,} is past the end: the text has {view.total_chars:,} characters."
     elif view.next_start_index is not None:
         more = call("fetch_url", url=view.url, start_index=view.next_start_index)
         part = f"Characters {view.start_index:,} to {view.next_start_index:,} of {view.total_chars:,}."
-        yield f"{part} To read on: {more} and the same format."
+        whole = "" if view.artifact is None else f" The whole text: {view.artifact.uri}, with resources/read."
+        yield f"{part} To read on: {more} and the same format.{whole}"
     elif view.total_chars == 0:
         yield "The page has no text."

@@ -3,10 +3,10 @@
 from mcp_types import ContentBlock
 
 from guest.client.messages import FileChunk
-from mcp_sandbox.sandboxes.file_access import SNIFF_BYTES, image_mime, mime_of
+from mcp_sandbox.sandboxes.file_access import SNIFF_BYTES, artifact_view, image_mime
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.content import call, image_block, link_block, text_block
-from mcp_sandbox.views import ImageView, file_uri
+from mcp_sandbox.views import ImageView, file_uri, mime_of
 
 UTF8_REST_BYTES = 3  # of a character of up to four bytes, the most that a cut can leave
 
@@ -34,7 +34,7 @@ async def file_blocks(
 
 
 def _linked(text: str, sandbox_id: str, path: str, chunk: FileChunk) -> list[ContentBlock]:
-    return [text_block(text), link_block(sandbox_id, path, chunk.size)]
+    return [text_block(text), link_block(artifact_view(path, chunk.size, sandbox_id))]
 
 
 def _first_character(data: bytes) -> int:

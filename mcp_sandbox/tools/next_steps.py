@@ -75,6 +75,7 @@ NEXT_STEPS: dict[str, tuple[str, ...]] = {
     "fetch_timeout": ("Try again later.",),
     "fetch_http_status": ("Check the address; web_search may find another one.",),
     "fetch_robots": ("Use another source.",),
+    "artifact_not_found": ("Fetch the address again with fetch_url.",),
     "search_not_set_up": (
         f"{OPERATOR} set `web.searxng_url`, or an API key such as `web.brave_key` or `web.tavily_key`.",
     ),

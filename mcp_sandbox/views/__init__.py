@@ -11,6 +11,7 @@ from mcp_sandbox.views.files import (
     UnpackedArchive,
     WrittenFile,
     file_uri,
+    mime_of,
 )
 from mcp_sandbox.views.listing import first_page
 from mcp_sandbox.views.pages import PAGE_META, PageView, RedirectView
@@ -51,6 +52,7 @@ __all__ = [
     "WrittenFile",
     "file_uri",
     "first_page",
+    "mime_of",
     "steps_for",
     "with_next_step",
 ]

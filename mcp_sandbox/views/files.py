@@ -1,5 +1,6 @@
 """Files and artifacts of a sandbox."""
 
+import mimetypes
 from urllib.parse import quote
 
 from pydantic import Field
@@ -71,3 +72,9 @@ class UnpackedArchive(View):
 def file_uri(sandbox_id: str, path: str) -> str:
     """Return the resource address of a file in a sandbox."""
     return f"sandbox://{sandbox_id}/{quote(path.lstrip('/'))}"
+
+
+def mime_of(path: str) -> str:
+    """Return the MIME type of a file by its name."""
+    name = path.rpartition("/")[2]  # `mimetypes` would return what a path such as "data:…/…," says
+    return mimetypes.guess_type(name, strict=False)[0] or "application/octet-stream"

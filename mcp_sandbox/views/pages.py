@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from mcp_sandbox.views.base import View
-from mcp_sandbox.views.files import WrittenFile
+from mcp_sandbox.views.files import ArtifactView, WrittenFile
 
 PAGE_META = "mcp-sandbox/page"  # where the `_meta` of an MCP result carries a PageView
 
@@ -36,4 +36,5 @@ class PageView(View):
     text: str | None
     cached: bool = Field(description="The page was downloaded a short time ago.")
     saved: WrittenFile | None = Field(None, description="Where the whole download is in the sandbox.")
+    artifact: ArtifactView | None = Field(None, description="What does not fit into the answer, kept for a while.")
     warnings: list[str]

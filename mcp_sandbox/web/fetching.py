@@ -11,6 +11,7 @@ from mcp_sandbox import errors
 from mcp_sandbox.config import WebSettings
 from mcp_sandbox.errors import BadRequest, SandboxError
 from mcp_sandbox.views import PageView, RedirectView
+from mcp_sandbox.web.artifacts import Artifact, WebArtifacts
 from websearch.access import Caller
 from websearch.authority import BadAuthority, parse_authority
 from websearch.jobs import JobFailed, Jobs
@@ -54,9 +55,12 @@ class Fetching:
         self._settings = settings
         self._cache = PageCache(settings.cache_s)
         self._certificates = settings.certificates()
+        self.artifacts = WebArtifacts(settings.artifact_s, settings.artifact_bytes)
 
     async def fetch(self, request: FetchRequest, caller: Caller) -> tuple[PageView, bytes]:
         """Return a part of a page, and the whole download if it is wanted or has no text.
+
+        What is longer than the part, and is not wanted as a download, becomes an artifact.
 
         Raises:
             BadRequest, FetchError: there is no page.
@@ -69,7 +73,11 @@ class Fetching:
         if page is None:
             page = await self._download(replace(request, url=url), caller)
             self._cache.put(key, page)
-        return _view(request, url, page, cached=cached), page.data
+        view = _view(request, url, page, cached=cached)
+        artifact = None if request.keep else _artifact(view, page, request.format)
+        if artifact is not None and self.artifacts.put(caller.owner, artifact):
+            view = view.model_copy(update={"artifact": artifact.view})
+        return view, page.data
 
     async def _download(self, request: FetchRequest, caller: Caller) -> Page:
         settings = self._settings
@@ -171,9 +179,19 @@ def _view(request: FetchRequest, url: str, page: Page, *, cached: bool) -> PageV
     )
 
 
-def file_name(view: PageView) -> str:
+def _artifact(view: PageView, page: Page, format_: Format) -> Artifact | None:
+    """Return what does not fit into an answer: a download without text, or the whole of a text that is longer."""
+    if page.text is None:
+        return Artifact(view.url, file_name(view), page.data, is_text=False)
+    if view.text == page.text:
+        return None
+    name = file_name(view, ".md" if format_ == "markdown" else ".txt")
+    return Artifact(view.url, name, page.text.encode(), is_text=True)
+
+
+def file_name(view: PageView, suffix: str | None = None) -> str:
     """Return a name for a download: that of its address, with a few digits that tell pages of one name apart."""
     path = PurePosixPath(unquote(urlsplit(view.final_url).path))
-    suffix = UNSAFE.sub("", path.suffix)[:MAX_SUFFIX]
+    suffix = UNSAFE.sub("", path.suffix)[:MAX_SUFFIX] if suffix is None else suffix
     stem = UNSAFE.sub("-", path.stem)[: MAX_NAME - len(suffix)].strip("-.")
     return f"{view.sha256[:8]}-{stem or 'page'}{suffix}"

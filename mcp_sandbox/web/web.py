@@ -3,6 +3,7 @@
 from mcp_sandbox.config import WebSettings
 from mcp_sandbox.errors import SandboxError, WebUnavailable
 from mcp_sandbox.views import PageView, SearchView
+from mcp_sandbox.web.artifacts import Artifact
 from mcp_sandbox.web.fetching import Fetching, FetchRequest
 from mcp_sandbox.web.searching import Searching
 from websearch.access import Caller
@@ -30,6 +31,10 @@ class Web:
             return await self._fetching.fetch(request, Caller(owner, WEB))
         except JobFailed as error:
             raise unavailable(error) from error
+
+    def artifact(self, owner: str, artifact_id: str) -> Artifact:
+        """Return what `fetch` kept for an owner. Raises ArtifactNotFound."""
+        return self._fetching.artifacts.get(owner, artifact_id)
 
     async def search(self, owner: str, request: SearchRequest) -> SearchView:
         """Search the web.

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sandbox.app import Host
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FetchDns, FetchRefused, FetchTls, FetchTooLarge
+from mcp_sandbox.errors import ArtifactNotFound, FetchDns, FetchRefused, FetchTls, FetchTooLarge
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.web import TEMPLATE, WebMachines
@@ -122,6 +122,16 @@ async def test_a_download_becomes_a_file_that_code_in_an_offline_sandbox_reads(s
     assert (binary.text, binary.kind) == (None, "binary")
     assert binary.saved is not None
     assert await sites.service.read_all(ME, box.sandbox_id, binary.saved.path) == data == SITE["/archive.bin"].body
+
+
+async def test_a_binary_file_is_an_artifact_of_its_owner_alone(sites: Sites):
+    view, _ = await sites.service.fetch(ME, FetchRequest(url=f"{sites.plain}/archive.bin"), None)
+    assert view.artifact is not None
+    assert view.artifact.uri is not None
+    artifact_id = view.artifact.uri.split("/")[2]
+    assert sites.service.web.artifact(ME, artifact_id).data == SITE["/archive.bin"].body
+    with pytest.raises(ArtifactNotFound):
+        sites.service.web.artifact("bob", artifact_id)
 
 
 async def test_many_owners_read_pages_at_once_and_each_gets_its_own(sites: Sites):

@@ -32,7 +32,7 @@ PARTS = {
     "tools": {"views", "machines", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
     "rest": {"views", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
     "sdk": {"views", "rest", "app"} | EVERYWHERE,
-    "serving": {"accounts", "operating", "sandboxes", "tools", "rest", "app"} | EVERYWHERE,
+    "serving": {"views", "accounts", "operating", "sandboxes", "tools", "rest", "app"} | EVERYWHERE,
     "commands": {
         "views",
         "machines",

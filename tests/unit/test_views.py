@@ -44,7 +44,7 @@ SCHEMAS = {
     "ForkedSandboxes": "e153d4bc1719",
     "ImageView": "dbd752a2a7fc",
     "OutputPage": "c03b8e1afaf9",
-    "PageView": "cf744e5fc1db",
+    "PageView": "828507f6d38a",
     "RedirectView": "cf672f9e86bf",
     "RunProgress": "6f16d901b77a",
     "RunTimings": "4025a55faa55",
