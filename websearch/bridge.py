@@ -18,7 +18,7 @@ from websearch import dial
 from websearch.access import Access, Caller, LimitReached
 from websearch.addresses import IPAddress
 from websearch.authority import Authority, BadAuthority, parse_authority
-from websearch.client_hello import ClientHello, HelloReader, NotTls
+from websearch.client_hello import ACCESS_DENIED, ClientHello, HelloReader, NotTls
 from websearch.forwarding import forward, relay
 from websearch.http_peer import HttpPeer, end_to_end
 from websearch.policy import Policy, Request, Surroundings, Verdict, decide, decide_name, decide_tls, refused
@@ -183,7 +183,9 @@ class Bridge:
             first, hello = await _first_bytes(guest)
             access.verdict = decide_tls(self._policy, target.host, hello)
             if not access.verdict.allowed:
-                return  # the guest expects TLS now: there is no way to tell it why but the log
+                if hello is not None:  # the guest expects TLS now: the alert is all that it can be told
+                    await guest.stream.send(ACCESS_DENIED)
+                return
             access.count_sent(len(first))
             await server.send(first)
             await relay(guest.stream, server, access)

@@ -1,10 +1,12 @@
-"""Reads the server name from the first bytes of a TLS connection, which are not encrypted."""
+"""The first bytes of a TLS connection, which are not encrypted: the server name in them, and how to refuse it."""
 
 import struct
 from dataclasses import dataclass
 
 RECORD = struct.Struct(">BHH")
-HANDSHAKE, CLIENT_HELLO = 22, 1
+ALERT, HANDSHAKE, CLIENT_HELLO = 21, 22, 1
+TLS_1_2 = 0x0303  # what records of TLS 1.3 say, too
+ACCESS_DENIED = RECORD.pack(ALERT, TLS_1_2, 2) + bytes((2, 49))  # a fatal alert (RFC 8446, 6.2); clients show its name
 SERVER_NAME, ENCRYPTED_HELLO = 0, 0xFE0D  # extensions
 HOST_NAME = 0
 MAX_RECORD = 16 * 1024

@@ -1,5 +1,6 @@
 """The bridge, between real sockets on loopback: a guest's end, and sites that the tests serve."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -9,12 +10,14 @@ import pytest
 import trustme
 from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.tls import TLSStream
 
 from tests.unit.test_web_client_hello import hello
 from tests.web.sites import Page, answering, head_of, pages, serving, serving_tls, trusting
 from tests.web.world import World, forget_proxies
 from websearch.access import Caller
 from websearch.authority import parse_authority
+from websearch.client_hello import ACCESS_DENIED
 from websearch.policy import Surroundings
 from websearch.quotas import Quotas
 from websearch.secrets import Secret, fill_in
@@ -140,15 +143,15 @@ async def test_a_tunnel_carries_bytes_both_ways(world):
 
 
 @pytest.mark.parametrize(
-    ("first", "rule"),
+    ("first", "rule", "said"),
     [
-        (hello("other.test"), "tls-sni-mismatch"),
-        (hello(None), "tls-no-sni"),
-        (b"SSH-2.0-client\r\n", "tls-missing"),
-        (b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n", "tls-missing"),
+        (hello("other.test"), "tls-sni-mismatch", ACCESS_DENIED),
+        (hello(None), "tls-no-sni", ACCESS_DENIED),
+        (b"SSH-2.0-client\r\n", "tls-missing", b""),
+        (b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n", "tls-missing", b""),
     ],
 )
-async def test_a_tunnel_to_another_server_than_it_names_carries_nothing(world, first, rule):
+async def test_a_tunnel_to_another_server_than_it_names_carries_nothing(world, first, rule, said):
     received: list[bytes] = []
 
     async def site(stream: ByteStream) -> None:
@@ -161,9 +164,19 @@ async def test_a_tunnel_to_another_server_than_it_names_carries_nothing(world, f
             await stream.send(f"CONNECT site.test:{port} HTTP/1.1\r\nHost: site.test:{port}\r\n\r\n".encode())
             await head_of(stream)
             await stream.send(first)
-            assert await read_all(stream) == b""
+            assert await read_all(stream) == said
     assert world.rules == [rule]
     assert b"".join(received) == b""
+
+
+async def test_a_client_of_a_refused_tunnel_reads_an_alert(world, authority):
+    async with serving_tls(authority, "site.test", answering(PLAIN)) as port:
+        world.ports = {port}
+        async with guest(world) as stream:
+            await stream.send(f"CONNECT site.test:{port} HTTP/1.1\r\nHost: site.test:{port}\r\n\r\n".encode())
+            await head_of(stream)
+            with pytest.raises(ssl.SSLError, match="alert access denied"):
+                await TLSStream.wrap(stream, hostname="other.test", ssl_context=trusting(authority))
 
 
 async def test_a_tunnel_to_an_address_is_refused_at_once_because_tls_names_no_server(world):
