@@ -6,20 +6,18 @@ from dataclasses import dataclass
 
 import anyio
 import pytest
-from anyio.abc import ByteStream, SocketAttribute
+from anyio.abc import ByteStream
 
 from guest.client.messages import RunCode
 from tests.functional.machines import Machines, only
 from tests.waiting import HANG_S
-from tests.web.refusals import CASES, CLOSED, NAMES
+from tests.web.refusals import CASES, Target, serving_target
 from tests.web.world import World, forget_proxies
 from vmm.types import NetworkMode
 from websearch.access import Caller
 
 pytestmark = [pytest.mark.vm, only("gvisor", "bubblewrap")]
 
-# The one site is at an address of loopback that the operator allows. All others are refused.
-SITE_ADDRESS = "127.0.0.9"
 OUTCOMES = "/workspace/outcomes.json"
 # Makes each attempt with sockets of its own and writes what came back.
 ATTEMPTS = f"""
@@ -54,38 +52,20 @@ class Attempted:
     """The outcome of each case, and what became of the world outside."""
 
     outcomes: dict[str, Outcome]
-    world: World
-    arrived: bytes  # at the site
+    target: Target
 
 
 @pytest.fixture(scope="module")
 async def attempted(loaded: Machines, anyio_backend: str) -> Attempted:
     """One machine whose code has tried everything."""
-    world = World(
-        names={name: [address] for address, name in NAMES.items()}
-        | {"site.test": [SITE_ADDRESS], "mixed.test": ["93.184.216.34", "10.0.0.1"]},
-        policy={"networks": {"tests": f"{SITE_ADDRESS}/32"}, "deny": ["denied.test", "*.tracker.test"]},
-    )
-    arrived = bytearray()
-
-    async def site(stream: ByteStream) -> None:
-        async with stream:
-            async for data in stream:
-                arrived.extend(data)
-
-    listener = await anyio.create_tcp_listener(local_host=SITE_ADDRESS)
-    port = listener.extra(SocketAttribute.local_port)
-    world.ports.add(port)
-    attempts = [(case.request.replace(b"{port}", b"%d" % port), case.then) for case in CASES.values()]
     machines = Machines(loaded.host, loaded.built)
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(HANG_S):
         forget_proxies(patch)
-        async with listener, anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, site)
-            outcomes = await _try(machines, world, attempts)
-            tasks.cancel_scope.cancel()
+        async with serving_target() as target:
+            attempts = [(target.request(case), case.then) for case in CASES.values()]
+            outcomes = await _try(machines, target.world, attempts)
     await machines.assert_none_left()
-    return Attempted(dict(zip(CASES, outcomes, strict=True)), world, bytes(arrived))
+    return Attempted(dict(zip(CASES, outcomes, strict=True)), target)
 
 
 async def _try(machines: Machines, world: World, attempts: list[tuple[bytes, bytes]]) -> list[Outcome]:
@@ -115,19 +95,9 @@ def test_all_of_many_cases_were_tried(attempted: Attempted):
 
 @pytest.mark.parametrize("name", CASES)
 def test_hostile_code_is_refused(attempted: Attempted, name: str):
-    case, outcome = CASES[name], attempted.outcomes[name]
-    if case.rule == CLOSED:
-        assert outcome.rules == ()
-        assert " 200 " not in outcome.answer.partition("\r\n")[0]
-    elif case.then:  # the tunnel stood; what was said in it does not fit
-        assert outcome.rules == (case.rule,)
-        assert outcome.answer.endswith("\r\n\r\n"), "the bridge said nothing else"
-    else:
-        assert outcome.rules == (case.rule,)
-        assert f" refused by mcp-sandbox: {case.rule}\r\n" in outcome.answer
+    outcome = attempted.outcomes[name]
+    CASES[name].check(outcome.answer.encode("latin-1"), outcome.rules)
 
 
 def test_nothing_that_was_refused_left_the_host(attempted: Attempted):
-    assert attempted.arrived == b""
-    assert not any("evil.net" in name for name in attempted.world.lookups)
-    assert not any(access.verdict.allowed for access in attempted.world.accesses)
+    attempted.target.check_nothing_left()

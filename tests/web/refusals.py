@@ -1,13 +1,23 @@
-"""What hostile code asks a bridge for, case by case, and the rule that refuses it.
+"""What hostile code asks a bridge for, case by case, the rule that refuses it, and the world that it must not reach.
 
 A request is what a client sends first. `{port}` in it becomes the port of `site.test`, the one site to be reached.
 """
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute
 
 from tests.unit.test_web_client_hello import hello, with_extension
 from tests.unit.test_web_policy import ADDRESSES, MALFORMED, SPELLINGS
+from tests.web.world import World
+from websearch.client_hello import ACCESS_DENIED
+from websearch.quotas import Quotas
 
+# The one site is at an address of loopback that the operator allows. All others are refused.
+SITE_ADDRESS = "127.0.0.9"
 CLOSED = "closed without an answer"  # not even HTTP
 
 
@@ -18,6 +28,19 @@ class Case:
     request: bytes
     rule: str
     then: bytes = b""
+
+    def check(self, answer: bytes, rules: Sequence[str]) -> None:
+        """Fail unless this is how the attempt has to end: what came back, and the rules that the bridge recorded."""
+        if self.rule == CLOSED:
+            assert list(rules) == []
+            assert b" 200 " not in answer.partition(b"\r\n")[0]
+            return
+        assert list(rules) == [self.rule]
+        if self.then:  # the tunnel stood; what was said in it does not fit
+            said = b"" if self.rule == "tls-missing" else ACCESS_DENIED
+            assert answer.partition(b"\r\n\r\n")[2] == said
+        else:
+            assert f" refused by mcp-sandbox: {self.rule}\r\n".encode() in answer
 
 
 def connect(authority: str) -> bytes:
@@ -105,3 +128,47 @@ def _cases() -> dict[str, Case]:
 
 
 CASES = _cases()
+
+
+@dataclass(frozen=True)
+class Target:
+    """The world in which code is hostile, with its one site."""
+
+    world: World
+    port: int
+    arrived: bytearray  # at the site
+
+    def request(self, case: Case) -> bytes:
+        """Return what a case sends first."""
+        return case.request.replace(b"{port}", b"%d" % self.port)
+
+    def check_nothing_left(self) -> None:
+        """Fail if anything of all attempts came to the site, or was looked up though its name carries data."""
+        assert self.arrived == b""
+        assert not any("evil.net" in name for name in self.world.lookups)
+        assert not any(access.verdict.allowed for access in self.world.accesses)
+
+
+@asynccontextmanager
+async def serving_target() -> AsyncIterator[Target]:
+    """Make that world, for as long as the site is served."""
+    world = World(
+        names={name: [address] for address, name in NAMES.items()}
+        | {"site.test": [SITE_ADDRESS], "mixed.test": ["93.184.216.34", "10.0.0.1"]},
+        quotas=Quotas(names_per_minute=len(CASES)),  # so that each is refused for what it asks
+        policy={"networks": {"tests": f"{SITE_ADDRESS}/32"}, "deny": ["denied.test", "*.tracker.test"]},
+    )
+    arrived = bytearray()
+
+    async def site(stream: ByteStream) -> None:
+        async with stream:
+            async for data in stream:
+                arrived.extend(data)
+
+    listener = await anyio.create_tcp_listener(local_host=SITE_ADDRESS)
+    port = listener.extra(SocketAttribute.local_port)
+    world.ports.add(port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, site)
+        yield Target(world, port, arrived)
+        tasks.cancel_scope.cancel()
