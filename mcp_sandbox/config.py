@@ -193,6 +193,10 @@ class WebSettings(Group):
     deny_domains: Domains = Field((), description="Domains that the web tools do not reach.")
     ports: Ports = Field((80, 443), description="Ports that the web tools may connect to.")
     private_networks: Networks = Field({}, description="Networks that may be reached though not public, by name.")
+    connections: int = Field(32, ge=1, description="Open connections of one owner.")
+    requests_per_minute: int = Field(300, ge=1, description="New requests of one owner.")
+    names_per_minute: int = Field(60, ge=1, description="Names that one owner has not looked up before.")
+    bytes_per_day: int = Field(4 << 30, ge=1, description="Bytes of one owner in both directions.")
     idle_s: float = Field(300, gt=0, description="Seconds without use after which the machine for the web stops.")
     max_requests: int = Field(500, ge=1, description="Requests after which that machine is replaced.")
     max_age_s: float = Field(3600, gt=0, description="Age at which that machine is replaced.")
@@ -263,7 +267,7 @@ class WebSettings(Group):
 
     def quotas(self) -> Quotas:
         """Return the limits on one request and on one owner: a response may be twice the largest download."""
-        return Quotas(response_bytes=2 * self.max_bytes)
+        return Quotas(response_bytes=2 * self.max_bytes, **self.model_dump(include=set(Quotas.model_fields)))
 
     def is_set_up(self, provider: ProviderName) -> bool:
         """Return whether a provider can be asked."""
@@ -372,6 +376,7 @@ class NetworkSettings(Group):
     allow_ech: bool = Field(False, description="Allow TLS connections that hide the name of their server.")
     connections: int = Field(32, ge=1, description="Open connections of one owner.")
     requests_per_minute: int = Field(300, ge=1, description="New requests of one owner.")
+    names_per_minute: int = Field(60, ge=1, description="Names that one owner has not looked up before.")
     bytes_per_day: int = Field(4 << 30, ge=1, description="Bytes of one owner in both directions.")
     request_bytes: int = Field(32 << 20, ge=1, description="Bytes that one request may send.")
     response_bytes: int = Field(512 << 20, ge=1, description="Bytes that one request may receive.")

@@ -144,14 +144,15 @@ class Bridge:
         access.verdict = decide_name(self._policy, request, self._surroundings)
         addresses: Sequence[IPAddress] = []
         if access.verdict.allowed:
-            addresses = [target.address] if target.address is not None else await self._look_up(request)
+            addresses = [target.address] if target.address is not None else await self._look_up(request, access)
             if addresses or not self._upstream(request):
                 access.verdict = decide(self._policy, request, addresses, self._surroundings)
         _require(access.verdict, FORBIDDEN)
         return addresses
 
-    async def _look_up(self, request: Request) -> Sequence[IPAddress]:
-        """Return a host's addresses; none if only the host's proxy can look names up."""
+    async def _look_up(self, request: Request, access: Access) -> Sequence[IPAddress]:
+        """Return a host's addresses; none if only the host's proxy can look names up. Raises Refusal, DialFailed."""
+        _require(self._ledger.look_up(access.caller.owner, request.authority.host), TOO_MANY)
         try:
             return await self._resolve(request.authority.host)
         except dial.DialFailed:

@@ -1,8 +1,9 @@
 """What each owner may use of the web: counts that decide without waiting, with the clock handed in."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
@@ -10,6 +11,7 @@ from websearch.policy import Verdict, refused
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
 MIB = 1024 * 1024
+KNOWN_NAMES = 256  # of one owner that are not new when they are looked up again
 
 
 class Quotas(BaseModel):
@@ -22,13 +24,16 @@ class Quotas(BaseModel):
     time_s: float = 600.0
     connections: int = 32  # of one owner at the same time
     requests_per_minute: int = 300
+    names_per_minute: int = 60  # that one owner has not looked up before: names can carry data out
     bytes_per_day: int = 4096 * MIB  # both directions
 
 
 @dataclass(slots=True)
 class _Account:
     requests: float  # that may be made now; grows with time
+    names: float  # that may be new now; grows with time
     updated: float
+    known: OrderedDict[str, None] = field(default_factory=OrderedDict)  # names, the one used last at the end
     day: float = 0.0  # when the count of bytes began
     bytes: int = 0
     connections: int = 0
@@ -55,7 +60,9 @@ class Ledger:
         self._account(owner).connections -= 1
         for name, account in list(self._accounts.items()):
             self._account(name)  # brings it up to date
-            if not account.connections and not account.bytes and account.requests >= self.quotas.requests_per_minute:
+            if account.connections or account.bytes:
+                continue
+            if account.requests >= self.quotas.requests_per_minute and account.names >= self.quotas.names_per_minute:
                 del self._accounts[name]
 
     def request(self, owner: str) -> Verdict:
@@ -70,6 +77,19 @@ class Ledger:
         account.requests -= 1
         return Verdict(True, "quota")
 
+    def look_up(self, owner: str, name: str) -> Verdict:
+        """Count a name that is about to be looked up, unless the owner has done so before."""
+        account = self._account(owner)
+        if name not in account.known:
+            if account.names < 1:
+                return refused("quota-names", f"{self.quotas.names_per_minute} new names a minute are allowed; wait")
+            account.names -= 1
+        account.known[name] = None
+        account.known.move_to_end(name)
+        if len(account.known) > KNOWN_NAMES:
+            account.known.popitem(last=False)
+        return Verdict(True, "quota")
+
     def transfer(self, owner: str, size: int) -> bool:
         """Count bytes; returns whether the owner may go on."""
         account = self._account(owner)
@@ -77,9 +97,11 @@ class Ledger:
         return account.bytes <= self.quotas.bytes_per_day
 
     def _account(self, owner: str) -> _Account:
-        now, rate = self._clock(), self.quotas.requests_per_minute
-        account = self._accounts.setdefault(owner, _Account(requests=rate, updated=now, day=now))
-        account.requests = min(rate, account.requests + (now - account.updated) * rate / MINUTE_S)
+        now, requests, names = self._clock(), self.quotas.requests_per_minute, self.quotas.names_per_minute
+        account = self._accounts.setdefault(owner, _Account(requests, names, updated=now, day=now))
+        minutes = (now - account.updated) / MINUTE_S
+        account.requests = min(requests, account.requests + minutes * requests)
+        account.names = min(names, account.names + minutes * names)
         account.updated = now
         if now - account.day >= DAY_S:
             account.day, account.bytes = now, 0

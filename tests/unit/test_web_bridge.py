@@ -345,6 +345,17 @@ async def test_an_owner_has_so_many_requests_a_minute(world):
     assert world.rules == ["network:tests", "quota-requests"]
 
 
+async def test_an_owner_carries_no_data_out_in_many_names(world):
+    world.quotas = Quotas(names_per_minute=2)
+    bridge = world.bridge()
+    world.bridge = lambda: bridge
+    for number in (1, 2, 3, 1):
+        target = f"part-{number}.evil.test:443"
+        await ask(world, f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+    assert world.rules == ["dns", "dns", "quota-names", "dns"]
+    assert world.lookups == ["part-1.evil.test", "part-2.evil.test", "part-1.evil.test"]
+
+
 async def test_connections_go_through_the_hosts_own_proxy(world, monkeypatch):
     seen: list[bytes] = []
     first = hello("far.test")

@@ -1,6 +1,6 @@
 """What an owner may use of the web, counted with a clock that tests set."""
 
-from websearch.quotas import DAY_S, Ledger, Quotas
+from websearch.quotas import DAY_S, KNOWN_NAMES, Ledger, Quotas
 
 
 class Clock:
@@ -49,3 +49,21 @@ def test_owners_who_use_nothing_are_forgotten():
     ledger.request("ada")
     ledger.disconnect("ada")
     assert list(ledger._accounts) == ["ada"]
+
+
+def test_an_owner_looks_up_so_many_new_names_a_minute():
+    clock = Clock()
+    ledger = Ledger(Quotas(names_per_minute=2), clock)
+    names = ("a.test", "b.test", "a.test", "c.test", "b.test")
+    assert [ledger.look_up("ada", name).rule for name in names] == ["quota"] * 3 + ["quota-names", "quota"]
+    assert ledger.look_up("bob", "c.test").allowed
+    clock.now += 30
+    assert ledger.look_up("ada", "c.test").allowed
+
+
+def test_names_that_were_used_long_ago_are_new_again():
+    ledger = Ledger(Quotas(names_per_minute=KNOWN_NAMES + 1), Clock())
+    for number in range(KNOWN_NAMES + 1):
+        assert ledger.look_up("ada", f"{number}.test").allowed
+    assert ledger.look_up("ada", "1.test").allowed
+    assert ledger.look_up("ada", "0.test").rule == "quota-names"
