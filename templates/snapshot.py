@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from guest.agent import online
 from guest.client import AgentClient
 from guest.client.messages import Service, WarmUp
 from guest.client.parsing import warm_args
@@ -11,7 +12,7 @@ from templates.image_config import ImageConfig
 from templates.model import Template
 from templates.tools import Tools
 from vmm.driver import SnapshotDriver
-from vmm.types import MachineSpec
+from vmm.types import MachineSpec, NetworkMode
 
 BOOT_TIMEOUT_S = 300.0  # an emulated machine takes 5 s on an idle host, and many times that on a busy one
 WARM_TIMEOUT_S = 600.0  # importing pandas and drawing takes 30 s under emulation; a template may do more
@@ -33,10 +34,13 @@ def _service_of(template: Template, image: ImageConfig) -> Service | None:
     wanted = template.service
     if wanted is None:
         return None
+    # It starts before anyone knows the mode of its sandbox. Without a network nothing listens at the proxy's address; a
+    # device would be of no use to a service that looks for a proxy.
+    proxy = online.VARIABLES if template.network is NetworkMode.PROXY else {}
     return Service(
         command=(*_SHELL, wanted.start_cmd) if wanted.start_cmd else image.command,
         ready=(*_SHELL, wanted.ready_cmd),
-        env=wanted.env,
+        env={**proxy, **wanted.env},
         cwd=wanted.cwd or image.workdir or WORKSPACE,
         ready_timeout_s=wanted.ready_timeout_s,
     )

@@ -152,9 +152,12 @@ class Machines:
         self._groups: set[Path] = set()
 
     @asynccontextmanager
-    async def clone(self) -> AsyncIterator[Clone]:
+    async def clone(
+        self, network: NetworkMode = NetworkMode.NONE, serve: ServeStream | None = None
+    ) -> AsyncIterator[Clone]:
         """Start a machine and greet its agent, as the product does: warm, unique, each step with a deadline."""
-        async with start(self.host.driver, self.built, new_identity(_new_name())) as (machine, agent):
+        identity = new_identity(_new_name(), network)
+        async with start(self.host.driver, self.built, identity, network, serve) as (machine, agent):
             self._note(machine)
             yield Clone(machine, agent)
 

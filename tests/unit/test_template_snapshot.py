@@ -9,11 +9,13 @@ from anyio.abc import ByteStream
 from guest.client.messages import WarmUp
 from guest.protocol import PROTOCOL_VERSION, Decoder, encode
 from templates.catalogue import Catalogue
-from templates.snapshot import make_snapshot
+from templates.image_config import ImageConfig
+from templates.model import ServiceCommand
+from templates.snapshot import make_snapshot, warm_up_of
 from templates.tools import LoggedTools
 from tests.unit.fake_driver import FakeDriver, Memory
 from vmm.driver import Machine
-from vmm.types import GuestCode, MachineSpec, Snapshot
+from vmm.types import GuestCode, MachineSpec, NetworkMode, Snapshot
 
 pytestmark = pytest.mark.anyio
 
@@ -66,3 +68,13 @@ async def test_a_machine_is_frozen_after_its_warm_up_with_its_stream_open(tmp_pa
     assert details == {"template": template.name, "driver": "fake"}
     assert (tmp_path / "state").is_file()
     assert driver.running == []
+
+
+@pytest.mark.parametrize(("network", "proxy"), [("none", None), ("proxy", "http://127.0.0.1:3128"), ("nat", None)])
+async def test_a_service_is_told_about_the_proxy_that_its_sandbox_may_have(network: str, proxy: str | None):
+    service = ServiceCommand(start_cmd="exec serve", ready_cmd="true", env={"MINE": "1"})
+    template = Catalogue().load("python-data-analysis")
+    template = template.model_copy(update={"service": service, "network": NetworkMode(network)})
+    started = warm_up_of(template, ImageConfig()).service
+    assert started is not None
+    assert (started.env.get("https_proxy"), started.env["MINE"]) == (proxy, "1")
