@@ -57,6 +57,11 @@ class Call(Generic[Q, B]):
         """The run that the path names."""
         return str(self.request.path_params["run_id"])
 
+    @property
+    def artifact_id(self) -> str:
+        """What the path names of all that was fetched."""
+        return str(self.request.path_params["artifact_id"])
+
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[Q, B]):

@@ -3,8 +3,9 @@
 from starlette.responses import Response
 
 from mcp_sandbox.rest.bodies import FetchBody, Nothing, SearchBody
+from mcp_sandbox.rest.files import DOWNLOAD
 from mcp_sandbox.rest.operations import Call, Operation, answered
-from mcp_sandbox.views import PageView, SearchView
+from mcp_sandbox.views import PageView, SearchView, mime_of
 
 
 async def search(call: Call[Nothing, SearchBody]) -> Response:
@@ -13,9 +14,15 @@ async def search(call: Call[Nothing, SearchBody]) -> Response:
 
 
 async def fetch(call: Call[Nothing, FetchBody]) -> Response:
-    """Answer with a part of a page. Binary content only goes to a sandbox."""
+    """Answer with a part of a page. What does not fit becomes a file in a sandbox, or an artifact."""
     page, _download = await call.service.fetch(call.owner, call.body.request(), call.body.sandbox_id)
     return answered(page)
+
+
+async def artifact(call: Call[Nothing, Nothing]) -> Response:
+    """Answer with what a fetch kept for the caller."""
+    kept = call.service.web.artifact(call.owner, call.artifact_id)
+    return Response(kept.data, headers=DOWNLOAD, media_type=mime_of(kept.name))
 
 
 OPERATIONS = (
@@ -38,5 +45,14 @@ OPERATIONS = (
         fetch,
         ("fetch_url",),
         body=FetchBody,
+    ),
+    Operation(
+        "GET",
+        "/web/artifacts/{artifact_id}",
+        "read_web_artifact",
+        "Download what a fetch kept because it does not fit into the answer; text is untrusted",
+        {200: "*/*"},
+        artifact,
+        ("fetch_url",),
     ),
 )

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.from_thread
@@ -37,7 +38,7 @@ SETTINGS = Settings(
     web={"brave_key": "x", "providers": ["brave"]},
 )
 EXAMPLES = 6  # of each operation
-LIVE = {"sandbox_id": "live", "run_id": "live"}
+LIVE = {"sandbox_id": "live", "run_id": "live", "artifact_id": "live"}
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -110,6 +111,12 @@ def live_run(address: str, sandbox_id: str) -> str:
     return str(started.json().get("run_id", "none"))
 
 
+def live_artifact(address: str) -> str:
+    """The id of what does not fit into an answer."""
+    page = requests.post(f"{address}/web/fetch", json={"url": test_fetch_tool.URL, "max_chars": 1}, timeout=HANG_S)
+    return str(urlsplit(page.json()["artifact"]["uri"]).hostname)
+
+
 SCHEMA = schemathesis.openapi.from_dict(described()).exclude(operation_id="run_once")  # it takes what `run` takes
 
 
@@ -121,4 +128,6 @@ def test_every_answer_is_as_the_document_says(case: schemathesis.Case[Any], addr
         named["sandbox_id"] = live_box(address)
         if named.get("run_id") == LIVE["run_id"]:
             named["run_id"] = live_run(address, named["sandbox_id"])
+    if named.get("artifact_id") == LIVE["artifact_id"]:
+        named["artifact_id"] = live_artifact(address)
     case.call_and_validate(base_url=address, checks=CHECKS, timeout=HANG_S)

@@ -66,6 +66,17 @@ async def test_a_download_is_saved_in_a_sandbox_of_the_caller():
     assert provider.agent.files[saved["path"]] == data
 
 
+async def test_a_download_without_a_sandbox_is_an_artifact_of_the_caller():
+    data = bytes(range(256))
+    jobs = test_fetch_tool.FakeJobs(None, data, kind="binary", content_type="application/zip")
+    async with client_with(jobs) as client:
+        page = PageView.model_validate((await client.post("/web/fetch", json={"url": URL})).json())
+        assert page.artifact is not None
+        kept = await client.get(f"/web/artifacts/{httpx2.URL(page.artifact.uri or '').host}")
+        problem(await client.get("/web/artifacts/0123456789abcdef"), 404, "artifact_not_found")
+    assert (kept.content, kept.headers["content-disposition"]) == (data, "attachment")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "names"),
     [
