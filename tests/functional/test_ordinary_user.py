@@ -36,6 +36,7 @@ WHERE_RIGHTS_MATTER = [
         for part in ("confined_gvisor", "confined_monitor", "cpu_share", "machine_processes")
     ),
 ]
+NETWORK = ["tests/functional/test_sandbox_network.py"]
 # Further cases are those of `mcp-sandbox selftest`, see test_selftest.py.
 HOSTILE = [
     f"tests/security/test_{part}.py"
@@ -75,6 +76,13 @@ def test_the_home_of_an_ordinary_user_is_private():
     with ordinary_user() as user:
         store = copy_store(load_settings(), ("program",), user)
         run_tests(user, store, "-m", "not vm", "tests/security/test_private_home.py")
+
+
+@pytest.mark.parametrize("driver", ["gvisor", "bubblewrap"])
+def test_sandboxes_of_an_ordinary_user_reach_through_the_proxy_what_is_allowed(driver: str):
+    with ordinary_user() as user:
+        store = copy_store(load_settings(), COPIED[driver], user)
+        run_tests(user, store, "-k", f"{driver} and (curl or git or refused_domain or no_other)", *NETWORK)
 
 
 def test_an_ordinary_user_builds_templates_and_leaves_nothing():
