@@ -22,12 +22,13 @@ PAGE = resource.getpagesize()
 
 
 class Process(NamedTuple):
-    """The parent, process group and memory of a process."""
+    """The parent, process group, memory and session of a process."""
 
     parent: int
     group: int
     resident_bytes: int
     zombie: bool = False
+    session: int = 0
 
 
 def reset_signals() -> None:
@@ -62,7 +63,8 @@ def process_table() -> dict[int, Process]:
             with suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:  # it may end meanwhile
                 fields = file.read().rpartition(b")")[2].split()  # the name in front may contain any character
                 resident = int(fields[21]) * PAGE
-                table[int(name)] = Process(int(fields[1]), int(fields[2]), resident, fields[0] in (b"Z", b"X"))
+                zombie = fields[0] in (b"Z", b"X")
+                table[int(name)] = Process(int(fields[1]), int(fields[2]), resident, zombie, int(fields[3]))
     return table
 
 

@@ -54,6 +54,10 @@ class Agent:
             "stop": self._stop,
             "ping": self._ping,
             "close_streams": self._close_streams,
+            "terminal": self._open_terminal,
+            **dict.fromkeys(
+                ("terminal_input", "terminal_window", "terminal_resize", "terminal_close"), self._change_terminal
+            ),
         }
 
     def serve_pipes(self, fds: tuple[int, int]) -> None:
@@ -211,6 +215,14 @@ class Agent:
             self._channel.send({"id": request, **event}, data)
 
         self._kernels.run(header, body, send)
+
+    def _open_terminal(self, header: dict[str, Any], _body: bytes) -> None:
+        self._confine(user_namespaces=False)
+        self._kernels.open_terminal(header)
+
+    def _change_terminal(self, header: dict[str, Any], body: bytes) -> None:
+        self._kernels.terminals.change(header["op"], header, body)
+        self._answer(header["id"], {})
 
     def _stop(self, header: dict[str, Any], _body: bytes) -> None:
         self._kernels.stop(int(header["run"]))

@@ -32,6 +32,11 @@ MADE_ROOM = (
 Ended = Callable[[Execution, dict[str, Any]], None]
 
 
+def find_shell() -> str | None:
+    """Return the shell of the template."""
+    return next((path for path in SHELLS if os.access(path, os.X_OK)), None)
+
+
 class Started(NamedTuple):
     """A command that is running."""
 
@@ -87,7 +92,7 @@ class Shell:
         except ProtocolError as error:
             raise RequestRefused("bad_request", f"invalid command: {error}") from error
         call = parse_call(options)
-        shell = next((path for path in SHELLS if os.access(path, os.X_OK)), None)
+        shell = find_shell()
         if shell is None:
             raise RequestRefused("bad_request", "there is no shell in this sandbox's template, so no command can run")
         folder, directory = self._enter(call, run)

@@ -19,6 +19,7 @@ from guest.agent.service import Service
 from guest.agent.shell import Shell
 from guest.agent.streams import Streams
 from guest.agent.sweep import RunProcesses, sweep
+from guest.agent.terminals import Terminals
 from guest.agent.user import User
 from guest.environment import Changes, apply
 from guest.errors import ProtocolError, RequestRefused
@@ -69,6 +70,7 @@ class Supervisor:
         self._source = KernelSource(loop, user, children, one_kernel=one_kernel)
         self._listed = ProcessList(lambda: self._kernel_pid)
         self._shell = Shell(loop, channel, user, children, self._own_processes, self._listed)
+        self.terminals = Terminals(loop, channel, user, children)
         self._service = service
         self._memory = MemoryWatch(loop, user, children, self._jobs, self._spared, self._over_memory)
         self._note = b""  # for the next run, about what happened before it
@@ -92,7 +94,7 @@ class Supervisor:
     @language.setter
     def language(self, name: str) -> None:
         self._source.language = name
-        self._shell.memory_watched = name in MEMORY_WATCHERS
+        self._shell.memory_watched = self.terminals.memory_watched = name in MEMORY_WATCHERS
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run warm-up code in the source of kernels; `done` gets its traceback, or None."""
@@ -116,6 +118,12 @@ class Supervisor:
             self._run_in_kernel(run)
         self._runs += counted
         self._source.code_ran |= counted
+
+    def open_terminal(self, header: dict[str, Any]) -> None:
+        """Open a terminal beside the kernel. Raises RequestRefused."""
+        self._memory.start()
+        self.terminals.open(header)
+        self._source.code_ran = True
 
     def _run_in_kernel(self, run: Execution) -> None:
         """Start a run in the kernel, or when there is one. Raises RequestRefused."""
@@ -187,12 +195,12 @@ class Supervisor:
     def _own_processes(self) -> set[int]:
         """Return the processes that a sweep must spare, with their descendants."""
         self._source.settle()
-        return {self._kernel_pid, self._source.zygote_pid, self._service.pid} - {0}
+        return {self._kernel_pid, self._source.zygote_pid, self._service.pid, *self.terminals.pids} - {0}
 
     # ------------------------------------------------------------ memory
 
     def _jobs(self) -> set[int]:
-        return {self._kernel_pid, self._shell.pid, self._service.pid} - {0}
+        return {self._kernel_pid, self._shell.pid, self._service.pid, *self.terminals.pids} - {0}
 
     def _spared(self) -> set[int]:
         return {self._source.zygote_pid} - {0}

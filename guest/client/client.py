@@ -26,11 +26,13 @@ from guest.client.messages import (
 )
 from guest.client.runs import Run
 from guest.client.streams import ServeStream
+from guest.client.terminals import Size, Terminal
 from guest.client.uploads import MAX_UPLOADS, Upload
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
 from guest.protocol import MAX_BODY, PROTOCOL_VERSION, Frame, encode_json
 
 KILL_MARGIN_S = 3.0  # after the grace period: a kill and a last frame, on a slow emulated CPU
+HANG_UP_S = 2.0  # for the programs of a terminal, which the agent gives less
 MIN_ENTROPY_BYTES = 32
 
 T = TypeVar("T")
@@ -174,7 +176,28 @@ class AgentClient:
             yield run
         finally:
             if self._channel.is_open(number):
-                await self._end(run, number)
+                await self._end(run, number, run.request.grace_s)
+
+    @asynccontextmanager
+    async def terminal(self, size: Size, term: str) -> AsyncIterator[Terminal]:
+        """Open a terminal with a shell. Leaving the block before the shell has ended hangs up."""
+
+        async def ask(op: str, args: dict[str, Any], body: bytes = b"") -> None:
+            await self._ask(op, {"terminal": number, **args}, body, parse=_nothing)
+
+        terminal = Terminal(ask)
+        number = self._channel.register(terminal)
+        try:
+            await self._channel.send(number, "terminal", {**size._asdict(), "term": term}, b"")
+        except BaseException:  # never sent: there is nothing to close
+            self._channel.forget(number)
+            raise
+        try:
+            await terminal.opened(self._channel.timeout_s)
+            yield terminal
+        finally:
+            if self._channel.is_open(number):
+                await self._end(terminal, number, HANG_UP_S)
 
     async def read(self, path: str, *, offset: int = 0, limit: int) -> FileChunk:
         """Read up to `limit` bytes of a regular file."""
@@ -281,9 +304,9 @@ class AgentClient:
             self._channel.fail(error)
             raise
 
-    async def _end(self, run: Run, number: int) -> None:
-        """Stop a run that its caller has left. A run that cannot be stopped fails the client."""
-        limit = run.request.grace_s + KILL_MARGIN_S
+    async def _end(self, run: Run | Terminal, number: int, grace_s: float) -> None:
+        """Stop a run or terminal that its caller has left. One that cannot be stopped fails the client."""
+        limit = grace_s + KILL_MARGIN_S
         try:
             with anyio.move_on_after(limit, shield=True):
                 await run.stop()
