@@ -162,10 +162,15 @@ async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxServ
 
 @asynccontextmanager
 async def open_operated(
-    host: Host, *, pooled: bool, current_quota: Callable[[], Quota] = lambda: NO_QUOTA
+    host: Host,
+    *,
+    pooled: bool,
+    url: str | None = None,
+    current_quota: Callable[[], Quota] = lambda: NO_QUOTA,
 ) -> AsyncIterator[tuple[SandboxService, Panel]]:
     """Open a service on `host`, with or without a pool of started machines, and its operators' panel.
 
+    `url` is where the service is served over HTTP: other commands ask for it.
     On a host that cannot run machines every call for a sandbox fails with the reason.
     """
     settings = host.settings
@@ -186,6 +191,6 @@ async def open_operated(
             web = await stack.enter_async_context(opening)
         service = SandboxService(provider, host.settings, operation, web=web, current_quota=current_quota)
         await stack.enter_async_context(service)
-        panel = operation.panel(service, pools)
+        panel = operation.panel(service, pools, url)
         await stack.enter_async_context(operation.controlled(panel))
         yield service, panel

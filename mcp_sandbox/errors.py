@@ -175,6 +175,25 @@ class SandboxChanging(SandboxError):
 
 
 @dataclass(eq=False)
+class TerminalRefused(SandboxError):
+    """The sandbox opened no terminal."""
+
+    code = "terminal_refused"
+    sentence = "Sandbox {sandbox_id!r} opened no terminal: {reason}."
+    sandbox_id: str
+    reason: str
+
+
+@dataclass(eq=False)
+class TerminalClosed(SandboxError):
+    """The terminal was closed because the sandbox was forked or paused."""
+
+    code = "terminal_closed"
+    sentence = "The terminal was closed: sandbox {sandbox_id!r} was forked or paused."
+    sandbox_id: str
+
+
+@dataclass(eq=False)
 class SandboxPaused(SandboxError):
     """The sandbox has no machine until it is resumed."""
 

@@ -58,9 +58,9 @@ class Operation(Observer):
         """Count a refusal."""
         self.metrics.refused(setting)
 
-    def panel(self, service: SandboxService, pools: Pools = tuple) -> Panel:
-        """Return what operators see of a service."""
-        return ServicePanel(service, self.registry, self.metrics, pools)
+    def panel(self, service: SandboxService, pools: Pools = tuple, url: str | None = None) -> Panel:
+        """Return what operators see of a service, which is served over HTTP at `url`, if anywhere."""
+        return ServicePanel(service, self.registry, self.metrics, pools, url)
 
     def network_accessed(self, access: Access) -> None:
         """Log and count a request of a sandbox to the network."""
@@ -97,6 +97,7 @@ class ServicePanel:
     registry: Registry
     numbers: Metrics
     pools: Pools
+    url: str | None = None
 
     def sandboxes(self) -> list[Mapping[str, object]]:
         """Return what `mcp-sandbox sandbox list` shows."""
@@ -111,7 +112,7 @@ class ServicePanel:
         return await box.close("an operator closed it")
 
     def stats(self) -> Mapping[str, object]:
-        """Return what `doctor` shows about a running server."""
+        """Return what `doctor` shows about a running server, and where commands reach it."""
         own = self.registry.own()
         return {
             "pid": self.registry.server.process.pid,
@@ -119,6 +120,7 @@ class ServicePanel:
             "sandboxes": len(self.service.alive()),
             "machines": {str(state): sum(machine.state is state for machine in own) for state in MachineState},
             "pools": list(self.pools()),
+            "url": self.url,
         }
 
     async def metrics(self) -> str:

@@ -9,10 +9,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from mcp_sandbox.accounts.owners import may_change
-from mcp_sandbox.rest import archives, files, runs, sandboxes, web
+from mcp_sandbox.rest import archives, files, runs, sandboxes, terminals, web
 from mcp_sandbox.rest.idempotency import Keys
 from mcp_sandbox.rest.openapi import document
 from mcp_sandbox.rest.operations import Operation
@@ -42,7 +42,11 @@ async def open_rest(
         offered = [each for each in OPERATIONS if each.is_offered(tools)]
         paths = _paths(offered).items()
         tools_now = lambda: tools if may_change() else reading  # noqa: E731 - of the caller
-        routes = [Route(path, _endpoint(there, service, keys, tools_now), methods=list(there)) for path, there in paths]
+        routes: list[BaseRoute] = [
+            Route(path, _endpoint(there, service, keys, tools_now), methods=list(there)) for path, there in paths
+        ]
+        if terminals.TOOL in tools:
+            routes.append(WebSocketRoute(terminals.PATH, terminals.TerminalEndpoint(service).serve))
         app = Starlette(
             routes=[Route("/openapi.json", _described(offered)), *routes], exception_handlers={HTTPException: refused}
         )

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 
 from guest.errors import AgentGone, AgentTimeout, ProtocolError
-from mcp_sandbox.errors import SandboxError, SandboxPaused
+from mcp_sandbox.errors import SandboxError, SandboxPaused, TerminalClosed
 from mcp_sandbox.machines.provider import Frozen, Lease, LeasedMachine
 from mcp_sandbox.runs.running import LostRun, RunHandle, RunHistory
 from mcp_sandbox.sandboxes.admission import Ticket
@@ -76,6 +76,7 @@ class Sandbox:
         self._unreported_loss: RunHandle | None = None  # a run that lost the variables, if no result has said so
         self._over = anyio.Event()
         self._uses: set[anyio.CancelScope] = set()
+        self._terminals: set[anyio.CancelScope] = set()  # uses that an exclusive one ends
         self._unused = anyio.Event()
         self._long_use: asyncio.TimerHandle  # of the current use
         self._entrance = anyio.Lock(fast_acquire=True)  # passed by every use, held by an exclusive one
@@ -181,14 +182,32 @@ class Sandbox:
 
     @asynccontextmanager
     async def use_alone(self) -> AsyncIterator[Lease]:
-        """Like `use`, once all other uses are over; new ones wait. The caller keeps runs out with `run_lock`."""
+        """Like `use`, once all other uses are over; new ones wait. The caller keeps runs out with `run_lock`.
+
+        Terminals are closed, because nothing else would end them.
+        """
         await self.settled.wait()
         async with self._entrance:
+            for terminal in self._terminals:
+                terminal.cancel()
             while self._uses:
                 self._unused = anyio.Event()
                 await self._unused.wait()
             async with self._use() as lease:
                 yield lease
+
+    @asynccontextmanager
+    async def use_for_terminal(self) -> AsyncIterator[Lease]:
+        """Like `use`, until the sandbox is forked or paused. Raises TerminalClosed then."""
+        async with self.use() as lease:
+            with anyio.CancelScope() as scope:
+                self._terminals.add(scope)
+                try:
+                    yield lease
+                finally:
+                    self._terminals.discard(scope)
+            if scope.cancelled_caught:
+                raise TerminalClosed(self.id)
 
     @asynccontextmanager
     async def _use(self) -> AsyncIterator[Lease]:

@@ -9,14 +9,24 @@ from typing import Self
 from anyio import AsyncContextManagerMixin
 
 from guest.client.messages import FileChunk, Listing
+from guest.client.terminals import Size, Terminal
+from guest.client.wire import one_line
+from guest.errors import RequestRefused
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStarted, SandboxNotFound
+from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStarted, SandboxNotFound, TerminalRefused
 from mcp_sandbox.machines.provider import Provider, find_template
 from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
 from mcp_sandbox.sandboxes.admission import NO_QUOTA, Admission, Quota, owner_limit
 from mcp_sandbox.sandboxes.archives import pack, unpack
-from mcp_sandbox.sandboxes.file_access import artifact_view, file_operation, read_all, resolve, write_parts
+from mcp_sandbox.sandboxes.file_access import (
+    MAX_REASON_CHARS,
+    artifact_view,
+    file_operation,
+    read_all,
+    resolve,
+    write_parts,
+)
 from mcp_sandbox.sandboxes.forks import Forks
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, State, lifespan
 from mcp_sandbox.sandboxes.networks import Networks
@@ -293,6 +303,20 @@ class SandboxService(AsyncContextManagerMixin):
         if limit is not None and sum(box.runs.current is not None for box in self._roster.of(owner)) >= limit:
             self._observer.limit_refused(setting)
             raise RunLimit(setting, limit)
+
+    @asynccontextmanager
+    async def terminal(self, owner: str, sandbox_id: str, size: Size, term: str) -> AsyncIterator[Terminal]:
+        """Open a terminal with a shell, beside runs. The sandbox is in use meanwhile.
+
+        Raises:
+            SandboxNotFound, TerminalRefused, TerminalClosed, SandboxError: there is none, or no longer.
+        """
+        async with self._roster.find(owner, sandbox_id).use_for_terminal() as lease:
+            try:
+                async with lease.agent.terminal(size, term) as terminal:
+                    yield terminal
+            except RequestRefused as refusal:
+                raise TerminalRefused(sandbox_id, one_line(refusal.message, MAX_REASON_CHARS)) from refusal
 
     # -- files ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp_types import ErrorData, JSONRPCError
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -100,16 +100,16 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it on with its user."""
-        if scope["type"] != "http":
-            raise ValueError(f"only HTTP passes the gate, not {scope['type']}")
-        request = Request(scope)
+        if scope["type"] not in ("http", "websocket"):
+            raise ValueError(f"only HTTP and WebSockets pass the gate, not {scope['type']}")
+        request = HTTPConnection(scope)
         previous = client_address.set(request.client.host if request.client else None)
         try:
             await self._judge(request, receive, send)
         finally:
             client_address.reset(previous)
 
-    async def _judge(self, request: Request, receive: Receive, send: Send) -> None:
+    async def _judge(self, request: HTTPConnection, receive: Receive, send: Send) -> None:
         scope = request.scope
         if (refusal := self._refuse_place(request)) is not None:
             await refusal(scope, receive, send)
@@ -127,23 +127,29 @@ class Gate:
         assert token is not None
         await self._pass(scope, receive, send, token)
 
-    def _refuse_place(self, request: Request) -> Response | None:
+    def _refuse_place(self, request: HTTPConnection) -> Response | None:
         if not self._names.knows_host(request.headers.get("host")):
             return _refuse(request, 421, "This server is not reached by that name; see serve.allowed_hosts.")
-        if not self._names.knows_origin(request.headers.get("origin")):
+        origin = request.headers.get("origin")
+        if not self._names.knows_origin(origin) or (request.scope["type"] == "websocket" and not self._is_ours(origin)):
             return _refuse(request, 403, "That web page may not call this server; see serve.allowed_origins.")
         if self.draining and request.url.path != "/healthz":
             return _refuse(request, 503, "The server is about to stop.", {"Retry-After": "5", "Connection": "close"})
         return None
 
-    def _refuse_stranger(self, request: Request, secret: str) -> Response:
+    def _is_ours(self, origin: str | None) -> bool:
+        """Return whether a WebSocket may be opened: browsers let every page try, and ask the server for no leave."""
+        return origin is None or origin in self._names.origins
+
+    def _refuse_stranger(self, request: HTTPConnection, secret: str) -> Response:
         challenge = self._challenge.header(error="invalid_token") if secret else self._challenge.header()
         return _refuse(request, 401, "Send a valid token: Authorization: Bearer …", challenge)
 
-    def _refuse_token(self, request: Request, token: Token) -> Response | None:
+    def _refuse_token(self, request: HTTPConnection, token: Token) -> Response | None:
+        action = request.scope.get("method", "WebSocket")
         allowed = ("operate",) if request.url.path in OPERATE_PATHS else ("use", "read")
         if not set(allowed) & set(token.scopes):
-            record(Entry("http", request.method, outcome="insufficient_scope"), token, 0)
+            record(Entry("http", action, outcome="insufficient_scope"), token, 0)
             challenge = self._challenge.header(error="insufficient_scope", scope=allowed[0])
             return _refuse(request, 403, f"The token lacks the scope {allowed[0]}.", challenge)
         wait_s = self._rate.wait_s(token.name, token.requests_per_minute)
@@ -152,7 +158,7 @@ class Gate:
         else:
             if token.name not in self._slowed:  # one line, however often it tries again
                 self._slowed.add(token.name)
-                record(Entry("http", request.method, outcome="too_many_requests"), token, 0)
+                record(Entry("http", action, outcome="too_many_requests"), token, 0)
             retry_s = int(wait_s) + 1
             why = f"Too many requests with this token. Send the next one in {retry_s} s."
             return _refuse(request, 429, why, {"Retry-After": str(retry_s)})
@@ -168,12 +174,12 @@ class Gate:
             auth_context_var.reset(previous)
 
 
-def _secret_of(request: Request) -> str:
+def _secret_of(request: HTTPConnection) -> str:
     kind, _, secret = request.headers.get("authorization", "").partition(" ")
     return secret.strip() if kind.lower() == "bearer" else ""
 
 
-def _refuse(request: Request, status: int, why: str, headers: dict[str, str] | None = None) -> Response:
+def _refuse(request: HTTPConnection, status: int, why: str, headers: dict[str, str] | None = None) -> Response:
     """Return a refusal in the language of the path. MCP clients show the message of an error; they skip problems."""
     if request.url.path == MCP_PATH:
         error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=REFUSED, message=why))

@@ -48,6 +48,7 @@ from mcp_sandbox.serving.toolsets import reading_tools, tool_names
 
 logger = logging.getLogger(__name__)
 
+MAX_WEBSOCKET_BYTES = 64 << 10  # of one message: what is typed into a terminal
 LAST_ANSWERS_S = 1  # after the runs have ended: for answers on their way and streams that never end
 
 
@@ -130,7 +131,8 @@ async def serve_http(settings: Settings, listener: socket.socket, guarded: Calla
     """Serve on a listening socket until a signal arrives, then let active runs end. SIGHUP reloads what can change."""
     serve = settings.serve
     find_token = guarded()
-    async with opened_app(settings, find_token) as face:
+    url = _url(serve, listener)
+    async with opened_app(settings, find_token, url) as face:
         web = web_server(face.gate, serve)
 
         async def stop() -> None:
@@ -148,7 +150,7 @@ async def serve_http(settings: Settings, listener: socket.socket, guarded: Calla
             else:
                 logger.warning("reloaded; serving %s", _who(face.gate.find_token))
 
-        sys.stderr.write(f"mcp-sandbox: serving {_url(serve, listener)}, {_who(find_token)}\n")
+        sys.stderr.write(f"mcp-sandbox: serving {url}/mcp, {_who(find_token)}\n")
         await run_until_stopped(partial(web.serve, sockets=[listener]), drain=Drain(stop, serve.drain_s), reload=reload)
 
 
@@ -158,7 +160,9 @@ def web_server(app: ASGIApp, settings: ServeSettings) -> uvicorn.Server:
         uvicorn.Config(
             app,
             http=BoundedConnection,
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=MAX_WEBSOCKET_BYTES,
+            ws_per_message_deflate=False,  # a terminal's messages are short
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -196,10 +200,14 @@ class HttpFace:
 
 
 @asynccontextmanager
-async def opened_app(settings: Settings, find_token: FindToken | None) -> AsyncIterator[HttpFace]:
-    """Open this host's service and yield the application that serves it."""
-    async with open_host(settings) as host, open_operated(host, pooled=True, current_quota=current_quota) as operated:
-        service, panel = operated
+async def opened_app(
+    settings: Settings, find_token: FindToken | None, url: str | None = None
+) -> AsyncIterator[HttpFace]:
+    """Open this host's service and yield the application that serves it, at `url`."""
+    async with (
+        open_host(settings) as host,
+        open_operated(host, pooled=True, url=url, current_quota=current_quota) as (service, panel),
+    ):
         server = create_server(settings, in_force(host), lambda: nullcontext(service))
         routes: list[BaseRoute] = [
             Route("/healthz", _answer("alive")),
@@ -260,7 +268,7 @@ def _metrics(panel: Panel) -> Answer:
 def _url(settings: ServeSettings, listener: socket.socket) -> str:
     scheme = "https" if settings.certificate else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{scheme}://{host}:{listener.getsockname()[1]}/mcp"
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
 def _who(find_token: FindToken | None) -> str:

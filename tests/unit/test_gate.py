@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mcp_sandbox.accounts.owners import current_owner
 from mcp_sandbox.accounts.tokens import Token
@@ -179,10 +179,42 @@ def test_answers_in_several_parts_are_sent_at_once():
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_only_http_passes():
+async def test_only_http_and_websockets_pass():
     async def never(*_args: object) -> Any:
         pytest.fail("passed")
 
-    for kind in ("websocket", "lifespan"):
-        with pytest.raises(ValueError, match=kind):
-            await Gate(never, Names(), None, RateLimit(600))({"type": kind}, never, never)
+    with pytest.raises(ValueError, match="lifespan"):
+        await Gate(never, Names(), None, RateLimit(600))({"type": "lifespan"}, never, never)
+
+
+async def websocket(app: Gate, **headers: str) -> int:
+    """The status that a WebSocket is answered with; the application behind the gate answers 200."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    scope = {
+        "type": "websocket",
+        "path": "/api/v1/sandboxes/sb-1/terminal",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "extensions": {"websocket.http.response": {}},
+    }
+    await app(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+async def test_a_websocket_passes_the_same_gate_and_no_page_opens_one_unless_it_is_allowed():
+    here = {"Host": "127.0.0.1:8000"}
+    allowed = Names(origins=["https://ide.example"])
+    assert await websocket(gate(find=None), **here) == 200
+    assert await websocket(gate(find=None), Host="evil.example") == 421
+    assert await websocket(gate(find=None), **here, Origin="https://evil.example") == 403
+    assert await websocket(gate(find=None), **here, Origin="http://localhost:3000") == 403
+    assert await websocket(gate(allowed, find=None), **here, Origin="https://ide.example") == 200
+    assert await websocket(gate(), **here) == 401
+    assert await websocket(gate(), **here, **bearer("secret-a")) == 200
