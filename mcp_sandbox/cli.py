@@ -5,28 +5,27 @@ Each command imports its own modules when it runs: importing all of them takes m
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mcp_sandbox.cli_base import EXIT_USAGE, fail, settings_of
+from mcp_sandbox.cli_sandbox import cp, logs, sandbox_app, shell
 from mcp_sandbox.private import keep_private
 
 if TYPE_CHECKING:
     from mcp_sandbox.config import Settings
 
-EXIT_USAGE = 2
-
 app = typer.Typer(
-    add_completion=False,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 template_app = typer.Typer(no_args_is_help=True, help="Build and manage templates, which sandboxes start from.")
 app.add_typer(template_app, name="template")
-sandbox_app = typer.Typer(no_args_is_help=True, help="List and close the sandboxes of running servers.")
 app.add_typer(sandbox_app, name="sandbox")
-
+for command in (shell, cp, logs):
+    app.command()(command)
 web_app = typer.Typer(no_args_is_help=True, help="Search the web and fetch pages, as the web tools do.")
 app.add_typer(web_app, name="web")
 token_app = typer.Typer(no_args_is_help=True, help="Manage the tokens that open a shared server.")
@@ -41,33 +40,10 @@ PageFormat = Literal["markdown", "text", "html", "raw"]
 TemplateName = Annotated[str | None, typer.Argument(help="Template. Default: the `template` setting.")]
 
 
-def fail(message: str, code: int = 1) -> NoReturn:
-    """Print a message on stderr and exit."""
-    typer.echo(f"mcp-sandbox: {message}", err=True)
-    raise typer.Exit(code)
-
-
 def start() -> None:
     """Run the command line as a process of its own."""
     keep_private()
     app()
-
-
-def settings_of(ctx: typer.Context) -> "Settings":
-    """Return the settings for this command line, with a home that is closed to other users. Exits if that fails."""
-    from mcp_sandbox.config import ConfigError, load_settings
-    from vmm.errors import Untrusted
-    from vmm.trust import make_private
-
-    try:
-        settings = load_settings(**ctx.find_root().obj)
-        if make_private(settings.home):
-            typer.echo(f"mcp-sandbox: other users could read {settings.home}; its mode is 0700 now", err=True)
-    except (ConfigError, Untrusted) as error:
-        fail(str(error), EXIT_USAGE)
-    except OSError as error:  # of the home, or of a working directory that is gone
-        fail(str(error))
-    return settings
 
 
 def _print_version(wanted: bool) -> None:
@@ -149,11 +125,20 @@ def run(
     stdin: Annotated[typer.FileText | None, typer.Option(help="File to use as the code's standard input.")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Time limit in seconds.")] = None,
     save: Annotated[Path | None, typer.Option(help="Directory to save the run's artifacts in.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="Run it in this sandbox of a server instead.")] = None,
+    url: Annotated[str | None, typer.Option(help="Run it on the server at this address.")] = None,
 ) -> None:
     """Run a file in a fresh sandbox, print its output, and destroy the sandbox."""
     from mcp_sandbox.commands.run import Source, run_once, template_for
 
-    source = Source(_text_of(file), template or template_for(file.name), _text_of(stdin) if stdin else None)
+    if sandbox and template:
+        fail("A sandbox has its template already: give --sandbox or --template.", EXIT_USAGE)
+    template = template if template or sandbox else template_for(file.name)
+    source = Source(_text_of(file), template, _text_of(stdin) if stdin else None)
+    if url or sandbox:
+        from mcp_sandbox.commands.remote.run import run_there
+
+        raise typer.Exit(run_there(settings_of(ctx), url, sandbox, source, timeout_s, save))
     raise typer.Exit(run_once(settings_of(ctx), source, timeout_s, save))
 
 
@@ -320,25 +305,6 @@ def template_prune(
     from mcp_sandbox.commands import template
 
     raise typer.Exit(template.prune(settings_of(ctx), dry_run=dry_run, every=every))
-
-
-@sandbox_app.command("list")
-def sandbox_list(
-    ctx: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
-) -> None:
-    """List the sandboxes of all servers that use this home, and leftovers of killed servers."""
-    from mcp_sandbox.commands import sandbox
-
-    raise typer.Exit(sandbox.show(settings_of(ctx), as_json=as_json))
-
-
-@sandbox_app.command("close")
-def sandbox_close(ctx: typer.Context, sandbox_id: Annotated[str, typer.Argument(help="Sandbox ID.")]) -> None:
-    """Close a sandbox of any owner. Its variables and files are lost."""
-    from mcp_sandbox.commands import sandbox
-
-    raise typer.Exit(sandbox.close(settings_of(ctx), sandbox_id))
 
 
 @web_app.command("search")

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 VARIABLE = "MCP_SANDBOX_CONNECT"
+COMPLETION = "_MCP_SANDBOX_COMPLETE"
 TOKEN_VARIABLE = "MCP_SANDBOX_TOKEN"  # noqa: S105 - a name
 
 
@@ -22,6 +23,8 @@ def start() -> None:
 
 def connect_url(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the server to connect to, if nothing else is asked for. The command line knows more ways to name it."""
+    if COMPLETION in environment:  # a shell wants to know what could come next
+        return None
     match arguments:
         case ["--connect", url]:
             return url

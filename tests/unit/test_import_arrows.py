@@ -48,7 +48,9 @@ PARTS = {
     }
     | EVERYWHERE,
     "connect": set[str](),  # it starts in a moment, so it imports the standard library only
-    "cli": {"commands", "connect", "serving", "private", "web"} | EVERYWHERE,
+    "cli_base": EVERYWHERE,
+    "cli_sandbox": {"cli_base", "commands"},
+    "cli": {"cli_base", "cli_sandbox", "commands", "connect", "serving", "private", "web"} | EVERYWHERE,
     "start": {"cli", "connect"},
     "__main__": {"start"},
 }

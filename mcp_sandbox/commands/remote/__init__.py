@@ -1,0 +1,1 @@
+"""Commands that use a running server, on this host or elsewhere, over REST."""
