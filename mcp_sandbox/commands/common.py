@@ -3,9 +3,8 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mcp_types import CallToolResult, TextContent
 from pydantic import SecretStr
 
 from mcp_sandbox.commands.next_steps import NEXT_STEPS
@@ -14,6 +13,9 @@ from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.views import RUN_META, RunView, with_next_step
 from templates.errors import BuildFailed, TemplateError
 from vmm.errors import DriverUnavailable, VmmError
+
+if TYPE_CHECKING:
+    from mcp_types import CallToolResult
 
 EXIT_ERROR = 1
 EXPECTED_ERRORS = (SandboxError, TemplateError, VmmError, OSError)  # anything else is a bug and ends in a traceback
@@ -42,14 +44,16 @@ def print_error(error: Exception) -> None:
     sys.stderr.write(f"mcp-sandbox: {error}{f'; {fix}' if fix else ''}\n")
 
 
-def run_of(result: CallToolResult) -> RunView:
+def run_of(result: "CallToolResult") -> RunView:
     """Return the finished run that a tool result carries, without its images."""
     view = (result.meta or {})[RUN_META]
     return RunView.model_validate({**view, "images": ()}, strict=False)
 
 
-def text_of(result: CallToolResult) -> str:
+def text_of(result: "CallToolResult") -> str:
     """Return the text of a tool result."""
+    from mcp_types import TextContent  # takes half a second, and most commands need no MCP
+
     return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
 
 

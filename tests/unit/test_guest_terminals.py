@@ -74,8 +74,7 @@ async def test_a_terminal_gives_the_machine_a_window_only_for_what_was_used():
             await agent.reply(terminal, {"event": "output"}, bytes(CHUNK))
         given.append((await acknowledge(agent, "terminal_window"))["bytes"])
         await agent.reply(terminal, {"event": "output"}, bytes(given[0]))
-        for _ in range(2):
-            given.append((await acknowledge(agent, "terminal_window"))["bytes"])
+        given.extend([(await acknowledge(agent, "terminal_window"))["bytes"] for _ in range(2)])
         await agent.reply(terminal, EXITED)
         await anyio.sleep_forever()
 
