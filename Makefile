@@ -17,7 +17,7 @@ $(READY): pyproject.toml scripts/bootstrap
 	@touch $@
 
 $(DEV): pyproject.toml scripts/bootstrap
-	@scripts/bootstrap $(VENV) '.[dev]'
+	@scripts/bootstrap $(VENV) '.[dev,agents]'
 	@touch $(READY) $@
 
 demo: $(READY) ## install what is missing, build the template, run the demo

@@ -12,6 +12,7 @@ from tests.waiting import BUILD_S, promised
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE_S = 60.0  # an example takes less than a minute
+AGENTS = {"openai_agents": "agents", "pydantic_ai_agent": "pydantic_ai", "langgraph_agent": "langgraph"}
 PNG = b"\x89PNG\r\n\x1a\n"
 
 pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("in_force")]
@@ -30,6 +31,14 @@ def call(directory: Path, *argv: str, limit_s: float | None = None) -> str:
 def test_every_example_is_tested_here():
     tested = {"cpp_cases.py", "mcp_client.py", "run_once.sh", "sdk.py", "web_to_table.py", "when_code_misbehaves.py"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+    assert {path.stem for path in (EXAMPLES / "agents").glob("*.py")} == set(AGENTS)
+
+
+@pytest.mark.parametrize(("name", "library"), AGENTS.items())
+def test_an_agent_with_a_scripted_model_runs_code_in_a_sandbox(tmp_path: Path, name: str, library: str):
+    pytest.importorskip(library, reason=f"{library} is not installed: pip install '.[agents]'")
+    text = call(tmp_path, sys.executable, str(EXAMPLES / "agents" / f"{name}.py"))
+    assert re.search(r"The sandbox says: result:\n285\n\n\[ok ", text)
 
 
 def test_the_client_computes_draws_and_saves_a_chart(tmp_path: Path):
