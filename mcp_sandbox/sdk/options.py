@@ -1,7 +1,7 @@
 """Optional arguments, which the blocking and the asynchronous classes share. The server checks them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 TEMPLATE = "python-data-analysis"
 BASE_URL = "http://127.0.0.1:8000"  # where `mcp-sandbox serve` listens unless told otherwise
@@ -64,8 +64,3 @@ class FetchOptions(TypedDict, total=False):
     max_chars: int
     start_index: int
     format: Literal["markdown", "text", "html", "raw"]
-
-
-def given(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - the server checks them
-    """Return the arguments that are not None."""
-    return {name: value for name, value in values.items() if value is not None}
