@@ -5,7 +5,6 @@ This process has the network and parses only HTTP and TLS. What is in the page i
 
 import time
 from contextlib import AbstractContextManager
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
@@ -16,7 +15,7 @@ import httpx
 from guest.web.client import check_refusal, web_errors
 from guest.web.errors import WebError
 from guest.web.extract import Download, extract
-from guest.web.offline import run_offline
+from guest.web.offline import Reading, Result
 
 MAX_REDIRECTS = 10
 MAX_SHOWN = 2000  # characters of an address
@@ -28,15 +27,27 @@ EXTRACT_S = 5.0  # at least, however long the download took
 MIN_STEP_S = 0.1
 
 
-def run(fields: dict[str, Any], client: httpx.Client) -> tuple[dict[str, Any], bytes]:
+def run(fields: dict[str, Any], client: httpx.Client, reader: Reading) -> Result:
     """Download an address and return what is in it."""
     deadline = time.monotonic() + float(fields["time_s"])
-    max_bytes = int(fields["max_bytes"])
-    trip = Trip(client, deadline, max_bytes, robots=bool(fields.get("robots")))
+    trip = Trip(client, deadline, int(fields["max_bytes"]), robots=bool(fields.get("robots")))
     download = trip.download(str(fields["url"]))
-    work = partial(extract, download, str(fields["format"]), max_bytes, keep=bool(fields.get("keep")))
-    header, body = run_offline(work, timeout_s=max(EXTRACT_S, deadline - time.monotonic()))
+    order = {
+        **{name: fields[name] for name in ("kind", "format", "max_bytes")},
+        "keep": bool(fields.get("keep")),
+        "url": download.url,
+        "content_type": download.content_type,
+        "encoding": download.encoding,
+        "warnings": download.warnings,
+    }
+    header, body = reader.read(order, download.data, timeout_s=max(EXTRACT_S, deadline - time.monotonic()))
     return {"final_url": download.url[:MAX_SHOWN], "status": trip.status, "redirects": trip.redirects, **header}, body
+
+
+def read(order: dict[str, Any], data: bytes) -> Result:
+    """Return what is in a download. Runs without a network."""
+    download = Download(data, order["url"], order["content_type"], order["encoding"], order["warnings"])
+    return extract(download, order["format"], order["max_bytes"], keep=order["keep"])
 
 
 class Trip:

@@ -3,19 +3,21 @@
 import json
 import os
 import random
+import select
 import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from guest.jobs import JOB, MAX_JOB, PREFACE
 from guest.prctl import set_dumpable
 from guest.web.client import Proxy, open_client
 from guest.web.errors import WebError
-from guest.web.kinds import KINDS
-from guest.web.offline import pack
+from guest.web.kinds import KINDS, read
+from guest.web.offline import Reader, Reading, Result, pack
+from guest.web.rehearsal import rehearse_fetching, rehearse_reading
+from guest.web.workers import BUSY, READY, Tell
 
 RETRY_S = 0.02  # between two tries to connect: a machine without its lease has no tunnel yet
 GRACE_S = 5.0  # for the answer of a job that used its time up
@@ -29,19 +31,23 @@ class Places(NamedTuple):
     proxy: Proxy
 
 
-def serve_job(places: Places, tls: ssl.SSLContext, on_job: Callable[[], None]) -> None:
-    """Take one job from the host and answer it. `on_job` is called when it has arrived."""
+def serve_job(places: Places, tls: ssl.SSLContext, tell: Tell) -> None:
+    """Take one job from the host and answer it, with a second process that reads what this one downloads."""
     set_dumpable(dumpable=False)  # other jobs have the same user, and must not read this one's memory
-    with connect(places.jobs) as stream:
-        stream.sendall(PREFACE)
-        job = receive_job(stream)
-        if job is None:
-            return
-        on_job()
-        header, body = perform(job, places.proxy, tls)
-        stream.sendall(pack(header, body))
-        stream.sendall(body)
-        stream.shutdown(socket.SHUT_WR)
+    with Reader(read, rehearse_reading) as reader:
+        rehearse_fetching(tls)
+        reader.wait()
+        tell(READY)
+        with connect(places.jobs) as stream:
+            stream.sendall(PREFACE)
+            job = receive_job(stream, reader)
+            if job is None:
+                return
+            tell(BUSY)
+            header, body = perform(job, places.proxy, tls, reader)
+            stream.sendall(pack(header, body))
+            stream.sendall(body)
+            stream.shutdown(socket.SHUT_WR)
 
 
 def connect(path: str) -> socket.socket:
@@ -57,15 +63,17 @@ def connect(path: str) -> socket.socket:
             return stream
 
 
-def receive_job(stream: socket.socket) -> dict[str, Any] | None:
-    """Return the job that the host sends, or None if it has none for us."""
+def receive_job(stream: socket.socket, reader: Reader) -> dict[str, Any] | None:
+    """Return the job that the host sends, or None if it has none for us, or if the process that reads pages died."""
+    if reader.fileno() in select.select([stream.fileno(), reader.fileno()], [], [])[0]:
+        return None
     head = _receive(stream, JOB.size)
     size = JOB.unpack(head)[0] if head else 0
     content = _receive(stream, size) if 0 < size <= MAX_JOB else None
     return json.loads(content) if content else None
 
 
-def perform(job: dict[str, Any], proxy: Proxy, tls: ssl.SSLContext) -> tuple[dict[str, Any], bytes]:
+def perform(job: dict[str, Any], proxy: Proxy, tls: ssl.SSLContext, reader: Reading) -> Result:
     """Do a job, within its time."""
     _make_unique()
     signal.setitimer(signal.ITIMER_REAL, float(job["timeout_s"]) + GRACE_S)  # the signal ends this process
@@ -73,7 +81,7 @@ def perform(job: dict[str, Any], proxy: Proxy, tls: ssl.SSLContext) -> tuple[dic
         if job.get("certificates"):
             tls.load_verify_locations(cadata=job["certificates"])
         with open_client(job["token"], proxy=proxy, tls=tls) as client:
-            return KINDS[job["kind"]](job, client)
+            return KINDS[job["kind"]].run(job, client, reader)
     except WebError as error:
         return error.as_header(), b""
     except Exception as error:  # the host shall learn about our own faults, too

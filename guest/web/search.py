@@ -5,6 +5,7 @@ TLS. Answers are read by another process, without one.
 """
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ import httpx
 from guest.web import duckduckgo
 from guest.web.client import check_refusal, web_errors
 from guest.web.errors import WebError
-from guest.web.offline import run_offline
+from guest.web.offline import Reading, Result
 from guest.web.providers import APIS, Found, Query
 
 MAX_ANSWER = 4 * 1024 * 1024  # bytes of a provider's answer
@@ -24,16 +25,23 @@ UNAUTHORISED, PAYMENT_REQUIRED, FORBIDDEN, TOO_MANY_REQUESTS = 401, 402, 403, 42
 SPENT = (PAYMENT_REQUIRED, TOO_MANY_REQUESTS, 432, 433)  # the last two are Tavily's: a plan's limit, a budget's limit
 
 
-def run(fields: dict[str, Any], client: httpx.Client) -> tuple[dict[str, Any], bytes]:
+def run(fields: dict[str, Any], client: httpx.Client, reader: Reading) -> Result:
     """Ask a provider; returns its results, and the errors of the engines behind it."""
     query = Query.of(fields)
     answer = _ask(query, client)
     try:
-        return run_offline(lambda: (_read(answer, query), b""), timeout_s=READ_S)
+        return reader.read({"kind": fields["kind"], "query": asdict(query)}, answer, timeout_s=READ_S)
     except WebError as error:
         if error.code == "unreadable":
             raise WebError("bad_response", str(error)) from error
         raise
+
+
+def read(order: dict[str, Any], answer: bytes) -> Result:
+    """Return what is in an answer. Runs without a network."""
+    query = Query.of(order["query"])
+    found = Found(duckduckgo.read(answer.decode())) if query.provider == "duckduckgo" else _read_api(answer, query)
+    return {"results": found.results[:MAX_RESULTS], "errors": found.errors[:MAX_ENGINE_ERRORS]}, b""
 
 
 def _ask(query: Query, client: httpx.Client) -> bytes:
@@ -42,12 +50,6 @@ def _ask(query: Query, client: httpx.Client) -> bytes:
     status, body = _send(client, APIS[query.provider].request(query))
     _check_status(status, query)
     return body
-
-
-def _read(answer: bytes, query: Query) -> dict[str, Any]:
-    """Return what is in an answer. Runs without a network."""
-    found = Found(duckduckgo.read(answer.decode())) if query.provider == "duckduckgo" else _read_api(answer, query)
-    return {"results": found.results[:MAX_RESULTS], "errors": found.errors[:MAX_ENGINE_ERRORS]}
 
 
 def _read_api(answer: bytes, query: Query) -> Found:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,28 @@ import pytest
 
 from guest.web import search
 from guest.web.errors import WebError
-from guest.web.offline import run_offline
+from guest.web.kinds import read
+from guest.web.offline import Reader
 from guest.web.providers import APIS, Found
 from tests.waiting import HANG_S
 
 Result = tuple[dict[str, Any], bytes]
 
 
-def code_of(work) -> str:
+def run_offline(work: Callable[[], Result], timeout_s: float = HANG_S) -> Result:
+    with Reader(lambda _fields, _data: work()) as reader:
+        return reader.read({}, b"", timeout_s=timeout_s)
+
+
+def code_of(work: Callable[[], Any]) -> str:
     with pytest.raises(WebError) as failed:
-        run_offline(work, timeout_s=HANG_S)
+        run_offline(work)
     return failed.value.code
 
 
-def test_work_returns_a_header_and_a_body():
-    assert run_offline(lambda: ({"a": 1}, b"x" * 3_000_000), timeout_s=HANG_S) == ({"a": 1}, b"x" * 3_000_000)
+def test_work_gets_a_download_and_returns_a_header_and_a_body():
+    with Reader(lambda fields, data: ({"a": fields["a"]}, data + b"!")) as reader:
+        assert reader.read({"a": 1}, b"x" * 3_000_000, timeout_s=HANG_S) == ({"a": 1}, b"x" * 3_000_000 + b"!")
 
 
 def test_an_error_of_the_work_arrives_as_it_is():
@@ -34,7 +42,7 @@ def test_an_error_of_the_work_arrives_as_it_is():
         raise WebError("too_large", "it is large", limit=3)
 
     with pytest.raises(WebError, match="it is large") as failed:
-        run_offline(fail, timeout_s=HANG_S)
+        run_offline(fail)
     assert (failed.value.code, failed.value.fields) == ("too_large", {"limit": 3})
 
 
@@ -60,7 +68,7 @@ def test_the_process_can_do_nothing_to_the_outside(name: str):
             return {"errno": error.errno}, b""
         return {"errno": None}, b""
 
-    assert run_offline(attempt, timeout_s=HANG_S)[0]["errno"] is not None
+    assert run_offline(attempt)[0]["errno"] is not None
 
 
 def test_descriptors_of_the_parent_are_closed():
@@ -75,7 +83,7 @@ def test_descriptors_of_the_parent_are_closed():
                 return {"open": False}, b""
             return {"open": True}, b""
 
-        assert run_offline(look, timeout_s=HANG_S)[0] == {"open": False}
+        assert run_offline(look)[0] == {"open": False}
 
 
 def test_work_that_takes_too_much_memory_is_an_error():
@@ -109,7 +117,15 @@ def test_answers_of_search_providers_are_read_without_a_network(provider: str, m
     api = APIS["searxng"]._replace(parse=lambda *_: Found(network()))
     monkeypatch.setitem(APIS, "searxng", api)
     monkeypatch.setattr("guest.web.duckduckgo.read", network)
-    fields = {"provider": provider, "query": "x", "count": 1, "page": 1, "endpoint": "http://search.example/"}
-    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json={}))) as client:
-        header, _ = search.run(fields, client)
+    fields = {
+        "kind": "search",
+        "provider": provider,
+        "query": "x",
+        "count": 1,
+        "page": 1,
+        "endpoint": "http://search.example/",
+    }
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={}))
+    with Reader(read) as reader, httpx.Client(transport=transport) as client:
+        header, _ = search.run(fields, client, reader)
     assert header["results"] == [{"title": "none"}]

@@ -11,7 +11,8 @@ from anyio.abc import ByteStream
 
 from guest.web.client import Proxy, open_client
 from guest.web.errors import WebError
-from guest.web.kinds import KINDS
+from guest.web.kinds import KINDS, read
+from guest.web.offline import Reader
 from tests.web.sites import serving, trusting
 from tests.web.world import World
 from websearch.access import Caller
@@ -36,8 +37,8 @@ class LocalJobs:
         return Answer(header, body)
 
     def _work(self, kind: str, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        with open_client("token", proxy=self._proxy, tls=self._tls) as client:
-            return KINDS[kind](fields, client)
+        with Reader(read) as reader, open_client("token", proxy=self._proxy, tls=self._tls) as client:
+            return KINDS[kind].run({"kind": kind, **fields}, client, reader)
 
 
 @asynccontextmanager

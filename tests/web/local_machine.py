@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +27,21 @@ class LocalMachine:
     process: Process
     memory: int = 0
     ill: bool = False
+    workers: list[int] = field(default_factory=list)  # the processes that have waited for a job
+    _arrived: anyio.Event = field(default_factory=anyio.Event)
+
+    def note_worker(self, stream: ByteStream) -> None:
+        """Remember which process has connected to wait for a job."""
+        peer = stream.extra(SocketAttribute.raw_socket)
+        pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        self.workers.append(pid)
+        self._arrived.set()
+        self._arrived = anyio.Event()
+
+    async def wait_for_workers(self, count: int) -> None:
+        """Return when so many processes have waited for a job since the machine started."""
+        while len(self.workers) < count:
+            await self._arrived.wait()
 
     async def ping(self) -> None:
         if self.ill or self.process.returncode is not None:
@@ -57,11 +74,11 @@ class LocalMachines:
             port = proxy.extra(SocketAttribute.local_port)
             command = [sys.executable, "-m", "guest.web", "--socket", path, "--proxy", f"127.0.0.1:{port}"]
             async with jobs, proxy, anyio.create_task_group() as tasks:
-                for listener in (jobs, proxy):
-                    tasks.start_soon(listener.serve, closing(serve_stream))
                 process = await anyio.open_process(command, cwd=ROOT, start_new_session=True, stdin=None, stdout=None)
                 machine = LocalMachine(process)
                 self.started.append(machine)
+                tasks.start_soon(jobs.serve, closing(serve_stream, machine.note_worker))
+                tasks.start_soon(proxy.serve, closing(serve_stream))
                 try:
                     yield machine
                 finally:
@@ -73,10 +90,13 @@ class LocalMachines:
                     tasks.cancel_scope.cancel()
 
 
-def closing(serve: ServeStream) -> Callable[[ByteStream], Awaitable[None]]:
+def closing(
+    serve: ServeStream, note: Callable[[ByteStream], None] = lambda _: None
+) -> Callable[[ByteStream], Awaitable[None]]:
     """Close each stream when it has been served, as the agent channel does."""
 
     async def served(stream: ByteStream) -> None:
+        note(stream)
         async with stream:
             await serve(stream)
 
