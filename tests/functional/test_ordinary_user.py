@@ -78,7 +78,7 @@ def test_the_home_of_an_ordinary_user_is_private():
         run_tests(user, store, "-m", "not vm", "tests/security/test_private_home.py")
 
 
-@pytest.mark.parametrize("driver", ["gvisor", "bubblewrap"])
+@pytest.mark.parametrize("driver", ["bubblewrap"])
 def test_sandboxes_of_an_ordinary_user_reach_through_the_proxy_what_is_allowed(driver: str):
     with ordinary_user() as user:
         store = copy_store(load_settings(), COPIED[driver], user)
