@@ -55,8 +55,10 @@ SCHEMAS = {
     "SearchResultView": "a73ae45f1e01",
     "SearchView": "cad6e9de421f",
     "ServedSandbox": "5e305544148d",
+    "SkippedMember": "a0b01ede0d2d",
     "StreamView": "e15a54a55f81",
     "TemplateView": "b27ab10f2865",
+    "UnpackedArchive": "ac142feb345b",
     "View": "90c9370f10a0",
     "WrittenFile": "0229e88d46ce",
 }
