@@ -53,6 +53,6 @@ OPERATIONS = (
         "Download what a fetch kept because it does not fit into the answer; text is untrusted",
         {200: "*/*"},
         artifact,
-        ("fetch_url",),
+        ("fetch_url", "web_search"),  # reading what was fetched is reading
     ),
 )

@@ -1,21 +1,20 @@
 """The commands that use a server, against a real one: sandboxes, files, runs and their output."""
 
 import json
+import os
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
-import anyio.to_thread
 import httpx2
 import pytest
-from typer.testing import CliRunner, Result
 
 from mcp_sandbox.accounts.tokens import Tokens
-from mcp_sandbox.cli import app
 from tests.functional.test_http_server import serving, tokens
 from tests.waiting import HANG_S
 
@@ -38,6 +37,14 @@ exit(3)
 """
 
 
+class Result(NamedTuple):
+    """How a command ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
 @dataclass(frozen=True, slots=True)
 class Terminal:
     """A user who has a server."""
@@ -46,9 +53,10 @@ class Terminal:
 
     async def command(self, *arguments: str, token: str | None = None) -> Result:
         """Run a command on the server."""
-        environment = {"COLUMNS": "200"} | ({"MCP_SANDBOX_TOKEN": token} if token else {})
-        call = partial(CliRunner().invoke, app, [*arguments, "--url", self.url], env=environment)
-        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        environment = {**os.environ, "COLUMNS": "200"} | ({"MCP_SANDBOX_TOKEN": token} if token else {})
+        words = [sys.executable, "-m", "mcp_sandbox", *arguments, "--url", self.url]
+        done = await anyio.run_process(words, check=False, env=environment)
+        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     async def output(self, *arguments: str, token: str | None = None) -> str:
         """Run a command that has to succeed, and return what it prints."""

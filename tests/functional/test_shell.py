@@ -52,6 +52,12 @@ class Desk:
         file.write_text(code)
         return await self.user.output("run", "--sandbox", self.box, str(file))
 
+    async def something_sleeps(self) -> None:
+        """Wait until a `sleep` runs in the machine."""
+        with anyio.fail_after(HANG_S):
+            while await self.run(COUNT) == "left 0":
+                pass
+
     async def nothing_sleeps(self) -> None:
         """Wait until no `sleep` runs in the machine."""
         with anyio.fail_after(HANG_S):
@@ -99,8 +105,6 @@ async def test_a_shell_has_a_terminal_that_follows_the_users_and_gives_it_back_u
 
 async def test_ctrl_c_ends_a_program_and_runs_go_on_beside_the_terminal(tmp_path: Path):
     def interrupt(child: "pexpect.spawn[str]") -> None:
-        child.sendline("echo be''gun; sleep 1000; echo co''de $?")
-        child.expect("begun")
         child.sendintr()
         child.expect(PROMPT)
         wait_for(child, "echo st''ill there", "still there")
@@ -109,6 +113,8 @@ async def test_ctrl_c_ends_a_program_and_runs_go_on_beside_the_terminal(tmp_path
         await here.run("x = 41")
         child = await in_thread(here.shell)
         assert await here.run("print(x + 1)") == "42"
+        child.sendline("sleep 1000; echo co''de $?")
+        await here.something_sleeps()
         await in_thread(interrupt, child)
         assert await here.run("open('made', 'w').write('by the kernel')\nprint(x)") == "41"
         await in_thread(wait_for, child, "cat made", "by the kernel")

@@ -1,5 +1,6 @@
 """The store: entries are complete or absent, and made once, however many processes want them."""
 
+import contextvars
 import fcntl
 import multiprocessing
 import os
@@ -140,7 +141,7 @@ def _make_and_hang(home: Path, started: Any) -> None:
         await anyio.sleep_forever()
         return {}
 
-    anyio.run(Store(home).obtain, "base", INPUTS, hang)
+    contextvars.Context().run(anyio.run, Store(home).obtain, "base", INPUTS, hang)
 
 
 async def test_leftovers_of_a_killed_process_are_removed_and_never_used(tmp_path: Path):
@@ -406,7 +407,7 @@ def _count_up(home: Path, times: int) -> None:
                 counter.write_text(str(value + 1))
 
     store, counter = Store(home), home / "counter"
-    anyio.run(main)
+    contextvars.Context().run(anyio.run, main)  # the parent's context says that a loop runs
 
 
 async def test_processes_that_lock_and_remove_the_same_lock_file_exclude_each_other(
