@@ -43,7 +43,7 @@ def main(base_url: str | None) -> None:
             print(f"{name} says {copy.run(FIT.format(degree=degree)).output.strip()} for month 5")
             copy.close()
         [chart] = box.run(DRAW).artifacts
-        print(f"The chart is in {box.files.download(chart.path)}.")
+        print(f"The chart is in {box.files.download(chart.path, 'chart.png')}.")
 
 
 main(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -45,7 +45,7 @@ def list_all(ctx: typer.Context, as_json: AsJson = False, url: Url = None) -> No
     from mcp_sandbox.commands.remote import sandboxes
 
     settings = settings_of(ctx)
-    if url:
+    if url := url or settings.connect:
         raise typer.Exit(sandboxes.list_all(settings, url, as_json=as_json))
     raise typer.Exit(sandbox.show(settings, as_json=as_json))
 
@@ -65,6 +65,7 @@ def close(ctx: typer.Context, sandbox_id: SandboxId, url: Url = None) -> None:
     from mcp_sandbox.commands.remote import sandboxes
 
     settings = settings_of(ctx)
+    url = url or settings.connect
     raise typer.Exit(sandboxes.close(settings, url, sandbox_id) if url else sandbox.close(settings, sandbox_id))
 
 

@@ -138,8 +138,12 @@ class Sandbox:
             NoConnection, TokenRefused, UnknownTemplate, HostNotReady, SandboxError: there is none.
         """
         with LOOP:
-            call(self._box.open)
-            return self._hold()
+            try:
+                call(self._box.open)
+                return self._hold()
+            except BaseException:  # Ctrl-C may arrive when it is open
+                call(self._box.close)
+                raise
 
     def _hold(self) -> Self:
         """Keep the loop's thread until the open sandbox is closed."""

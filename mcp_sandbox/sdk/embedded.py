@@ -15,6 +15,7 @@ from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.sdk.in_process import InProcess
 from templates.errors import TemplateError
 from vmm.errors import DriverUnavailable, VmmError
+from vmm.trust import make_private
 
 
 class Engine:
@@ -89,9 +90,11 @@ async def _opened() -> AsyncIterator[InProcess]:
     from mcp_sandbox.rest.next_steps import ROOT
     from mcp_sandbox.rest.problems import refused
 
+    settings = load_settings()
+    make_private(settings.home)
     tools = {tool for operation in OPERATIONS for tool in operation.tools}  # the caller is the operator
     async with (
-        open_host(load_settings()) as host,
+        open_host(settings) as host,
         open_service(host, pooled=False) as service,
         open_rest(service, tools) as rest,
         anyio.create_task_group() as tasks,

@@ -8,7 +8,7 @@ from uuid import uuid4
 import anyio
 
 from guest.places import WORKSPACE
-from mcp_sandbox.errors import FileTooLarge, WrongFileKind
+from mcp_sandbox.errors import BadRequest, FileTooLarge, WrongFileKind
 from mcp_sandbox.sdk.errors import hinted
 from mcp_sandbox.sdk.link import Ask, Link, repeated
 from mcp_sandbox.views import FileList, FileView, WrittenFile
@@ -110,6 +110,8 @@ class AsyncFiles:
             page = await link.ask(Ask("GET", f"{box}/files", query), FileList)
             found += page.entries
             offset = page.next_offset
+        if page.truncated:
+            raise BadRequest(f"{path} has more entries than a recursive listing shows; list its directories.")
         return found
 
     async def _put(self, path: str, parts: Callable[[], AsyncIterator[bytes]]) -> WrittenFile:

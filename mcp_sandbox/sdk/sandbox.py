@@ -220,6 +220,8 @@ class AsyncSandbox:
             page = await link.ask(Ask("GET", f"{box}/artifacts", {"offset": offset}), ArtifactList)
             found += page.artifacts
             offset = page.next_offset
+        if page.truncated:
+            raise BadRequest(f"There are more files than a listing shows; use files.list({OUTPUTS!r}).")
         return found
 
     async def read_artifact(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -252,7 +254,8 @@ async def make(link: Link, ask: Ask, kind: type[T], undo: Callable[[Link, T], Aw
 async def discard(link: Link, made: SandboxView | ForkedSandboxes) -> None:
     """Close sandboxes that nobody waits for any more."""
     for box in made.copies if isinstance(made, ForkedSandboxes) else [made]:
-        await link.ask(Ask("DELETE", f"/sandboxes/{box.sandbox_id}"), ClosedSandbox)
+        with suppress(SandboxError):
+            await link.ask(Ask("DELETE", f"/sandboxes/{box.sandbox_id}"), ClosedSandbox)
 
 
 async def stop(link: Link, run: RunProgress) -> None:

@@ -51,7 +51,7 @@ def test_the_sdk_streams_forks_and_saves_a_chart_without_a_server(tmp_path: Path
     text = call(tmp_path, sys.executable, str(EXAMPLES / "sdk.py"))
     for words in ("read 4,160\n", "sum: 543, after", "a line says 164.0 for month 5", "a parabola says"):
         assert words in text
-    assert (tmp_path / "figure-1.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "chart.png").read_bytes().startswith(PNG)
 
 
 def test_the_shell_script_prints_and_saves_what_the_code_left(tmp_path: Path):

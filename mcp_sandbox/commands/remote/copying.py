@@ -1,6 +1,7 @@
 """`mcp-sandbox cp`: files and directories into a sandbox and out of it, streamed."""
 
 import os
+import posixpath
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from guest.places import WORKSPACE
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.commands.remote.client import CHUNK_BYTES, Server
 from mcp_sandbox.commands.remote.errors import CannotCopy, RequestRefused
@@ -75,14 +77,14 @@ def _upload(server: Server, source: Path, place: Place, bars: Progress) -> None:
     for folder, _, names in os.walk(source):
         for name in sorted(names):
             file = Path(folder, name)
-            if file.is_file():
+            if file.is_file() and not file.is_symlink():  # a link could lead to files that nobody meant
                 _send(server, file, place.sandbox_id, str(root / file.relative_to(source)), bars)
 
 
 def _send(server: Server, file: Path, sandbox_id: str, path: str, bars: Progress) -> None:
     with file.open("rb") as content:
         size = os.fstat(content.fileno()).st_size
-        bar = bars.add_task(file.name, total=size)
+        bar = bars.add_task(file.name if file.name.isprintable() else ascii(file.name), total=size)
 
         def parts() -> Iterator[bytes]:
             left = size  # the request has announced as many bytes
@@ -142,20 +144,27 @@ def _is_directory(server: Server, place: Place) -> bool:
 
 def _files(server: Server, place: Place) -> Iterator[tuple[str, PurePosixPath]]:
     """Yield the files below a directory: their paths, and where they are below it. A machine may list anything."""
-    for entry in _entries(server, place.sandbox_id, place.path, recursive="true"):
-        path, root = PurePosixPath(entry["path"]), PurePosixPath("/workspace", place.path)
-        if entry["kind"] != "file":
-            continue
-        if not path.is_relative_to(root) or ".." in path.parts or not entry["path"].isprintable():
-            raise CannotCopy(f"The sandbox has a file with an unusual name, {entry['path']!r}: nothing more is copied.")
-        yield entry["path"], path.relative_to(root)
+    root = PurePosixPath(posixpath.normpath(posixpath.join(WORKSPACE, place.path)))
+    folders, seen = [root], 0
+    while folders:
+        folder = folders.pop()
+        for entry in _entries(server, place.sandbox_id, str(folder)):
+            path = PurePosixPath(entry["path"])
+            if path.parent != folder or path.name == ".." or not path.name.isprintable():
+                raise CannotCopy(f"The sandbox has a file with an unusual name, {str(path)!r}: nothing more is copied.")
+            seen += 1
+            if seen > MAX_FILES:
+                raise CannotCopy(f"{place.path} has more than {MAX_FILES:,} files.")
+            if entry["kind"] == "dir":
+                folders.append(path)
+            elif entry["kind"] == "file":
+                yield entry["path"], path.relative_to(root)
 
 
-def _entries(server: Server, sandbox_id: str, path: str, **query: str) -> Iterator[dict[str, str]]:
+def _entries(server: Server, sandbox_id: str, path: str) -> Iterator[dict[str, str]]:
+    """Yield the entries of one directory. A recursive listing would end after some thousands."""
     offset: int | None = 0
     while offset is not None:
-        page = server.get(f"{path_of(sandbox_id)}/files", path=path, offset=offset, **query)
+        page = server.get(f"{path_of(sandbox_id)}/files", path=path, offset=offset)
         yield from page["entries"]
         offset = page["next_offset"]
-        if offset is not None and offset > MAX_FILES:
-            raise CannotCopy(f"{path} has more than {MAX_FILES:,} files.")

@@ -1,5 +1,8 @@
 """`mcp-sandbox run` on a server: in one of its sandboxes, or in a fresh one."""
 
+import os
+import secrets
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +31,13 @@ def run_there(
     save: Path | None,
 ) -> int:
     """Run code, print its output when it has ended, and return an exit code. An interrupt stops the run."""
+    limit_s = settings.runs.timeout_s if timeout_s is None else timeout_s  # in the background more would be the default
 
     def work() -> int:
         server = server_for(settings, url)
-        body = {"code": source.code, "stdin": source.stdin, "timeout_s": timeout_s, "background": True}
+        for number in (signal.SIGTERM, signal.SIGHUP):  # they must not leave the run and its sandbox behind
+            signal.signal(number, signal.default_int_handler)
+        body = {"code": source.code, "stdin": source.stdin, "timeout_s": limit_s, "background": True}
         with _box(server, sandbox_id, source.template) as box:
             started = server.post(f"{box}/runs", body)
             run = f"{box}/runs/{started['run_id']}"
@@ -78,14 +84,18 @@ def _save(server: Server, box: str, result: RunView, directory: Path) -> None:
             sys.stderr.write(f"not saved: {artifact.path!r} has a hidden name or lies outside the outputs directory\n")
             continue
         target = directory / name
+        part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}")
         try:
             with users_umask(), server.download(f"{box}/files/content", path=artifact.path) as (_, parts):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("xb") as file:
+                with part.open("xb") as file:
                     file.writelines(parts)
+            os.link(part, target)  # when it is complete, and only if there is no such file
         except (RequestRefused, OSError) as problem:
             sys.stderr.write(f"not saved: {problem}\n")
         else:
             sys.stderr.write(f"saved {target}\n")
+        finally:
+            part.unlink(missing_ok=True)
     if not result.artifacts_complete:
         sys.stderr.write("not saved: the run left more files; `mcp-sandbox cp` copies the whole directory\n")

@@ -1,0 +1,79 @@
+"""`mcp-sandbox cp` against a server that lists what a machine says, however strange."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcp_sandbox.commands.remote import copying
+from mcp_sandbox.commands.remote.errors import CannotCopy, RequestRefused
+from mcp_sandbox.config import Settings
+
+BOX = "sb-1"
+
+
+class FakeServer:
+    """Has directories with entries, two to a page, and keeps what is sent."""
+
+    def __init__(self, folders: dict[str, list[tuple[str, str]]]) -> None:
+        self.folders = folders
+        self.sent: dict[str, bytes] = {}
+
+    def get(self, _path: str, /, *, path: str, offset: int = 0) -> Any:
+        if path not in self.folders:
+            raise RequestRefused("no directory", "wrong_file_kind")
+        entries = [{"path": name, "kind": kind} for name, kind in self.folders[path]]
+        more = offset + 2 < len(entries)
+        return {
+            "entries": entries[offset : offset + 2],
+            "next_offset": offset + 2 if more else None,
+            "truncated": more,
+        }
+
+    @contextmanager
+    def download(self, _path: str, /, *, path: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+        yield len(path), iter([path.encode()])
+
+    def put(self, _path: str, parts: Iterable[bytes], _size: int, /, *, path: str) -> None:
+        self.sent[path] = b"".join(parts)
+
+
+def copied(monkeypatch: pytest.MonkeyPatch, server: FakeServer, source: str, target: str) -> None:
+    monkeypatch.setattr(copying, "server_for", lambda _settings, _url: server)
+    monkeypatch.setattr(copying, "report_errors", lambda work: work())
+    assert copying.copy(Settings(), None, source, target) == 0
+
+
+def test_every_file_of_a_directory_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = [(f"/tmp/outputs/{number}", "file") for number in range(5)]
+    server = FakeServer(
+        {
+            "../tmp/outputs": [],
+            "/tmp/outputs": [*names, ("/tmp/outputs/more", "dir"), ("/tmp/outputs/link", "link")],
+            "/tmp/outputs/more": [("/tmp/outputs/more/last", "file")],
+        }
+    )
+    copied(monkeypatch, server, f"{BOX}:../tmp/outputs", str(tmp_path / "out"))
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert found == {"0", "1", "2", "3", "4", "more/last"}
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/workspace/d/../../x", "/workspace/d/a/b", "/workspace/d/\x1b[2J"])
+def test_a_name_that_no_listing_has_ends_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str):
+    server = FakeServer({"d": [], "/workspace/d": [(path, "file")]})
+    with pytest.raises(CannotCopy, match="unusual name"):
+        copied(monkeypatch, server, f"{BOX}:d", str(tmp_path / "out"))
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_link_is_not_followed_into_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "secret").write_text("key")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "code.py").write_text("1")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    server = FakeServer({".": []})
+    copied(monkeypatch, server, str(folder), f"{BOX}:.")
+    assert server.sent == {"project/code.py": b"1"}
