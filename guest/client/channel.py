@@ -15,6 +15,7 @@ from guest.protocol import Decoder, Frame, encode
 
 READ_BYTES = 256 * 1024
 MAX_OPEN_REQUESTS = 64
+STOPPING = ("stop", "terminal_close")  # requests that are sent however many are open: they end others
 MAX_STALE_FRAMES = 64  # of an earlier conversation, before the answer to the greeting
 
 
@@ -92,7 +93,7 @@ class Channel:
             GuestError: the channel has failed.
         """
         answer = _Answer()
-        number = self.register(answer)
+        number = self.register(answer, always=op in STOPPING)
         sent = False
         try:
             with anyio.move_on_after(self.timeout_s if timeout_s is None else timeout_s):
@@ -108,11 +109,11 @@ class Channel:
             raise AgentTimeout(f"the agent did not answer {op!r} in time")
         return answer.frame
 
-    def register(self, receiver: Receiver) -> int:
-        """Reserve an id for a request whose answers go to `receiver`."""
+    def register(self, receiver: Receiver, *, always: bool = False) -> int:
+        """Reserve an id for a request whose answers go to `receiver`, `always` even if too many are open."""
         if self.failure is not None:
             raise self.failure
-        if len(self._open) + len(self._abandoned) >= MAX_OPEN_REQUESTS:
+        if len(self._open) + len(self._abandoned) >= MAX_OPEN_REQUESTS and not always:
             raise RequestRefused("busy", f"{MAX_OPEN_REQUESTS} requests are open on this machine already")
         self.last_id += 1
         self._open[self.last_id] = receiver

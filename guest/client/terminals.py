@@ -45,6 +45,7 @@ class Terminal:
         self._received = bytearray()
         self._used = 0  # bytes since the last window
         self._credit = 0  # bytes that the machine takes
+        self._stuck = False  # no program reads what is typed
         self._is_open = False
         self._failure: GuestError | None = None
         self._changed = anyio.Event()
@@ -75,10 +76,11 @@ class Terminal:
     async def send(self, data: bytes) -> None:
         """Type. What no program reads for a long time is lost."""
         while data and self.end is None:
-            with anyio.move_on_after(STUCK_S):
+            with anyio.move_on_after(0 if self._stuck else STUCK_S):
                 while not self._credit and self.end is None:
                     await self._change()
             size = min(len(data), self._credit, CHUNK)
+            self._stuck = not size  # more is dropped at once, so that a client that leaves is noticed
             if not size:
                 return
             self._credit -= size

@@ -44,7 +44,8 @@ class IssuerKeys:
         """
         if algorithm not in ALGORITHMS:
             raise jwt.InvalidAlgorithmError
-        if self._clock() - self._fetched > FRESH_S or not self._named(kid):
+        old = self._clock() - self._fetched > FRESH_S
+        if not self._named(kid) or (old and not self._turn.locked()):  # nobody waits for keys that still hold
             await self._refresh()
         named = self._named(kid)
         if len(named) != 1 or named[0].get("alg", algorithm) != algorithm:

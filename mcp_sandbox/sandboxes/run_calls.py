@@ -23,17 +23,24 @@ Report = Callable[[float, str], Awaitable[None]]  # seconds since the run began,
 
 
 async def run_and_wait(
-    box: Sandbox, run: CheckedRun, output: OutputSettings, until: float, report: Report | None
+    box: Sandbox,
+    run: CheckedRun,
+    output: OutputSettings,
+    until: float,
+    report: Report | None,
+    admit: Callable[[str], None],
 ) -> RunView | RunProgress:
     """Start a run in `box` once no other run is active, and wait for its result, but not beyond `until`.
 
-    A run that is still active then continues in the background. A run whose call is cancelled is interrupted.
+    `admit` raises if the owner may start none now. A run that is still active then continues in the background. A run
+    whose call is cancelled is interrupted.
 
     Raises:
         SandboxBusy: another run is active and does not end in time.
         SandboxError: the sandbox is paused or over, or ended during the run.
     """
     async with _no_run(box, until):
+        admit(box.owner)  # right before the start: other runs may have begun while this one waited
         handle = start(box, run, output)
         if until > anyio.current_time():  # else the client wants a run_id, however short the run is
             await _wait(handle, until, report)

@@ -295,8 +295,7 @@ class SandboxService(AsyncContextManagerMixin):
     async def _run_in(
         self, box: Sandbox, run: CheckedRun, until: float, report: Report | None
     ) -> RunView | RunProgress:
-        self._check_run_limit(box.owner)
-        return await run_and_wait(box, run, self.settings.output, until, report)
+        return await run_and_wait(box, run, self.settings.output, until, report, self._check_run_limit)
 
     def _check_run_limit(self, owner: str) -> None:
         setting, limit = owner_limit("runs", self._roster.current_quota().runs, self.settings.limits.owner_runs)

@@ -14,6 +14,7 @@ BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
 MAX_HEADER_BYTES = 64 * 1024  # of what precedes a member: long names, and attributes that we ignore
 MAX_SIZE = 2**60  # of a member; headers can claim negative sizes, too
+SPARSE = b"GNU.sparse"
 GZIP = b"\x1f\x8b"
 FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
@@ -86,7 +87,7 @@ class TarReader:
         name, size = given.get("path", found.name), given.get("size", str(found.size))
         if not size.isascii() or not size.isdigit() or len(size) > 20 or int(size) > MAX_SIZE:
             raise BadRequest("The archive is damaged: a member has an impossible size.")
-        sparse = any(key.startswith("GNU.sparse") for key in given)
+        sparse = SPARSE.decode() in given
         kind: Kind = "file" if found.type in FILES and not sparse else "dir" if found.isdir() else "other"
         if not found.isreg() and found.type in tarfile.SUPPORTED_TYPES:  # such as a link: it has no content
             size = "0"
@@ -133,13 +134,17 @@ class TarReader:
 
 
 def pax_fields(data: bytes) -> dict[str, str]:
-    """Return the attributes of a member: records of the form "LENGTH KEY=VALUE\\n"."""
+    """Return the attributes of a member that matter here, from records of the form "LENGTH KEY=VALUE\\n"."""
     fields: dict[str, str] = {}
-    while data:
-        length, space, _ = data[:24].partition(b" ")
-        if not space or not length.isdigit() or not len(length) + 2 < int(length) <= len(data):
+    at = 0
+    while at < len(data):
+        length, space, _ = data[at : at + 24].partition(b" ")
+        if not space or not length.isdigit() or not len(length) + 2 < int(length) <= len(data) - at:
             raise BadRequest("The archive is damaged: attributes of a member cannot be read.")
-        record, data = data[len(length) + 1 : int(length) - 1], data[int(length) :]
-        key, _, value = record.partition(b"=")
-        fields[key.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+        key, _, value = data[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
+        at += int(length)
+        if key.startswith(SPARSE):
+            fields[SPARSE.decode()] = ""
+        elif key in (b"path", b"size"):
+            fields[key.decode()] = value.decode("utf-8", "replace")
     return fields

@@ -1,9 +1,10 @@
 """What every HTTP request passes first: the right host, a known origin, a valid token, and not too many of them."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 
+import anyio
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp_types import ErrorData, JSONRPCError
@@ -20,6 +21,7 @@ OPERATE_PATHS = frozenset({"/metrics"})
 MCP_PATH = "/mcp"
 METADATA_PATH = "/.well-known/oauth-protected-resource"  # for clients that have no token yet
 REFUSED = -32000  # JSON-RPC leaves this number to servers
+RECHECK_S = 10.0  # how often the token of an open WebSocket is looked up again
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 FindToken = Callable[[str], Awaitable[Token | None]]
@@ -125,7 +127,24 @@ class Gate:
             await refusal(scope, receive, send)
             return
         assert token is not None
-        await self._pass(scope, receive, send, token)
+        if scope["type"] == "websocket":
+            await self._while_valid(secret, self._pass(scope, receive, send, token))
+        else:
+            await self._pass(scope, receive, send, token)
+
+    async def _while_valid(self, secret: str, passing: Coroutine[None, None, None]) -> None:
+        """Pass a WebSocket on until its token is revoked or expires: it can outlive the request by hours."""
+        find = self.find_token
+
+        async def watch() -> None:
+            while find is not None and await find(secret) is not None:  # noqa: ASYNC110 - no event tells of an expiry
+                await anyio.sleep(RECHECK_S)
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await passing
+            tasks.cancel_scope.cancel()
 
     def _refuse_place(self, request: HTTPConnection) -> Response | None:
         if not self._names.knows_host(request.headers.get("host")):

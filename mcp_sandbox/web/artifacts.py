@@ -80,7 +80,7 @@ class WebArtifacts:
             shelf.drop_oldest()
         while self.bytes > OWNERS * self._owner_bytes:
             max(self._shelves.values(), key=lambda each: each.bytes).drop_oldest()
-        return True
+        return artifact.id in shelf.kept
 
     def get(self, owner: str, artifact_id: str) -> Artifact:
         """Return an artifact of an owner. Raises ArtifactNotFound."""

@@ -24,6 +24,7 @@ RULE = re.compile(r"[a-z0-9:.*_-]{1,100}")
 PLAIN = "!#$%&'()*+,/:;=?@[]~"  # what stands in addresses as it is, next to letters and digits
 UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 MAX_SUFFIX = 10
+SUFFIXES: dict[Format, str] = {"markdown": ".md", "text": ".txt", "html": ".html.txt", "raw": ".raw.txt"}
 MAX_NAME = 40  # characters of a downloaded file's name: too few for sentences that a model might obey
 # Why a certificate is not accepted, by OpenSSL's numbers. A worker's own words could be a stranger's.
 CERTIFICATES = {
@@ -185,7 +186,7 @@ def _artifact(view: PageView, page: Page, format_: Format) -> Artifact | None:
         return Artifact(view.url, file_name(view), page.data, is_text=False)
     if view.text == page.text:
         return None
-    name = file_name(view, ".md" if format_ == "markdown" else ".txt")
+    name = file_name(view, SUFFIXES[format_])
     return Artifact(view.url, name, page.text.encode(), is_text=True)
 
 

@@ -102,6 +102,11 @@ def test_attributes_that_cannot_be_read_are_refused(data: bytes):
 # -- over REST ---------------------------------------------------------------------------------------------
 
 
+def test_only_the_attributes_that_matter_are_kept():
+    records = [b"12 path=a/b\n", b"9 size=7\n", b"22 GNU.sparse.major=1\n", b"13 comment=x\n"]
+    assert pax_fields(b"".join(records)) == {"path": "a/b", "size": "7", "GNU.sparse": ""}
+
+
 @pytest.fixture
 def provider() -> FakeProvider:
     return FakeProvider()

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 from starlette.responses import PlainTextResponse
@@ -14,6 +15,7 @@ from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import ServeSettings
 from mcp_sandbox.serving.gate import Challenge, FindToken, Gate, Names, RateLimit
 from mcp_sandbox.serving.http import UnsafeAddress, guard, listening
+from tests.waiting import HANG_S
 
 TOKENS = {
     "secret-a": Token("ana's laptop", "ana"),
@@ -218,3 +220,28 @@ async def test_a_websocket_passes_the_same_gate_and_no_page_opens_one_unless_it_
     assert await websocket(gate(allowed, find=None), **here, Origin="https://ide.example") == 200
     assert await websocket(gate(), **here) == 401
     assert await websocket(gate(), **here, **bearer("secret-a")) == 200
+
+
+async def test_an_open_websocket_ends_when_its_token_is_revoked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mcp_sandbox.serving.gate.RECHECK_S", 0.01)
+    revoked = anyio.Event()
+
+    async def find_until_revoked(secret: str) -> Token | None:
+        return None if revoked.is_set() else await find(secret)
+
+    async def open_terminal(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        revoked.set()
+        await anyio.sleep_forever()
+
+    async def nothing(*_args: object) -> Any:
+        return {}
+
+    headers = {"Host": "127.0.0.1:8000", **bearer("secret-a")}
+    scope = {
+        "type": "websocket",
+        "path": "/api/v1/sandboxes/sb-1/terminal",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+    }
+    with anyio.fail_after(HANG_S):
+        await Gate(open_terminal, Names(), find_until_revoked, RateLimit(600))(scope, nothing, nothing)
