@@ -1,7 +1,6 @@
 """Tools that read and write files of a sandbox, and the resource that serves whole files."""
 
 import base64
-import binascii
 from typing import Annotated, Literal
 
 from mcp.server.mcpserver import MCPServer
@@ -169,7 +168,7 @@ async def _shown(ctx: ToolContext, sandbox_id: str, where: str, offset: int, lim
 def _bytes_of(content: str, encoding: Literal["text", "base64"]) -> bytes:
     try:
         return base64.b64decode(content, validate=True) if encoding == "base64" else content.encode()
-    except binascii.Error as error:
-        raise BadRequest(f"content is not valid base64 ({error}). Send plain text with encoding=text.") from error
     except UnicodeEncodeError as error:
         raise BadRequest("content has an unpaired surrogate and cannot be UTF-8. Send it as base64.") from error
+    except ValueError as error:  # of base64: also for characters beyond ASCII
+        raise BadRequest(f"content is not valid base64 ({error}). Send plain text with encoding=text.") from error

@@ -433,6 +433,7 @@ ERRORS: list[tuple[str, dict[str, Any], str]] = [
     ("read_artifact", {"sandbox_id": "BOX", "path": "/etc/passwd"}, "Use read_file"),
     ("read_artifact", {"sandbox_id": "BOX", "path": "../../etc/passwd"}, "Use read_file"),
     ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "%%", "encoding": "base64"}, "not valid base64"),
+    ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "é", "encoding": "base64"}, "not valid base64"),
     ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a" * 2000}, "at most 1,024"),
     ("write_file", {"sandbox_id": "BOX", "path": "x", "content": "a", "encoding": "hex"}, "encoding"),
 ]

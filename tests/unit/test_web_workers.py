@@ -57,7 +57,7 @@ async def test_a_process_never_serves_two_jobs():
     async with fetching() as site:
         readers = set[int]()
         for number in range(4):
-            await site.machine.wait_for_workers(number + SPARE)
+            await site.machine.wait_for_workers(1 + number + SPARE)
             readers |= {child.pid for pid in site.machine.workers[-SPARE:] for child in _children(pid)}
             assert await site.fetch() == b"hello"
         workers = site.machine.workers
