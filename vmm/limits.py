@@ -82,7 +82,8 @@ class ControlGroup:
 
     async def thaw(self) -> None:
         """Let frozen processes run again."""
-        self._write_freezer("0")
+        with suppress(OSError):  # they have just ended
+            self._write_freezer("0")
 
     async def remove(self) -> None:
         """Kill what is still in the cgroup and remove it."""

@@ -6,10 +6,12 @@ from dataclasses import replace
 import anyio.to_thread
 from anyio.abc import ByteStream
 
+from vmm import standstill
 from vmm.errors import MachineLost
 from vmm.limits import ControlGroup
 from vmm.memory_watch import Find, limited
 from vmm.process import RunningProcess
+from vmm.process_table import of_pid
 from vmm.types import CpuPriority, Exit, MachineSpec, NetworkDevice, Usage
 from vmm.usage import usage
 
@@ -23,6 +25,7 @@ class ProcessMachine:
         self.group = group
         self.device: NetworkDevice | None = None
         self._over_memory = False  # the server has killed it for that
+        self._stopped: list[int] = []  # the processes that `pause` stopped one by one
 
     @property
     def id(self) -> str:
@@ -31,6 +34,17 @@ class ProcessMachine:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    async def pause(self) -> None:
+        if of_pid(self.pid) is None:
+            raise MachineLost(f"machine {self.id} has ended")
+        if not await self.group.freeze():
+            self._stopped += await standstill.stop(self.pid)
+
+    async def resume(self) -> None:
+        await self.group.thaw()
+        stopped, self._stopped = self._stopped, []
+        standstill.resume(stopped)
 
     def prioritize(self, priority: CpuPriority) -> None:
         self.group.prioritize(priority)

@@ -1,12 +1,10 @@
 """A provider that keeps machines of another provider ready, so that a request seldom waits for a start."""
 
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import count
 from typing import Protocol, Self
 
@@ -14,7 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from guest.client.streams import ServeStream
-from guest.errors import GuestError, first_error
+from guest.errors import first_error
 from mcp_sandbox.config import PoolSettings
 from mcp_sandbox.errors import HostLost, SandboxError
 from mcp_sandbox.machines.mapping import map_errors
@@ -24,8 +22,6 @@ from mcp_sandbox.machines.provider import Frozen, Lease, MachineRequest, Provide
 from mcp_sandbox.machines.unique import go_online
 from templates.model import Template
 
-CHECK_EVERY_S = 15.0  # how often a ready machine is checked
-CHECK_TIMEOUT_S = 5.0  # a machine on a busy host answers within this time
 FOLLOW_EVERY_S = 2.0  # how soon after a build its machines replace older ones, without any request
 REFILL_DELAY_S = 0.02  # starting a machine keeps the event loop busy: first let a request that got one return
 
@@ -75,7 +71,7 @@ def pool_limits(settings: PoolSettings, *, max_restores: int) -> PoolLimits:
 
 
 class Pool(ProviderLayer):
-    """Keeps machines of one host ready, as many as the plan says.
+    """Keeps machines of one host ready, as many as the plan says. A ready machine stands still until it is leased.
 
     `supply` names the build that machines of `source` start from. A machine of an older build is replaced.
 
@@ -141,8 +137,9 @@ class Pool(ProviderLayer):
             return
         try:
             lease = machine.lease
-            if request.serve_stream is not None:
-                with map_errors():
+            with map_errors():
+                await lease.machine.resume()
+                if request.serve_stream is not None:
                     lease = await go_online(lease, request.serve_stream)
             yield lease
         finally:
@@ -264,7 +261,8 @@ class Pool(ProviderLayer):
                 if lease.version != shelf.version:  # there was a build meanwhile, or the shelf is behind
                     self._update(shelf, shelf.template, await self._version(shelf.name))
                 # The machine was just made unique and its clock set. Both stay valid until it is leased: it is leased
-                # once, and its clock runs while it waits. `healthy` detects a jump of the host's clock.
+                # once, and its clock runs while it stands still. `healthy` detects a jump of the host's clock.
+                await lease.machine.pause()
                 machine = PooledMachine(next(self._numbers), lease, self._clock.now(), self._clock.wall())
                 shelf.put(machine)
                 self._wake.set()
@@ -290,21 +288,8 @@ class Pool(ProviderLayer):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lost_after, machine.lease.machine.wait)
             tasks.start_soon(lost_after, machine.lease.agent.wait_failed)
-            tasks.start_soon(lost_after, partial(self._stops_answering, shelf, machine))
             await machine.released.wait()
             tasks.cancel_scope.cancel()
-
-    async def _stops_answering(self, shelf: Shelf, machine: PooledMachine) -> str | None:
-        """Return when a ready machine does not answer, which nothing else shows, or (None) when it was leased."""
-        while True:
-            await self._clock.sleep(CHECK_EVERY_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the checks
-            if machine not in shelf.ready:
-                return None
-            try:
-                with anyio.fail_after(CHECK_TIMEOUT_S):
-                    await machine.lease.agent.ping()
-            except (GuestError, TimeoutError):
-                return "it does not answer"
 
     def _lose(self, shelf: Shelf, machine: PooledMachine, why: str) -> None:
         shelf.lose(machine, why, self._clock.now())

@@ -115,6 +115,18 @@ class LeasedMachine(Protocol):
         """Set how much CPU the machine gets, as far as its host can. Does not wait."""
         ...
 
+    async def pause(self) -> None:
+        """Let the machine stand still, so that it uses no CPU. Its clocks run on.
+
+        Raises:
+            VmmError, HostLost: it has ended.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let a paused machine run again."""
+        ...
+
     async def usage(self) -> Usage:
         """Measure what the machine takes from its host.
 

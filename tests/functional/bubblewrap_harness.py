@@ -22,7 +22,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from tests.waiting import HANG_S
 from vmm.agent import PYTHON
 from vmm.driver import DriverConfig
-from vmm.drivers.bubblewrap.driver import BubblewrapDriver, BubblewrapMachine
+from vmm.drivers.bubblewrap.driver import BubblewrapDriver
+from vmm.machine import StdioMachine
 from vmm.types import GuestCode, MachineSpec
 
 MAX_ANSWER = 1024 * 1024
@@ -87,7 +88,7 @@ def make_archive(file: Path, agent: str = AGENT) -> Path:
 class RunnableMachine:
     """A machine and a way to run code in it."""
 
-    machine: BubblewrapMachine
+    machine: StdioMachine
     stream: ByteStream
     answers: BufferedByteReceiveStream
 
@@ -119,7 +120,7 @@ class Bubblewrap:
     async def machine(self, spec: MachineSpec | None = None) -> AsyncIterator[RunnableMachine]:
         """Start a machine that runs code."""
         async with self.driver.launch(spec or self.spec()) as machine:
-            assert isinstance(machine, BubblewrapMachine)
+            assert isinstance(machine, StdioMachine)
             stream = await machine.connect()
             async with stream:
                 yield RunnableMachine(machine, stream, BufferedByteReceiveStream(stream))

@@ -51,6 +51,16 @@ def finished(status: Status = "ok", state: State = "kept", error: CodeError | No
 class FakeMachine:
     id = "fake"
     priority: CpuPriority | None = None
+    stands_still = False
+    pause_error: Exception | None = None
+
+    async def pause(self) -> None:
+        if self.pause_error is not None:
+            raise self.pause_error
+        self.stands_still = True
+
+    async def resume(self) -> None:
+        self.stands_still = False
 
     async def usage(self) -> Usage:
         return Usage(0, 0, 0.0)

@@ -15,8 +15,7 @@ from guest.client.streams import ServeStream
 from guest.errors import AgentTimeout
 from mcp_sandbox.config import PoolSettings, Settings
 from mcp_sandbox.errors import SandboxError, StartFailed, TemplateNotBuilt
-from mcp_sandbox.machines import pool
-from mcp_sandbox.machines.pool import CHECK_EVERY_S, FOLLOW_EVERY_S, REFILL_DELAY_S, Clock, Pool, pool_limits
+from mcp_sandbox.machines.pool import FOLLOW_EVERY_S, REFILL_DELAY_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, Lease, LeaseTimings, MachineRequest
@@ -25,6 +24,7 @@ from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import Catalogue
 from templates.model import PoolMode, Template
 from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
+from vmm.errors import MachineLost
 from vmm.types import NetworkMode
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Source(anyio.AsyncContextManagerMixin):
         self.agents: list[FakeAgent] = []
         self.start_error: Exception | None = None
         self.end_error: Exception | None = None
+        self.pause_error: Exception | None = None  # of machines that start from now on
         self.hold: anyio.Event | None = None  # starts wait for it
         self.hold_end: anyio.Event | None = None  # ends wait for it
 
@@ -133,6 +134,7 @@ class Source(anyio.AsyncContextManagerMixin):
         if self.start_error is not None:
             raise self.start_error
         machine = FakeMachine()
+        machine.pause_error = self.pause_error
         agent = FakeAgent(machine)
         self.agents.append(agent)
         self.alive[template_name] += 1
@@ -422,30 +424,24 @@ async def test_a_machine_whose_agent_went_a_moment_ago_is_not_leased():
         assert (bench.stats().hits, bench.stats().misses, bench.stats().failed) == (0, 1, 1)
 
 
-async def test_a_machine_that_hangs_is_replaced_before_it_is_leased(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool, "CHECK_TIMEOUT_S", 0.01)
+async def test_a_ready_machine_stands_still_until_it_is_leased():
     async with filled() as bench:
-        hung = bench.source.agents[0]
-        hung.hangs = True
-        await bench.clock.advance(CHECK_EVERY_S)
-        while bench.source.alive["a"]:
-            await anyio.sleep(0.01)
-        await bench.clock.advance(1)
-        assert bench.source.ended == [hung]
-        assert (bench.stats().ready, bench.stats().failed) == (1, 1)
-        assert "does not answer" in (bench.stats().last_error or "")
+        machine = bench.source.agents[0].machine
+        assert machine.stands_still
         async with bench.pool.acquire(A) as lease:
-            assert agent_of(lease) is not hung
+            assert lease.machine is machine
+            assert not machine.stands_still
 
 
-async def test_ready_machines_are_checked_regularly_and_leased_ones_never():
-    async with filled(min_ready=2) as bench:
-        async with bench.pool.acquire(A) as lease:
-            other = bench.source.agents[1]
-            for rounds in range(1, 4):
-                await bench.clock.advance(CHECK_EVERY_S)
-                assert (agent_of(lease).asked, other.asked) == (0, rounds)
-        assert bench.stats().failed == 0
+async def test_a_machine_that_cannot_stand_still_is_replaced():
+    async with filled() as bench:
+        bench.source.pause_error = MachineLost("it did not stop")
+        async with bench.pool.acquire(A):
+            await anyio.wait_all_tasks_blocked()
+            assert (bench.stats().ready, bench.stats().failed, bench.source.alive["a"]) == (0, 1, 1)
+            bench.source.pause_error = None
+            await bench.clock.advance(1)
+            assert (bench.stats().ready, bench.source.alive["a"]) == (1, 2)
 
 
 async def test_a_machine_is_not_leased_after_the_hosts_clock_has_jumped():

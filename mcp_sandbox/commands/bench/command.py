@@ -17,6 +17,7 @@ from mcp_sandbox.commands.bench import (
     fetch,
     fork,
     http,
+    idle,
     machines,
     neighbour,
     pool,
@@ -72,6 +73,7 @@ TOPICS = {
     "compile": Topic(compiling.measure, _native_cpu),
     "pool": Topic(pool.measure, _snapshots),
     "fork": Topic(fork.measure, lambda can: _snapshots(can) and _native_cpu(can)),
+    "idle": Topic(idle.measure, _all),
     "soak": Topic(soak.measure, _snapshots, only_if_named=True),
 }
 

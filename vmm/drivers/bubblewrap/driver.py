@@ -12,12 +12,10 @@ import anyio
 from vmm import agent, limits
 from vmm.driver import DriverConfig, Machine, check_network
 from vmm.drivers.bubblewrap import INFO, command, memory, probe
-from vmm.drivers.bubblewrap import pause as pausing
-from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost
+from vmm.errors import DriverUnavailable, LaunchFailed
 from vmm.machine import StdioMachine
 from vmm.network.nat import Nat
 from vmm.process import RunningProcess, find_tool, spawn
-from vmm.process_table import children_of
 from vmm.scratch import scratch_mb
 from vmm.trust import check_trusted
 from vmm.types import GuestCode, Limits, MachineSpec, NetworkMode, Probe
@@ -26,25 +24,6 @@ MIB = 1024 * 1024
 START_S = 20.0  # it takes 50 ms; a busy host needs much longer
 PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
-
-
-class BubblewrapMachine(StdioMachine):
-    """A running bubblewrap and the processes in its namespaces."""
-
-    def __init__(self, spec: MachineSpec, process: RunningProcess, group: limits.ControlGroup) -> None:
-        super().__init__(spec, process, group)
-        self._stopped: list[int] = []
-
-    async def pause(self) -> None:
-        if not children_of(self.pid):
-            raise MachineLost(f"machine {self.id} has ended")
-        if not await self.group.freeze():  # without a freezer each process is stopped by itself
-            self._stopped += await pausing.stop(self.pid)
-
-    async def resume(self) -> None:
-        await self.group.thaw()
-        stopped, self._stopped = self._stopped, []
-        pausing.resume(stopped)
 
 
 class BubblewrapDriver:
@@ -74,7 +53,8 @@ class BubblewrapDriver:
         async with AsyncExitStack() as stack:
             group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
             process = await _start(stack, spec, group)
-            machine = BubblewrapMachine(spec, process, group)
+            machine = StdioMachine(spec, process, group)
+            stack.push_async_callback(machine.resume)  # a process that stands still does not reap the machine's first
             if spec.network is NetworkMode.NAT:
                 machine.device = await stack.enter_async_context(self._nat.veth(spec.id, process))
             await _send_agent(spec, process)

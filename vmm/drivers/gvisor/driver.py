@@ -80,12 +80,6 @@ class GvisorMachine(StdioMachine):
             anonymous += memory.file_bytes(sentry.memory_file) if sentry else 0
         return Usage(memory_bytes=anonymous + sizes["Pss_File"], private_bytes=anonymous, cpu_s=cpu_s(pids))
 
-    async def pause(self) -> None:
-        await self.control("pause")
-
-    async def resume(self) -> None:
-        await self.control("resume")
-
     async def control(self, *order: str, pass_fds: tuple[int, ...] = (), timeout_s: float = CONTROL_S) -> None:
         """Run a runsc command on this machine; raise MachineLost."""
         first = children_of(self.pid)
@@ -188,6 +182,7 @@ class GvisorDriver:
         )
         uid = os.geteuid() if confinement.uid is None else confinement.uid
         machine = GvisorMachine(spec, process, group, runsc, uid)
+        stack.push_async_callback(machine.resume)  # a process that stands still does not reap the machine's first
         if not group.bounds_memory:
             stack.enter_context(machine.watched(memory.find_sentry))
         if nat:

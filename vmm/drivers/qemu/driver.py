@@ -71,12 +71,6 @@ class QemuMachine(ProcessMachine):
         agent, self._agent = self._agent, None
         return await SocketStream.from_socket(agent)
 
-    async def pause(self) -> None:
-        await self.execute("stop")
-
-    async def resume(self) -> None:
-        await self.execute("cont")
-
     async def execute(self, name: str, arguments: dict[str, object] | None = None) -> Any:  # noqa: ANN401 - its answers are JSON
         """Run a QMP command; raise MachineLost."""
         try:
@@ -139,7 +133,7 @@ class QemuDriver:
         finally:
             if keep:  # even if saving failed; if the machine is lost, the next request to it says so
                 with anyio.CancelScope(shield=True), suppress(MachineLost):
-                    await machine.resume()
+                    await machine.execute("cont")
         return Snapshot(driver=self.name, path=dst)
 
     async def _save(self, machine: QemuMachine, dst: Path) -> None:
@@ -211,6 +205,7 @@ class QemuDriver:
         client = await _greet(stack, spec, process, control)
         machine = QemuMachine(spec, process, group, client, ours, backing)
         machine.device = device
+        stack.push_async_callback(machine.resume)  # a process that stands still does not reap the machine's first
         stack.callback(machine.close)
         return machine
 

@@ -1,4 +1,4 @@
-"""Stop and continue all processes of a machine, on hosts without a cgroup freezer."""
+"""Stop and continue all processes of a machine one by one, on hosts without a cgroup freezer."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ RUNNING = frozenset("RS")  # not D: such a thread stops before it runs again, an
 
 
 async def stop(pid: int) -> list[int]:
-    """Stop all descendants of `pid`; return those that were not stopped before. Raise MachineLost.
+    """Stop all below `pid`, or it alone if it has no children; return what was not stopped before. Raise MachineLost.
 
     A stopped process starts no others, and the next pass sees one that was just being started. So when a pass finds
     nothing that runs, nothing will.
@@ -23,7 +23,7 @@ async def stop(pid: int) -> list[int]:
     stopped: list[int] = []
     with anyio.move_on_after(PAUSE_S):
         while True:
-            running = [found for found in with_descendants(pid)[1:] if thread_states(found) & RUNNING]
+            running = [found for found in with_descendants(pid)[1:] or [pid] if thread_states(found) & RUNNING]
             if not running:
                 return stopped
             for found in running:

@@ -1,0 +1,56 @@
+"""What machines cost that nobody uses: those that wait in the pool, and those of sandboxes without a call."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
+from mcp_sandbox.commands.bench.server import BenchServer, open_server, pool_of
+from mcp_sandbox.commands.bench.subject import Subject
+from vmm.process_table import with_descendants
+from vmm.usage import cpu_s
+
+POOLED = (1, 4, 16)
+LOOK_S = 10.0
+SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
+
+
+async def measure(subject: Subject) -> Findings:
+    """Measure pools of several sizes, then one sandbox that is not used."""
+    figures: list[Figure] = []
+    pooled_percent = 0.0
+    for count in POOLED:
+        async with open_server(subject.settings, {"limits.sandboxes": count, **pool_of(subject, count)}) as server:
+            subject.progress(f"{count} machines in the pool")
+            await server.fill_pool(count)
+            percent, switches = await _look(server)
+        figures += _figures(f"{count} machines in the pool", percent, switches)
+        pooled_percent = max(pooled_percent, percent / count)
+    async with open_server(subject.settings, {"pool.max": 0}) as server:
+        subject.progress("a sandbox that is not used")
+        await server.run(await server.create())
+        figures += _figures("a sandbox that is not used", *await _look(server))
+    return Findings(figures, [Promise("CPU of a machine in the pool", pooled_percent, 0.1, "% of a core")])
+
+
+def _figures(what: str, percent: float, switches: float) -> list[Figure]:
+    return [figure(f"CPU of {what}", "%", [percent]), figure(f"context switches of {what}", "1/s", [switches])]
+
+
+async def _look(server: BenchServer) -> tuple[float, float]:
+    """Return the percentage of a core and the context switches per second of all processes below a server."""
+    pids = with_descendants(server.process.pid)[1:]
+    used, switched = cpu_s(pids), _switches(pids)
+    await anyio.sleep(LOOK_S)
+    return 100 * (cpu_s(pids) - used) / LOOK_S, (_switches(pids) - switched) / LOOK_S
+
+
+def _switches(pids: list[int]) -> int:
+    total = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                total += sum(map(int, SWITCHES.findall((thread / "status").read_text())))
+    return total
