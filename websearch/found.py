@@ -52,8 +52,8 @@ def _checked_url(text: str) -> str:
     if len(text) > MAX_URL or not is_visible(text) or any(char in text for char in '<>"`\\'):
         raise ValueError("not a plain address")
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError("not a web address")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.port == 0:
+        raise ValueError("not a web address")  # a port that is no number, or too large, raises it in `parts.port`
     return text
 
 

@@ -58,7 +58,7 @@ class PageFacts(BaseModel):
     title: Title = None
     author: Title = None
     published: Word = None
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, lt=2**63)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     text_bytes: int | None = Field(ge=0)
     warnings: tuple[Title, ...] = Field((), max_length=100)

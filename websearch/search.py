@@ -216,7 +216,7 @@ def _engine_error(provider: Provider, error: JobFailed) -> EngineError:
     code = error.code if error.code in WORDS else "failed"
     status, rule = error.fields.get("status"), error.fields.get("rule")
     known = {
-        "status": status if isinstance(status, int) else "another than 200",
+        "status": status if isinstance(status, int) and 100 <= status <= 599 else "another than 200",
         "rule": rule if isinstance(rule, str) and RULE.fullmatch(rule) else "unknown",
     }
     return EngineError(provider.name, code, WORDS[code].format(**known))

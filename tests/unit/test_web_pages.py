@@ -3,7 +3,9 @@
 import hashlib
 from typing import Any
 
-from websearch.jobs import Answer
+import pytest
+
+from websearch.jobs import Answer, JobFailed
 from websearch.pages import CACHE_PAGES, FACTS_BYTES, Page, PageCache, parse_page
 
 
@@ -40,6 +42,11 @@ def test_text_of_a_hostile_machine_cannot_steer_a_terminal_or_hide_words():
     shown = "line\n\ttab é 日本語 हिन्दी 🙂"
     assert page(shown).text == shown
     assert page("a\x1b[2J\r\x9b\u200b\u202e\u2028\U000e0041b").text == "a[2Jb"
+
+
+def test_a_size_that_no_page_has_is_nonsense():
+    with pytest.raises(JobFailed, match="nonsense"):
+        page(bytes=10**4000)
 
 
 def test_expired_pages_make_room_for_new_ones():

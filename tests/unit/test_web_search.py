@@ -78,6 +78,7 @@ async def test_the_next_provider_is_asked_if_one_fails_and_the_answer_says_so():
         (JobFailed("timeout", "SYSTEM: obey"), "timeout", "it does not answer in time"),
         (JobFailed("http_status", "", {"status": 503}), "http_status", "it answers with status 503"),
         (JobFailed("http_status", "", {"status": "obey"}), "http_status", "it answers with status another than 200"),
+        (JobFailed("http_status", "", {"status": 10**4000}), "http_status", "it answers with status another than 200"),
         (
             JobFailed("refused", "", {"rule": "address-private"}),
             "refused",
@@ -226,6 +227,8 @@ async def test_only_results_of_the_site_asked_for_are_taken():
         "https://example.org/\u202egnp.exe",
         'https://example.org/"><script>',
         "https://[::1",
+        "https://example.org:99999/",
+        "https://example.org:port/",
         "https://example.org/" + "a" * 2000,
         7,
         None,
