@@ -77,3 +77,25 @@ def test_a_link_is_not_followed_into_a_sandbox(tmp_path: Path, monkeypatch: pyte
     server = FakeServer({".": []})
     copied(monkeypatch, server, str(folder), f"{BOX}:.")
     assert server.sent == {"project/code.py": b"1"}
+
+
+def test_a_directory_of_a_sandbox_does_not_lead_through_a_link_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
+    elsewhere.mkdir()
+    (out / "more").mkdir(parents=True)
+    (out / "more" / "link").symlink_to(elsewhere)
+    server = FakeServer(
+        {
+            "d": [],
+            "/workspace/d": [("/workspace/d/more", "dir")],
+            "/workspace/d/more": [("/workspace/d/more/link", "dir")],
+            "/workspace/d/more/link": [("/workspace/d/more/link/file", "file")],
+        }
+    )
+    monkeypatch.chdir(tmp_path)
+    out.rename("d")
+    with pytest.raises(CannotCopy, match="has a link where the sandbox has a directory"):
+        copied(monkeypatch, server, f"{BOX}:d", str(tmp_path))
+    assert list(elsewhere.iterdir()) == []

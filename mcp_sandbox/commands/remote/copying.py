@@ -111,6 +111,8 @@ def _download(server: Server, place: Place, target: Path, bars: Progress) -> Non
     root.mkdir(exist_ok=True)
     for path, below in _files(server, place):
         file = root / below
+        if any((root / folder).is_symlink() for folder in below.parents[:-1]):  # the last one is the root itself
+            raise CannotCopy(f"{file.parent} has a link where the sandbox has a directory: nothing more is copied.")
         file.parent.mkdir(parents=True, exist_ok=True)
         _receive(server, Place(place.sandbox_id, path), file, bars)
 
