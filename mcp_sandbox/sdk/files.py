@@ -15,6 +15,7 @@ from mcp_sandbox.views import FileList, FileView, WrittenFile
 
 PART_BYTES = 1 << 20
 MAX_READ_BYTES = 64 << 20  # of a file that is read into memory
+MAX_ENTRIES = 100_000  # of one listing; a hostile machine could list files forever
 
 Where = Callable[[], tuple[Link, str]]  # the link, and the path of the sandbox; raises if it is not open
 
@@ -105,13 +106,13 @@ class AsyncFiles:
         link, box = self._where()
         found: list[FileView] = []
         offset: int | None = 0
-        while offset is not None:
+        while offset is not None and offset < MAX_ENTRIES:
             query = {"path": path, "recursive": str(recursive).lower(), "offset": offset}
             page = await link.ask(Ask("GET", f"{box}/files", query), FileList)
             found += page.entries
             offset = page.next_offset
         if page.truncated:
-            raise BadRequest(f"{path} has more entries than a recursive listing shows; list its directories.")
+            raise BadRequest(f"{path} has more entries than a listing shows; list its directories.")
         return found
 
     async def _put(self, path: str, parts: Callable[[], AsyncIterator[bytes]]) -> WrittenFile:

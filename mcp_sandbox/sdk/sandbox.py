@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from guest.places import OUTPUTS
 from mcp_sandbox.errors import BadRequest, SandboxClosed, SandboxError, SandboxNotFound
 from mcp_sandbox.sdk.errors import hinted
-from mcp_sandbox.sdk.files import MAX_READ_BYTES, AsyncFiles
+from mcp_sandbox.sdk.files import MAX_ENTRIES, MAX_READ_BYTES, AsyncFiles
 from mcp_sandbox.sdk.following import follow
 from mcp_sandbox.sdk.link import Ask, Link, only_once
 from mcp_sandbox.sdk.options import (
@@ -216,7 +216,7 @@ class AsyncSandbox:
         link, box = self._where()
         found: list[ArtifactView] = []
         offset: int | None = 0
-        while offset is not None:
+        while offset is not None and offset < MAX_ENTRIES:
             page = await link.ask(Ask("GET", f"{box}/artifacts", {"offset": offset}), ArtifactList)
             found += page.artifacts
             offset = page.next_offset

@@ -11,7 +11,7 @@ import anyio
 import httpx2
 import pytest
 
-from guest.client.messages import Display, Output
+from guest.client.messages import Display, FileInfo, Kind, Listing, Output
 from mcp_sandbox.errors import (
     BadRequest,
     FileNotFound,
@@ -26,7 +26,8 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.rest.examples import RUN
 from mcp_sandbox.rest.problems import problem_of
-from mcp_sandbox.sdk import RunResult
+from mcp_sandbox.sdk import RunResult, files
+from mcp_sandbox.sdk import sandbox as sdk_sandbox
 from mcp_sandbox.sdk.errors import NoConnection, NotOffered, TokenRefused, UnexpectedAnswer, error_of
 from mcp_sandbox.sdk.link import authorization, checked_address, view
 from mcp_sandbox.views import ImageView, OutputPage, StreamView
@@ -373,3 +374,24 @@ def test_a_client_of_a_server_does_not_import_the_server():
     code = "import sys; from mcp_sandbox import Sandbox; print({'uvicorn', 'mcp', 'mcp_sandbox.app'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+# -- hostile machines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "dir"])
+async def test_a_listing_that_never_ends_is_given_up(
+    provider: FakeProvider, transport: FaultyTransport, monkeypatch: pytest.MonkeyPatch, kind: Kind
+):
+    async def endless(path: str, **_options: object) -> Listing:
+        return Listing((FileInfo(f"{path}/again", kind, 1, 0.0),), truncated=True)
+
+    for module in (files, sdk_sandbox):
+        monkeypatch.setattr(module, "MAX_ENTRIES", 5)
+    async with sandbox() as box:
+        monkeypatch.setattr(provider.agent, "list", endless)
+        with pytest.raises(BadRequest, match="more entries than a listing shows"):
+            await box.files.list()
+        with pytest.raises(BadRequest, match="more files than a listing shows"):
+            await box.list_artifacts()
+    assert (transport.count("/files"), transport.count("/artifacts")) == (5, 5)
