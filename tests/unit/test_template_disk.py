@@ -1,23 +1,27 @@
 """Builds check the disk before they start and while they run."""
 
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
 
-from templates import disk, steps
+from templates import container_tools, disk, steps
 from templates.disk import disk_usage, require_free, run_bounded
 from templates.errors import BuildFailed
-from templates.oci import unpacked_limit
+from templates.oci import unpack_image, unpacked_limit
 from templates.steps import Steps
 from templates.store import Store
 from templates.tools import StepFailed, Tools
 from tests.waiting import HANG_S
+
+if TYPE_CHECKING:
+    from templates.model import Template
 
 MB = 1024**2
 pytestmark = pytest.mark.anyio
@@ -93,6 +97,33 @@ def test_what_is_needed_is_added_to_what_stays_free(small_disk: Path, monkeypatc
     require_free(small_disk, 50 * MB, "the image")
     with pytest.raises(StepFailed, match=r"the image needs 70 MB .* only 64 MB is free"):
         require_free(small_disk, 60 * MB, "the image")
+
+
+class Skopeo:
+    """Stands in for the tools of a step; each copy of an image has 8 MB."""
+
+    copies = 0
+
+    async def run(self, argv: Sequence[str], **_options: object) -> list[str]:
+        self.copies += 1
+        copy = Path(argv[-1].removeprefix("dir:"))
+        copy.mkdir()
+        (copy / "layer").write_bytes(bytes(8 * MB))
+        return []
+
+    def note(self, text: str) -> None: ...
+
+
+async def test_an_image_is_not_unpacked_where_the_disk_has_no_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(container_tools, "find_tool", lambda program: program)
+    free = shutil.disk_usage(tmp_path)._replace(free=disk.RESERVE + 10 * MB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    skopeo = Skopeo()
+    with pytest.raises(StepFailed, match=r"the image needs 528 MB of disk space .* only 522 MB is free"):
+        await unpack_image(skopeo, tmp_path, cast("Template", None), "oci:image")
+    assert skopeo.copies == 1
 
 
 async def test_a_step_whose_files_grow_without_end_fails_and_leaves_nothing(

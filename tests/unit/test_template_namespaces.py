@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,20 @@ from templates.tools import LoggedTools, StepFailed
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.anyio
-PLACES = [place for place in COVERED if Path(place).is_dir() and os.access(place, os.W_OK)]
+# By name, not those of `templates.namespaces`: each of them must be private.
+PLACES = [place for place in ("/tmp", "/var/tmp", "/dev/shm", "/run/user") if os.access(place, os.W_OK)]
+# Runs a build's program that uses the directory of users, on a host whose /run is a new one.
+USE_RUN_USER = """
+import anyio, sys
+from pathlib import Path
+from templates.namespaces import Private
+from templates.tools import LoggedTools
+command = ["sh", "-c", "cat /run/user/file; mkdir -p /run/user/0 && echo own > /run/user/0/file && echo done; true"]
+private = Private(Path(sys.argv[1], "scratch"), subordinate_ids=False)
+for line in anyio.run(lambda: LoggedTools(Path(sys.argv[1], "log"), print).run(command, private=private)):
+    pass
+"""
+NEW_RUN = 'mount -t tmpfs tmpfs /run; "$@"; echo; find /run -type f -o -name user'
 
 
 @pytest.fixture(params=["as this user", "as root of a user namespace"])
@@ -44,6 +59,19 @@ async def test_temporary_files_are_private_and_gone_afterwards(tmp_path: Path, p
     for place in PLACES:
         assert Path(place, planted).read_text() == "planted"
     assert not private.scratch.exists()
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_a_program_neither_sees_the_directory_of_users_nor_makes_one(tmp_path: Path, planted: bool):
+    prepare = "mkdir /run/user; echo planted > /run/user/file;" if planted else ""
+    users = [] if os.geteuid() == 0 else ["--map-root-user"]
+    command = [sys.executable, "-c", USE_RUN_USER, str(tmp_path)]
+    shell = ["sh", "-c", NEW_RUN.replace(";", f"; {prepare}", 1), "sh"]
+    ran = subprocess.run(["unshare", *users, "--mount", *shell, *command], capture_output=True, text=True)
+    printed, _, left = ran.stdout.partition("\n\n")
+    assert "planted" not in printed
+    assert ("done" in printed) is planted, ran.stderr
+    assert left.split() == (["/run/user", "/run/user/file"] if planted else [])
 
 
 async def test_what_a_program_needs_below_a_covered_directory_stays_visible(tmp_path: Path):
