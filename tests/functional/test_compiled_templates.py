@@ -98,8 +98,10 @@ async def test_a_mistake_is_shown_with_its_line(box: Box, code: str):
 
 
 async def test_a_program_that_takes_all_memory_ends_without_its_sandbox(box: Box, code: str):
+    """The one in C++ does so in a process that has left its session and has lost its parent."""
     hungry = {
-        CPP: "int main() { for (;;) { volatile char* p = new char[4096]; *p = 1; } }",
+        CPP: "#include <unistd.h>\nint main() { if (fork()) pause(); setsid(); if (fork()) _exit(0);"
+        "for (;;) { volatile char* p = new char[4096]; *p = 1; } }",
         GO: "var kept [][]byte\nfunc main() { for { kept = append(kept, append([]byte{1}, make([]byte, 4096)...)) } }",
     }
     assert "MemoryLimitExceeded" in await box.run(hungry[code], memory_limit_mb=128)

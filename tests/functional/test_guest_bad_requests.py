@@ -1,4 +1,4 @@
-"""Requests that no honest host sends, and trees that no honest code makes: each costs an error, never the machine."""
+"""Requests that no honest host sends, and things that no honest code does: each costs an error, never the machine."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -133,6 +133,22 @@ async def test_a_directory_whose_name_is_not_text_does_not_stop_later_commands(m
 async def test_a_command_with_a_nul_character_is_refused(machine):
     with pytest.raises(RequestRefused, match="NUL"):
         await command(machine, "echo a\0b")
+
+
+# Prints the errors of unshare(CLONE_NEWUSER) and of clone3.
+NEW_NAMESPACE = """
+import ctypes, errno
+kernel = ctypes.CDLL(None, use_errno=True)
+for call in (lambda: kernel.unshare(0x1000_0000), lambda: kernel.syscall(435, 0, 0)):
+    print(errno.errorcode[ctypes.get_errno()] if call() == -1 else "done")
+"""
+
+
+async def test_code_and_commands_cannot_make_namespaces(machine):
+    """`tests/security/test_guest_filter.py` tries every call that the filter refuses, in real machines."""
+    await machine.write("calls.py", NEW_NAMESPACE.encode())
+    for ran in (await run(machine, NEW_NAMESPACE), await command(machine, "python3 calls.py")):
+        assert ran.stdout.split() == ["EPERM", "ENOSYS"]
 
 
 @pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")

@@ -41,7 +41,7 @@ NETWORK = ["tests/functional/test_sandbox_network.py"]
 HOSTILE = [
     f"tests/security/test_{part}.py"
     for part in (
-        *("bubblewrap_calls", "bubblewrap_isolation", "guest_filter", "hostile_agents", "hostile_code"),
+        *("bubblewrap_calls", "bubblewrap_isolation", "garbage", "guest_filter", "hostile_agents", "hostile_code"),
         *("hostile_streams", "hostile_twin"),
     )
 ]

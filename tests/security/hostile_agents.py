@@ -64,13 +64,14 @@ agent.serve_pipes(pipes)
 """
 
 
-def pack_hostile_agent(archive: Path) -> None:
-    """Write the archive of an agent that executes the code of runs itself."""
+def pack_hostile_agent(archive: Path, *, first: str = "") -> None:
+    """Write the archive of an agent that executes the code of runs itself, and some code before it greets its host."""
+    main = HOSTILE_MAIN.replace("agent = ", f"{first}\nagent = ", 1).encode()
     packed = io.BytesIO(pack_agent())
     with tarfile.open(fileobj=packed, mode="a") as tar:
         file = tarfile.TarInfo("guest/agent/__main__.py")  # the last file of this name counts
-        file.size, file.mode = len(HOSTILE_MAIN), 0o644
-        tar.addfile(file, io.BytesIO(HOSTILE_MAIN.encode()))
+        file.size, file.mode = len(main), 0o644
+        tar.addfile(file, io.BytesIO(main))
     archive.write_bytes(packed.getvalue())
 
 

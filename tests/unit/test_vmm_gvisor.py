@@ -56,6 +56,11 @@ def test_the_host_gives_a_machine_its_memory_and_a_fixed_overhead(spec):
     assert driver._limits(replace(spec, memory_mb=1024)).file_bytes == 4096 * MIB
 
 
+def test_the_sentrys_own_memory_is_limited_on_hosts_without_cgroups(spec):
+    assert driver._limits(spec).data_bytes == 256 * MIB
+    assert driver._limits(replace(spec, memory_mb=4096)).data_bytes == 1024 * MIB
+
+
 def test_a_machines_config_contains_no_path_of_the_host(spec, tmp_path):
     bundle = command.config_json(spec, "/proc/self/fd/7").decode()
     assert str(tmp_path) not in bundle
