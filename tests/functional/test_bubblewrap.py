@@ -10,7 +10,9 @@ import pytest
 from tests.footprint import groups_of
 from tests.functional.bubblewrap_harness import Bubblewrap, RunnableMachine, make_archive
 from tests.waiting import HANG_S
+from vmm import limits
 from vmm.errors import LaunchFailed, MachineLost
+from vmm.hierarchy import Hierarchy
 from vmm.process_table import with_descendants
 from vmm.types import GuestCode
 
@@ -124,6 +126,18 @@ async def test_too_much_memory_ends_the_machine_with_that_reason(bubblewrap: Bub
         if not groups_of(inside.machine.pid):
             pytest.skip("this host has no cgroups for us")
         await inside.send("hoard = []\nwhile True: hoard.append(b'x' * (16 << 20))")
+        with anyio.fail_after(HANG_S):
+            end = await inside.machine.wait()
+    assert "exceeded the host's memory limit" in end.detail
+
+
+async def test_without_cgroups_the_server_ends_a_machine_that_takes_too_much_memory(
+    bubblewrap: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "detect", lambda: Hierarchy(None, reason="none in this test"))
+    async with bubblewrap.machine() as inside:
+        assert groups_of(inside.machine.pid) == []
+        await inside.send("hoard = [b'x' * (16 << 20) for _ in range(20)]")  # more than its memory and the overhead
         with anyio.fail_after(HANG_S):
             end = await inside.machine.wait()
     assert "exceeded the host's memory limit" in end.detail
