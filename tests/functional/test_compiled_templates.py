@@ -104,7 +104,7 @@ async def test_a_program_that_takes_all_memory_ends_without_its_sandbox(box: Box
         "for (;;) { volatile char* p = new char[4096]; *p = 1; } }",
         GO: "var kept [][]byte\nfunc main() { for { kept = append(kept, append([]byte{1}, make([]byte, 4096)...)) } }",
     }
-    assert "MemoryLimitExceeded" in await box.run(hungry[code], memory_limit_mb=128)
+    assert "MemoryLimitExceeded: the program used more than 128 MB" in await box.run(hungry[code], memory_limit_mb=128)
     assert (await box.run(code, stdin="1")).startswith("stdout:\n2\n")
 
 

@@ -135,7 +135,7 @@ async def test_a_command_with_a_nul_character_is_refused(machine):
         await command(machine, "echo a\0b")
 
 
-# Prints the errors of unshare(CLONE_NEWUSER) and of clone3.
+# Prints the errors of unshare(CLONE_NEWUSER), which is also refused to a process in a chroot as here, and of clone3.
 NEW_NAMESPACE = """
 import ctypes, errno
 kernel = ctypes.CDLL(None, use_errno=True)

@@ -49,6 +49,17 @@ def test_every_call_on_the_lists_is_refused_and_no_other(machine: str, user_name
         assert verdict(filter_, architecture.token, number) == expected, number
 
 
+@pytest.mark.parametrize("user_namespaces", [False, True])
+def test_the_parts_of_the_kernel_that_gave_code_more_privileges_most_often_are_refused(user_namespaces: bool):
+    """By number, not from the lists of the code: nothing may be left out of them."""
+    x86 = ARCHITECTURES["x86_64"]
+    io_uring, keys, bpf, userfaultfd, perf = (425, 426, 427), (248, 249, 250), (321,), (323,), (298,)
+    for number in (*io_uring, *keys, *bpf, *userfaultfd, *perf):
+        assert verdict(program(x86, user_namespaces=user_namespaces), x86.token, number) == NOT_PERMITTED
+    for number in (155, 161, 165, 308, 428, 429, 430, 442):  # pivot_root, chroot, mount, setns and their newer forms
+        assert verdict(program(x86, user_namespaces=False), x86.token, number) == NOT_PERMITTED
+
+
 @both
 @pytest.mark.parametrize("call", ["CLONE", "UNSHARE"])
 def test_new_namespaces_are_refused_by_their_flags(machine: str, call: str):
