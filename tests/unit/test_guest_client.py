@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guest.client.messages import Artifact, Display, Finished, Identity, Output, RunCode
+from guest.client.parsing import parse_display, parse_listing
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
-from guest.protocol import MAGIC, MAX_BODY, PREFIX, PROTOCOL_VERSION, encode
+from guest.protocol import MAGIC, MAX_BODY, MAX_LISTING, PREFIX, PROTOCOL_VERSION, Frame, encode, encode_json
 from tests.unit.json_values import JSON
 from tests.unit.scripted_agent import DONE, TIMEOUT_S, FakeAgent, collect, connected, forever
 
@@ -605,3 +606,15 @@ def test_a_hostile_agent_causes_only_guest_errors(frames):
                 await collect(client, RunCode("1"))
 
     anyio.run(main)
+
+
+@pytest.mark.parametrize(("forms", "kept"), [(32, 32), (33, 0)])
+def test_a_display_with_too_many_forms_has_none(forms: int, kept: int):
+    body = encode_json({f"x/{number}": "" for number in range(forms)})
+    assert len(parse_display({}, body).data) == kept
+
+
+def test_a_listing_of_too_many_bytes_is_not_parsed():
+    body = b"[" + b" " * MAX_LISTING + b"]"
+    with pytest.raises(ProtocolError, match="too long"):
+        parse_listing(Frame({"truncated": False}, body), 1)
