@@ -55,6 +55,7 @@ Each fix below was taken out, and the test was seen to fail; "unit" and "functio
    what it refuses                                  unit/test_guest_seccomp
 13 garbage is bounded                               unit/test_guest_floods: "garbage"; unit/test_guest_protocol
    garbage is skipped only where it can be          test_garbage: "refused_at_once"
+   all processes of a program count                 functional/test_compiled_cpp: "escapes"
    signals and other text in status lines           test_hostile_agents: "short_line"; unit/test_guest_reports
    what cannot be read as JSON is answered          unit/test_stdio: "parse_error"; unit/test_http_messages
 """
