@@ -47,6 +47,7 @@ Each fix below was taken out, and the test was seen to fail; "unit" and "functio
 8  what a process costs gVisor                      unit/test_guest_memory_watch: "costs_gvisors_kernel"
 9  turns on the event loop                          unit/test_guest_floods: "take_turns", "rounds_apart"
    caps on events, paths, listings, displays        unit/test_guest_floods, unit/test_guest_client
+   everything kept is counted                       unit/test_service_runs: "kept_of_a_run_counts"
 10 pages of listings                                unit/test_listings: "page_by_page"
 11 deep directories                                 functional/test_guest_bad_requests: "directories_deep"
    nonsense on the kernel's socket                  functional/test_guest_kernel: "nonsense"
