@@ -144,8 +144,6 @@ class FakeAgent:
         self.stops = 0
         self.discarded = 0  # half-sent files
         self.room = 1 << 30  # bytes of a file that is sent in parts
-        self.hangs = False
-        self.asked = 0  # how often it was pinged
         self.failure: GuestError | None = None
         self.serve_stream: ServeStream | None = None  # what the host serves its streams with
         self.open_streams = 0
@@ -168,9 +166,7 @@ class FakeAgent:
         self.networks.append(identity.network)
 
     async def ping(self) -> None:
-        self.asked += 1
-        if self.hangs:
-            await anyio.sleep_forever()
+        await anyio.lowlevel.checkpoint()
 
     async def wait_failed(self) -> None:
         await self._failing.wait()

@@ -1,4 +1,4 @@
-"""What machines cost that nobody uses: those that wait in the pool, and those of sandboxes without a call."""
+"""What unused machines cost: those that wait in the pool, and those of sandboxes without a call."""
 
 import re
 from contextlib import suppress
@@ -50,7 +50,7 @@ async def _look(server: BenchServer) -> tuple[float, float]:
 def _switches(pids: list[int]) -> int:
     total = 0
     for pid in pids:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            for thread in Path(f"/proc/{pid}/task").iterdir():
                 total += sum(map(int, SWITCHES.findall((thread / "status").read_text())))
     return total
