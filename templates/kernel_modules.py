@@ -12,6 +12,7 @@ from templates.tools import StepFailed
 # altogether, /init fails in the machine and says so.
 NEEDED: tuple[str, ...] = (
     *("virtio_mmio", "virtio_blk", "virtio_console", "virtio_net"),
+    "vmw_vsock_virtio_transport",  # Firecracker and Cloud Hypervisor have no virtio console for the agent
     *("erofs", "ext4", "overlay"),
 )
 

@@ -29,6 +29,7 @@ from vmm.types import (
 
 # Where each driver's package is. `doctor` shows drivers in this order.
 DRIVERS = {
+    "firecracker": "vmm.drivers.firecracker",
     "qemu": "vmm.drivers.qemu",
     "gvisor": "vmm.drivers.gvisor",
     "bubblewrap": "vmm.drivers.bubblewrap",

@@ -43,6 +43,7 @@ class ControlGroup:
 
     bounds_memory = False  # of the machine as a whole
     _version: int | None = None  # of its files
+    _priority: CpuPriority | None = None  # as it was set last
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -67,8 +68,11 @@ class ControlGroup:
 
     def prioritize(self, priority: CpuPriority) -> None:
         """Set how much CPU the machine gets. It takes effect at once."""
+        if priority is self._priority:
+            return
         with suppress(OSError):  # the machine has just ended
             self._write(cpu_settings(self._limits.cpus, priority, self._version))
+            self._priority = priority
 
     async def freeze(self) -> bool:
         """Freeze all processes of the cgroup; return False if this host cannot. They can still be killed."""

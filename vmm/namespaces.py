@@ -34,6 +34,7 @@ def in_namespaces(
     devices: Iterable[str] = (),
     folders: Iterable[str] = (),
     covered: Iterable[str] = (),
+    replaced: Mapping[str, str] | None = None,
     files: Mapping[str, int] | None = None,
     limits: Sequence[str] = (),
     gated: bool = False,
@@ -41,11 +42,12 @@ def in_namespaces(
     """Return a command that becomes `argv` in new namespaces.
 
     `argv` sees the host's programs only with `programs`; without, it has to be an open, static program. `folders` are
-    empty directories, and `covered` are directories of /proc that look empty. Each of `files` is a link to an open file
+    empty directories, and `covered` are directories of /proc that look empty, `replaced` are
+    files of /proc that have one line of text instead. Each of `files` is a link to an open file
     that the command inherits. `limits` is the start of a command that sets limits on processes, which the kernel counts
     by user namespace. If `gated`, the command announces its namespaces and waits for the answer (see `ANNOUNCE`).
     """
-    script = _script((*DEVICES, *devices), folders, covered, files or {}, programs=programs)
+    script = _script((*DEVICES, *devices), folders, covered, replaced or {}, files or {}, programs=programs)
     if gated:
         script = f"{ANNOUNCE} && {script}"
     return [*UNSHARE, *limits, "sh", "-c", script, "sh", *argv]
@@ -55,6 +57,7 @@ def _script(
     devices: Iterable[str],
     folders: Iterable[str],
     covered: Iterable[str],
+    replaced: Mapping[str, str],
     files: Mapping[str, int],
     *,
     programs: bool,
@@ -68,13 +71,15 @@ def _script(
     new = sorted({"/proc", "/tmp", *folders, *parents, *shown} - {*plain})  # noqa: S108 - the machine's own
     hidden = [] if programs else [path for path in shown if path in PROGRAMS]
     empty = (f"tmpfs {STAGE}{path} tmpfs ro,size=4k,nosuid,nodev,noexec 0 0" for path in covered)
-    table = [PROC, *empty, *(f"{path} {STAGE}{path} none rbind 0 0" for path in shown)]
+    texts = (f"{STAGE}/{Path(path).name} {STAGE}{path} none bind 0 0" for path in replaced)
+    table = [PROC, *empty, *texts, *(f"{path} {STAGE}{path} none rbind 0 0" for path in shown)]
     lines = [
         f"mount -t tmpfs -o size={ROOT_MB}m,mode=700,nosuid,nodev tmpfs {STAGE}",
         f"cd {STAGE}",
         f"mkdir -p {OLD} {shlex.join(f'.{path}' for path in new)}",
         *([f"cp --no-dereference {shlex.join(links)} ."] if links else []),
         *(f": >.{path}" for path in plain),
+        *(f"printf '%s\\n' {shlex.quote(text)} >{Path(path).name}" for path, text in replaced.items()),
         *(f"ln -s /proc/self/fd/{file} .{path}" for path, file in files.items()),
         # One process mounts everything: starting a process takes longer than a mount.
         f"printf '%s\\n' {shlex.join(table)} >{OLD}/fstab",

@@ -18,6 +18,7 @@ from vmm.process import Confinement, run_tool, spawn
 from vmm.verdicts import Verdict, Verdicts
 
 KVM_DEVICE = Path("/dev/kvm")
+OTHERS_RW, GROUP_RW = 0o006, 0o060
 TINY_GUEST = "tiny-guest"  # the question
 TINY_GUEST_S = 5.0  # it takes 30 ms including the start of Python, or it never ends
 TINY_GUEST_CPUS = ("x86_64",)
@@ -132,3 +133,13 @@ def cpu_model() -> str:
     """Return the model of the host's CPU. A snapshot taken under KVM only continues on the same model."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else "unknown"
+
+
+def kvm_confinement(*, offline: bool) -> Confinement:
+    """Return how to confine a process that must be able to open /dev/kvm, perhaps by its group."""
+    device = KVM_DEVICE.stat()
+    if device.st_mode & OTHERS_RW == OTHERS_RW:
+        return Confinement(own_user(), offline=offline)
+    if device.st_mode & GROUP_RW == GROUP_RW and device.st_gid != 0:
+        return Confinement(own_user(), (device.st_gid,), offline=offline)
+    return Confinement(offline=offline)

@@ -28,10 +28,13 @@ USER_UNITS = "usr/lib/systemd/user"
 PROGRAMS = (
     *("qemu-system-x86_64", "unshare", "setpriv", "mount", "umount", "pivot_root", "mkfs.ext4"),
     *(SYSTEMD, "systemd-run"),
+    "lz4",
 )
+MONITORS = ("firecracker", "cloud-hypervisor")  # if this host has them, anywhere on its PATH
 FIRMWARE = ("bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvmvapic.bin")
 LIBRARIES = (
     *("anyio", "idna", "qemu", "typing_extensions"),
+    *("h11", "httpcore2", "httpx2", "sniffio", "truststore"),
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),
 )
 HOST_MODULES = ("virtio_pci", "virtio_blk", "erofs", "overlay", "kvm_amd")
@@ -118,6 +121,8 @@ def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:
             shutil.copytree(source, python / name)
         else:
             shutil.copy(source.with_suffix(".py"), python)
+        for about in _site_packages().glob(f"{name}-*.dist-info"):  # some ask for their own version
+            shutil.copytree(about, python / about.name)
     (tree / "run").write_text(RUN)
     (tree / "scripts").mkdir()
     for script in scripts:
@@ -135,13 +140,16 @@ def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:
 async def _copy_programs(tree: Path) -> None:
     """Copy the host's programs and the libraries they load, to the same paths."""
     files = [Path(found) for program in PROGRAMS if (found := find_tool(program))]
+    monitors = [found for program in MONITORS if (found := find_tool(program))]
     lines: list[str] = []
-    await run_tool(["ldd", *map(str, files)], on_line=lines.append)
+    await run_tool(["ldd", *map(str, files), *monitors], on_line=lines.append)
     files += {Path(path) for path in re.findall(r"(/\S+\.so\S*)", "\n".join(lines))}
     for file in files:
         target = tree / file.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
+    for monitor in monitors:
+        shutil.copy(monitor, tree / "usr/bin")
     if find_tool(SYSTEMD):
         shutil.copytree(Path("/") / USER_UNITS, tree / USER_UNITS, symlinks=True)
 

@@ -15,7 +15,11 @@ from mcp_sandbox.app import open_host
 from mcp_sandbox.config import load_settings
 from tests.functional.emulated_host import SYSTEMD, run_in_emulated_host
 
-SCRIPTS = [Path(__file__).parent / f"{name}_script.py" for name in ("kvm", "limits", "scopes")]
+MONITORS = [name for name in ("firecracker",) if shutil.which(name)]  # microvms_script.py looks for the same
+SCRIPTS = [
+    Path(__file__).parent / f"{name}_script.py"
+    for name in ("kvm", "limits", "scopes", *(["microvms"] if MONITORS else []))
+]
 
 pytestmark = [
     pytest.mark.vm,
@@ -105,3 +109,16 @@ async def test_systemd_user_scopes_enforce_the_same_limits(printed: str):
     assert found["frozen"] == {"can": True, "silent": True, "then": "12"}
     assert found["killed"] == {"left": False}
     assert found["ended"] == {"left": []}
+
+
+@pytest.mark.skipif("firecracker" not in MONITORS, reason="needs the program firecracker on the PATH")
+async def test_firecracker_boots_saves_restores_and_copies_machines_under_real_kvm(printed: str):
+    lines = [json.loads(line.removeprefix("MICROVM")) for line in printed.splitlines() if line.startswith("MICROVM ")]
+    found = {line["what"]: line for line in lines if line["driver"] == "firecracker"}
+    assert "failed" not in found, found["failed"]
+    assert found["probe"]["usable"] is True
+    assert found["restored"]["shown"] == ["('sandbox-a', 6)"]
+    assert found["goes on"]["shown"] == ["42"]  # on another connection
+    assert found["forked"]["shown"] == ["(6, 'sandbox-b')"]
+    assert found["usage"]["mb"] < 256  # of 512: a copy is made from changes, and pages are shared
+    assert found["left"]["files"] == []

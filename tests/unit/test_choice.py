@@ -20,16 +20,20 @@ EMULATED = Probe(True, "emulation", accel=Accel.TCG)
 WORKS = Probe(True, "a program ran")
 BROKEN = Probe(False, "not installed", "install it")
 PROBE_KVM, PROBE_QEMU, PROBE_GVISOR = Question(None), Question("qemu"), Question("gvisor")
+PROBE_FIRECRACKER = Question("firecracker")
+NO_FIRECRACKER = {"firecracker": BROKEN}
 
 TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | str]] = [
     # With working KVM a virtual machine is chosen, if it really runs under KVM.
     ({}, None, {}, PROBE_KVM),
-    ({}, KVM, {}, PROBE_QEMU),
-    ({}, KVM, {"qemu": UNDER_KVM}, "qemu"),
-    ({}, KVM, {"qemu": BROKEN}, PROBE_GVISOR),
-    ({}, KVM, {"qemu": BROKEN, "gvisor": WORKS}, "gvisor"),
-    ({}, KVM, {"qemu": EMULATED}, PROBE_GVISOR),
-    ({}, KVM, {"qemu": EMULATED, "gvisor": BROKEN}, "qemu"),
+    ({}, KVM, {}, PROBE_FIRECRACKER),
+    ({}, KVM, {"firecracker": UNDER_KVM}, "firecracker"),
+    ({}, KVM, {**NO_FIRECRACKER}, PROBE_QEMU),
+    ({}, KVM, {**NO_FIRECRACKER, "qemu": UNDER_KVM}, "qemu"),
+    ({}, KVM, {**NO_FIRECRACKER, "qemu": BROKEN}, PROBE_GVISOR),
+    ({}, KVM, {**NO_FIRECRACKER, "qemu": BROKEN, "gvisor": WORKS}, "gvisor"),
+    ({}, KVM, {**NO_FIRECRACKER, "qemu": EMULATED}, PROBE_GVISOR),
+    ({}, KVM, {**NO_FIRECRACKER, "qemu": EMULATED, "gvisor": BROKEN}, "qemu"),
     # Without KVM, QEMU is not probed while gVisor works.
     ({}, NO_KVM, {}, PROBE_GVISOR),
     ({}, NO_KVM, {"gvisor": WORKS}, "gvisor"),
@@ -37,14 +41,16 @@ TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | s
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": EMULATED}, "qemu"),
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": BROKEN}, "gvisor"),
     # Only QEMU can tell whether KVM runs a custom guest kernel.
-    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {}, PROBE_QEMU),
-    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {"qemu": EMULATED}, PROBE_GVISOR),
-    # If only virtual machines are allowed, KVM does not change the choice.
-    ({"min_isolation": "vm"}, None, {}, PROBE_QEMU),
-    ({"min_isolation": "vm"}, None, {"qemu": EMULATED}, "qemu"),
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_FIRECRACKER}, PROBE_QEMU),
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_FIRECRACKER, "qemu": EMULATED}, PROBE_GVISOR),
+    # If only virtual machines are allowed, QEMU is the only one without KVM.
+    ({"min_isolation": "vm"}, None, {}, PROBE_KVM),
+    ({"min_isolation": "vm"}, NO_KVM, {}, PROBE_QEMU),
+    ({"min_isolation": "vm"}, NO_KVM, {"qemu": EMULATED}, "qemu"),
     ({"min_isolation": "kernel"}, NO_KVM, {"gvisor": WORKS}, "gvisor"),
-    ({"accel": "tcg"}, None, {"qemu": EMULATED}, "qemu"),
-    ({"accel": "kvm"}, None, {"qemu": BROKEN}, "qemu"),
+    ({"accel": "tcg"}, NO_KVM, {"qemu": EMULATED}, "qemu"),
+    ({"accel": "tcg"}, KVM, {**NO_FIRECRACKER, "qemu": EMULATED}, "qemu"),
+    ({"accel": "kvm"}, NO_KVM, {"qemu": BROKEN}, "qemu"),
     # A driver that the settings name is never replaced, and no other one is probed.
     ({"driver": "bubblewrap"}, None, {}, Question("bubblewrap")),
     ({"driver": "bubblewrap"}, None, {"bubblewrap": WORKS}, "bubblewrap"),

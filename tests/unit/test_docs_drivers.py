@@ -14,13 +14,19 @@ from templates.catalogue import Catalogue
 from tests.unit.test_docs import ROOT, text_of
 from vmm.driver import DRIVERS, driver_infos
 from vmm.drivers.bubblewrap import driver as bubblewrap
+from vmm.drivers.firecracker import driver as firecracker
 from vmm.drivers.gvisor import driver as gvisor
 from vmm.drivers.qemu import driver as qemu
 from vmm.types import GuestCode, MachineSpec
 
 MIB = 1024 * 1024
 CAPABILITIES = {info.name: info.capabilities for info in driver_infos()}
-LIMITS = {"qemu": qemu._limits, "gvisor": gvisor._limits, "bubblewrap": bubblewrap._limits}
+LIMITS = {
+    "firecracker": firecracker._limits,
+    "qemu": qemu._limits,
+    "gvisor": gvisor._limits,
+    "bubblewrap": bubblewrap._limits,
+}
 
 
 def section(document: str, title: str) -> str:

@@ -97,7 +97,7 @@ def test_auto_tries_it_where_its_rank_puts_it():
     assert isinstance(choice, Choice)
     assert choice.driver == "toy"
     assert decide(Settings(), NO_KVM, {"toy": BROKEN}) == Question("gvisor")
-    assert decide(Settings(), Verdict(True, "it runs"), {}) == Question("qemu")
+    assert decide(Settings(), Verdict(True, "it runs"), {}) == Question("firecracker")
 
 
 def test_its_isolation_level_is_checked_against_the_settings():

@@ -36,7 +36,21 @@ class Box:
     root: tuple[str, ...]  # the options that mount its root file system
     scratch_mb: Mapping[str, int]  # the size of each tmpfs that it can write to
     vcpus: int
+    memory_mb: int
     network: NetworkMode = NetworkMode.NONE
+
+    def files(self) -> dict[str, str]:
+        """Return what the machine reads of its size, by path, instead of the host's."""
+        cpus = PROC.joinpath("cpuinfo").read_text().split("\n\n")[: self.vcpus]
+        kilobytes = self.memory_mb * 1024
+        memory = "".join(f"{name + ':':15} {kilobytes:>9} kB\n" for name in ("MemTotal", "MemFree", "MemAvailable"))
+        swap = "".join(f"{name + ':':15} {0:>9} kB\n" for name in ("Buffers", "Cached", "SwapTotal", "SwapFree"))
+        numbers = f"0-{self.vcpus - 1}\n"
+        return {
+            "/proc/cpuinfo": "\n\n".join((*cpus, "")),
+            "/proc/meminfo": memory + swap,
+            **dict.fromkeys(CPU_FILES, numbers),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +63,13 @@ class Command:
 
 def machine_box(spec: MachineSpec, place: str) -> Box:
     """Return the box of a machine whose tree is at `place`."""
-    return Box(spec.id, ("--ro-bind", place, "/"), scratch_mb(spec), spec.vcpus, spec.network)
+    return Box(spec.id, ("--ro-bind", place, "/"), scratch_mb(spec), spec.vcpus, spec.memory_mb, spec.network)
 
 
 def probe_box(usr: str) -> Box:
     """Return a box with the host's own programs, for a probe that has no template. `usr` is where /usr is."""
     links = [option for name in ("/bin", "/lib", "/lib64") for option in ("--ro-bind-try", name, name)]
-    return Box("probe", ("--tmpfs", "/", "--ro-bind", usr, "/usr", *links), PROBE_SCRATCH_MB, 1)
+    return Box("probe", ("--tmpfs", "/", "--ro-bind", usr, "/usr", *links), PROBE_SCRATCH_MB, 1, 1)
 
 
 @contextmanager
@@ -66,21 +80,23 @@ def prepared(binary: str, box: Box, program: Sequence[str]) -> Iterator[Command]
     """
     with ExitStack() as stack:
         filters = [_file(stack, bytecode) for bytecode in seccomp.filters()]
-        cpus = [_file(stack, f"0-{box.vcpus - 1}\n".encode()) for _ in CPU_FILES]
-        options = _file(stack, "\0".join(_options(box, filters, cpus)).encode())
+        texts = {path: _file(stack, text.encode()) for path, text in box.files().items()}
+        options = _file(stack, "\0".join(_options(box, filters, texts)).encode())
         argv = [binary, "--args", str(options), "--", *program]
         if box.network is NetworkMode.NAT:  # its network namespace has to get a device first
             argv = ["sh", "-c", f'{ANNOUNCE} && exec "$@"', "sh", *argv]
-        yield Command(argv, (*filters, *cpus, options))
+        yield Command(argv, (*filters, *texts.values(), options))
 
 
-def started(limits: Mapping[int, int], program: Sequence[str]) -> list[str]:
-    """Return a command that sets limits on each process, writes READY, and becomes `program`.
+def started(limits: Mapping[int, int], cpus: Sequence[int], program: Sequence[str]) -> list[str]:
+    """Return a command that sets limits on each process and its CPUs, writes READY, and becomes `program`.
 
-    The limits are set inside the machine because the kernel counts processes by user namespace.
+    The limits are set inside the machine because the kernel counts processes by user namespace. The cgroup limits CPU
+    time; libraries start as many threads as they see CPUs, so a machine runs on as many as it may use.
     """
     each = f"for kind, most in {sorted(limits.items())}: resource.setrlimit(kind, (most, most))"
-    start = f"import os, resource, sys\n{each}\nos.write(1, {READY!r})\nos.execv(sys.argv[1], sys.argv[1:])"
+    start = f"import os, resource, sys\n{each}\nos.sched_setaffinity(0, {list(cpus)})\nos.write(1, {READY!r})\n"
+    start += "os.execv(sys.argv[1], sys.argv[1:])"
     return [PYTHON, "-I", "-S", "-c", start, *program]
 
 
@@ -92,7 +108,7 @@ def _file(stack: ExitStack, content: bytes) -> int:
     return file
 
 
-def _options(box: Box, filters: Sequence[int], cpus: Sequence[int]) -> list[str]:
+def _options(box: Box, filters: Sequence[int], texts: Mapping[str, int]) -> list[str]:
     """Return the options of a machine. Order matters: later mounts cover earlier ones."""
     return [
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
@@ -108,7 +124,7 @@ def _options(box: Box, filters: Sequence[int], cpus: Sequence[int]) -> list[str]
         *("--dev", "/dev"),
         *(option for place, size_mb in box.scratch_mb.items() for option in _scratch(place, size_mb)),
         *("--remount-ro", "/dev"),  # bubblewrap's own tmpfs, which has no size limit
-        *_cpus(cpus),
+        *_texts(texts),
         *(option for file in filters for option in ("--add-seccomp-fd", str(file))),
     ]
 
@@ -132,7 +148,9 @@ def _masks() -> list[str]:
     return masks
 
 
-def _cpus(files: Sequence[int]) -> list[str]:
-    """Return the options for a /sys that has only the number of CPUs."""
-    written = [word for file, path in zip(files, CPU_FILES, strict=True) for word in ("--file", str(file), path)]
-    return ["--size", "65536", "--tmpfs", "/sys", *written, "--remount-ro", "/sys"]
+def _texts(files: Mapping[str, int]) -> list[str]:
+    """Return the options for files of /proc and a /sys that has only the number of CPUs."""
+    options = ["--size", "65536", "--tmpfs", "/sys"]
+    for path, file in files.items():
+        options += ["--ro-bind-data" if Path(path).is_relative_to(PROC) else "--file", str(file), path]
+    return [*options, "--remount-ro", "/sys"]

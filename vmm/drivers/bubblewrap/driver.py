@@ -3,9 +3,11 @@
 `auto` never chooses it. `probe.WEAKNESSES` lists what it does not protect from.
 """
 
+import os
 import resource
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count, cycle, islice
 
 import anyio
 
@@ -24,6 +26,7 @@ MIB = 1024 * 1024
 START_S = 20.0  # it takes 50 ms; a busy host needs much longer
 PROCESSES = 256  # threads count too
 OPEN_FILES = 4096
+_turns = count()  # of machines, which share the host's CPUs
 
 
 class BubblewrapDriver:
@@ -73,7 +76,7 @@ async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.Control
     confined = probe.confinement(spec.root, spec.network)
     box = command.machine_box(spec, probe.place_of(spec.root, confined))
     first = agent.agent_argv("--user", "none", "--own-pids", "--memory-mb", str(spec.memory_mb))
-    with command.prepared(binary, box, command.started(_process_limits(spec), first)) as start:
+    with command.prepared(binary, box, command.started(_process_limits(spec), _next_cpus(spec.vcpus), first)) as start:
         return await stack.enter_async_context(
             spawn(
                 group.wrap(start.argv),
@@ -83,6 +86,13 @@ async def _start(stack: AsyncExitStack, spec: MachineSpec, group: limits.Control
                 stdio=True,
             )
         )
+
+
+def _next_cpus(number: int) -> list[int]:
+    """Return CPUs for a machine, each time others."""
+    cpus = sorted(os.sched_getaffinity(0))
+    first = next(_turns) * number % len(cpus)
+    return list(islice(cycle(cpus), first, first + min(number, len(cpus))))
 
 
 async def _send_agent(spec: MachineSpec, process: RunningProcess) -> None:

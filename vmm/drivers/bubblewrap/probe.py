@@ -22,7 +22,7 @@ PROBE_WORD = "MCP_SANDBOX_PROBE_OK"
 WEAKNESSES = (
     "machines share the host's kernel: a kernel bug lets code escape",
     "agent and code run as the same user in the machine: code can make the agent report wrong things about it",
-    "machines see the host's kernel version, CPU, memory size and load, and the path of the template's tree",
+    "machines see the host's kernel version, CPU model and load, and the path of the template's tree",
 )
 
 

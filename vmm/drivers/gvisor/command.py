@@ -24,6 +24,7 @@ CHECKPOINT = "/run/checkpoint"  # the files to restore from
 # Releases up to 2024 take a network namespace that has the file rmem_default for the host's own, and refuse to use it.
 # Since Linux 6.11 all namespaces have it (google/gvisor#10704).
 HOST_MARK = "/proc/sys/net/core"
+HOST_MEMORY = "/proc/meminfo"  # whose total gVisor shows to code as the machine's
 
 # The agent needs these to give files to the user, to become the user and to kill the user's processes. They are
 # privileges in gVisor's kernel, not in the host's.
@@ -45,19 +46,34 @@ def runsc_argv(binary: str, platform: str, network: NetworkMode = NetworkMode.NO
 
 
 def in_machine(
-    argv: list[str], config: int, checkpoint: Mapping[str, int], *, programs: bool = False, gated: bool = False
+    argv: list[str],
+    config: int,
+    checkpoint: Mapping[str, int],
+    *,
+    memory_mb: int | None = None,
+    programs: bool = False,
+    gated: bool = False,
 ) -> list[str]:
     """Return `argv`, a command of gVisor, in new namespaces, with a bundle whose config.json is the open file `config`.
 
-    `checkpoint` are the open files of a checkpoint. With `programs` the namespaces have programs of the host. If
+    `checkpoint` are the open files of a checkpoint. gVisor tells code that the machine has `memory_mb`; else the host's
+    memory. With `programs` the namespaces have programs of the host. If
     `gated`, the command waits until its network namespace has a device.
     """
     files = {CONFIG: config, **{f"{CHECKPOINT}/{name}": file for name, file in checkpoint.items()}}
     # Inside the namespaces the kernel counts only the machine's processes, outside all of the user's.
     limits = rlimit_argv(processes=THREADS)
     covered = [HOST_MARK] if gated else []
+    replaced = {} if memory_mb is None else {HOST_MEMORY: f"MemTotal: {memory_mb * 1024} kB"}
     return in_namespaces(
-        argv, programs=programs, folders=[ROOT], covered=covered, files=files, limits=limits, gated=gated
+        argv,
+        programs=programs,
+        folders=[ROOT],
+        covered=covered,
+        replaced=replaced,
+        files=files,
+        limits=limits,
+        gated=gated,
     )
 
 
@@ -72,7 +88,8 @@ def enter_argv(first_pid: int, uid: int, argv: list[str]) -> list[str]:
 
 def config_json(spec: MachineSpec, image: str) -> bytes:
     """Return the OCI config of a machine whose root file system is the erofs file `image`."""
-    agent = agent_argv("--one-kernel", "--own-kernel", "--memory-mb", str(spec.memory_mb))
+    size = ("--memory-mb", str(spec.memory_mb), "--cpus", str(spec.vcpus))
+    agent = agent_argv("--one-kernel", "--own-kernel", *size)
     bundle = {
         **_process(agent, dict(ENVIRONMENT), spec.network),
         "hostname": "sandbox",

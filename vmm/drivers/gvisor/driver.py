@@ -170,7 +170,7 @@ class GvisorDriver:
         confinement = probe.confinement()
         nat = spec.network is NetworkMode.NAT
         start = [*runsc, *order, f"--bundle={command.BUNDLE}", command.NAME]
-        argv = command.in_machine(start, config, checkpoint, gated=nat)
+        argv = command.in_machine(start, config, checkpoint, memory_mb=spec.memory_mb, gated=nat)
         process = await stack.enter_async_context(
             spawn(
                 group.wrap(argv),

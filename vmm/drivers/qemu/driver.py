@@ -22,7 +22,7 @@ from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFai
 from vmm.machine import ProcessMachine
 from vmm.network.nat import Nat
 from vmm.probe import cpu_model
-from vmm.process import REAP_S, RunningProcess, run_tool, spawn
+from vmm.process import REAP_S, RunningProcess, spawn
 from vmm.trust import read_trusted, trusted
 from vmm.types import Accel, GuestKernel, Limits, MachineSpec, NetworkMode, Probe, Snapshot
 
@@ -32,11 +32,6 @@ SAVE_S = 60.0  # device state is 60 KB; with memory in it, hundreds of megabytes
 UNLIMITED = 1 << 40  # bytes per second: the state goes to a file, not over a network
 MEMORY, STATE, DISK, TSC_KHZ = "memory", "state", "disk", "tsc_khz"  # the files of a snapshot
 RATE_TOLERANCE = 0.001  # two measurements differ by 0.0001 %, two models of CPU by more than this
-# No journal: the disk of a crashed machine is thrown away. Nothing is discarded or zeroed: the file is one hole.
-MAKE_FILE_SYSTEM = (
-    *("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal"),
-    *("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +114,8 @@ class QemuDriver:
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
-            ram = _owned(stack, memory.new_memory(spec.memory_mb * MIB))
-            disk = _owned(stack, memory.scratch_file(self._run_dir(), spec.disk_mb * MIB))
-            await run_tool([*MAKE_FILE_SYSTEM, f"/proc/self/fd/{disk}"], pass_fds=[disk])
+            ram = memory.owned(stack, memory.new_memory(spec.memory_mb * MIB))
+            disk = memory.owned(stack, await memory.new_disk(self._run_dir(), spec.disk_mb * MIB))
             assert isinstance(spec.boot, GuestKernel)  # as `capabilities` says
             yield await self._start(stack, spec, Backing(ram, disk, shared=True), boot=spec.boot)
 
@@ -161,11 +155,11 @@ class QemuDriver:
                 state = stack.enter_context(trusted(snapshot.path / STATE))
                 if (snapshot.path / MEMORY).exists():
                     stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs
-                    ram, shared = _owned(stack, os.dup(await self._sealed.get(snapshot.path / MEMORY))), False
+                    ram, shared = memory.owned(stack, os.dup(await self._sealed.get(snapshot.path / MEMORY))), False
                 else:  # the memory is in the state
-                    ram, shared = _owned(stack, memory.new_memory(spec.memory_mb * MIB)), True
+                    ram, shared = memory.owned(stack, memory.new_memory(spec.memory_mb * MIB)), True
                 copy = partial(memory.scratch_copy, snapshot.path / DISK, self._run_dir())
-                disk = _owned(stack, await anyio.to_thread.run_sync(copy))
+                disk = memory.owned(stack, await anyio.to_thread.run_sync(copy))
             machine = await self._start(stack, spec, Backing(ram, disk, shared))
             await machine.execute("migrate-set-capabilities", _ignore_shared(on=not shared))
             await machine.send_file("state", state)
@@ -218,11 +212,6 @@ class QemuDriver:
     def _run_dir(self) -> Path:
         self._config.run_dir.mkdir(parents=True, exist_ok=True)
         return self._config.run_dir
-
-
-def _owned(stack: AsyncExitStack, file: int) -> int:
-    stack.callback(os.close, file)
-    return file
 
 
 def _socket_pair(stack: AsyncExitStack) -> tuple[socket.socket, socket.socket]:

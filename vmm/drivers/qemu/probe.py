@@ -13,7 +13,7 @@ from vmm import probe as host
 from vmm.driver import DriverConfig
 from vmm.drivers.qemu import command
 from vmm.limits import Hierarchy
-from vmm.probe import KVM_DEVICE, confinement_trouble, missing_protections, own_user, version_output
+from vmm.probe import confinement_trouble, kvm_confinement, missing_protections, own_user, version_output
 from vmm.process import Confinement, spawn
 from vmm.trust import trusted
 from vmm.types import GUEST_KERNEL, Accel, GuestKernel, Probe
@@ -23,7 +23,6 @@ START_S = 15.0  # it takes 60 ms
 KVM_DEADLINE_S = 15.0  # a guest that boots under KVM at all prints its word within a second
 PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # the initramfs prints it when the kernel command line has mcp_sandbox.probe
 WHOLE_GUEST = "whole-guest"  # the question
-OTHERS_RW, GROUP_RW = 0o006, 0o060
 INSTALL = "apt-get install qemu-system-x86"
 
 
@@ -44,12 +43,7 @@ class Engine:
         offline = not self.namespaces  # they include an empty network
         if accel is not Accel.KVM:
             return Confinement(own_user(), offline=offline)
-        device = KVM_DEVICE.stat()
-        if device.st_mode & OTHERS_RW == OTHERS_RW:
-            return Confinement(own_user(), offline=offline)
-        if device.st_mode & GROUP_RW == GROUP_RW and device.st_gid != 0:
-            return Confinement(own_user(), (device.st_gid,), offline=offline)
-        return Confinement(offline=offline)
+        return kvm_confinement(offline=offline)
 
 
 async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engine | None]:

@@ -1,0 +1,91 @@
+"""Runs inside the emulated host: drivers that need real KVM, from probe to a copy of a copy."""
+
+import json
+import os
+import time
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from guest.client import AgentClient
+from guest.client.messages import Display, Identity, RunCode, WarmUp
+from vmm.driver import DriverConfig, Machine, SnapshotDriver, load_driver
+from vmm.process import find_tool
+from vmm.types import GuestKernel, MachineSpec, Snapshot
+
+HOST = Path("/host")
+SLOW_S = 600.0  # everything here is emulated, and the host may be busy
+PROGRAMS = {"firecracker": "firecracker"}  # of each driver
+KERNEL = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
+
+
+async def main() -> None:
+    for name, program in PROGRAMS.items():
+        if find_tool(program):
+            try:
+                await examine(name)
+            except Exception:
+                report(name, "failed", error=traceback.format_exc()[-3000:])
+
+
+async def examine(name: str) -> None:
+    folder = Path("/tmp") / name
+    driver = load_driver(name, DriverConfig(run_dir=folder / "run", cache_dir=folder / "cache", kernel=KERNEL))
+    assert isinstance(driver, SnapshotDriver)
+    verdict = await driver.probe()
+    report(name, "probe", usable=verdict.usable, reason=verdict.reason, version=verdict.version)
+    saved, forked = folder / "saved", folder / "forked"
+    saved.mkdir(parents=True)
+    forked.mkdir()
+    began = time.monotonic()
+    async with (
+        driver.launch(spec("cold")) as machine,
+        AgentClient.open(await machine.connect(), timeout_s=SLOW_S) as agent,
+    ):
+        report(name, "booted", seconds=time.monotonic() - began)
+        await agent.warm(WarmUp(code="warm = True"), timeout_s=SLOW_S)
+        snapshot = await driver.snapshot(machine, saved)
+    began = time.monotonic()
+    async with opened(driver, snapshot, "a") as (machine, agent):
+        shown = await run(agent, "import socket; number = 6; socket.gethostname(), number")
+        report(name, "restored", shown=shown, seconds=time.monotonic() - began)
+        fork = await driver.snapshot(machine, forked, keep=True)
+        report(name, "goes on", shown=await run(agent, "number * 7"))
+        usage = await machine.usage()
+        report(name, "usage", mb=usage.memory_bytes >> 20)
+    async with opened(driver, fork, "b") as (_, agent):
+        report(name, "forked", shown=await run(agent, "number, socket.gethostname()"))
+    await driver.aclose()
+    report(name, "left", files=[path.name for path in (folder / "run").iterdir()])
+
+
+@asynccontextmanager
+async def opened(driver: SnapshotDriver, snapshot: Snapshot, name: str) -> AsyncIterator[tuple[Machine, AgentClient]]:
+    async with (
+        driver.restore(snapshot, spec(name)) as machine,
+        AgentClient.open(await machine.connect(), timeout_s=SLOW_S, identity=identity(name)) as agent,
+    ):
+        yield machine, agent
+
+
+async def run(agent: AgentClient, code: str) -> list[str]:
+    async with agent.run(RunCode(code=code)) as events:
+        return [event.data["text/plain"] async for event in events if isinstance(event, Display)]
+
+
+def identity(name: str) -> Identity:
+    return Identity(hostname=f"sandbox-{name}", machine_id=name[0] * 32, entropy=os.urandom(64))
+
+
+def spec(name: str) -> MachineSpec:
+    return MachineSpec(name, HOST / "root.erofs", KERNEL, memory_mb=512, vcpus=1, disk_mb=64)
+
+
+def report(driver: str, what: str, **facts: object) -> None:
+    print("MICROVM", json.dumps({"driver": driver, "what": what, **facts}), flush=True)
+
+
+anyio.run(main)

@@ -1,0 +1,23 @@
+"""Firecracker microVMs: the driver's facts. Its code is imported when a driver is created."""
+
+from vmm.driver import Driver, DriverConfig
+from vmm.types import Capabilities, DriverInfo, Isolation, Need
+
+INFO = DriverInfo(
+    name="firecracker",
+    title="Firecracker",
+    capabilities=Capabilities(isolation=Isolation.VM, snapshot=True, fixed_size=True),
+    needs=(
+        Need("firecracker", None, "runs sandboxes as microVMs on KVM", "run"),
+        Need("lz4", "lz4", "unpacks the guest kernel", "build"),
+        Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),
+    ),
+    rank_with_kvm=10,
+)
+
+
+def create(config: DriverConfig) -> Driver:
+    """Return a Firecracker driver for this host."""
+    from vmm.drivers.firecracker.driver import FirecrackerDriver  # here, so that reading INFO stays cheap
+
+    return FirecrackerDriver(config)
