@@ -7,8 +7,8 @@ connection of a job to the web; a token in its first request says of which.
 import base64
 import json
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ FIRST_BYTES_S = 15.0  # for a stream to say what it is
 WORKER_S = 60.0  # for a worker to become free: after so long with a free place, the machine makes none any more
 MAX_JOBS = 6  # that a machine does at once: see guest.web.workers.MOST
 OWNER_JOBS = 4  # of them for one owner, so that slow pages of one do not keep out all others
+PATIENCE = 0.5  # the part of its time that a job has for sure; then it ends if others wait for its place
 TOKEN_BYTES = 16
 GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 NO_TOKEN = b"HTTP/1.1 407 no job of ours\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -56,6 +57,13 @@ class JobOverdue(JobFailed):
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__("timeout", f"it took longer than {timeout_s:g} s")
+
+
+class JobInTheWay(JobFailed):
+    """A worker had half of its time, and other jobs waited for its place."""
+
+    def __init__(self) -> None:
+        super().__init__("in_the_way", "it took so long that others had to wait")
 
 
 class _Error(BaseModel):
@@ -111,11 +119,20 @@ class _Worker:
 
 @dataclass(eq=False)
 class _Ticket:
-    """A job's right to reach the web, as long as it lasts."""
+    """A job's right to reach the web, as long as it lasts, and how long that is."""
 
     caller: Caller
     kind: str  # of the job
+    end: float
+    patient_until: float  # then it ends if it is in the way of others
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    in_the_way: bool = False
     connections: set[anyio.CancelScope] = field(default_factory=set)
+
+
+def _oldest(tickets: Sequence[_Ticket], queued: int, places: int) -> Sequence[_Ticket]:
+    """Return the oldest tickets, one for each job that is queued and for which there is no free place."""
+    return tickets[: max(0, queued - (places - len(tickets)))]
 
 
 class Workers:
@@ -127,6 +144,7 @@ class Workers:
         self._waiting: deque[_Worker] = deque()
         self._arrived = anyio.Event()
         self._tickets: dict[str, _Ticket] = {}
+        self._queued: Counter[str | None] = Counter()  # jobs that wait for a place of their owner, or None: for any
         self._places: WeakValueDictionary[str, anyio.Semaphore] = WeakValueDictionary()  # of each owner who has jobs
         self._missed_since: float | None = None  # when a job began to wait; no worker has arrived since
         self._ended = 0.0  # when the last job did
@@ -170,27 +188,35 @@ class Workers:
         """
         end = anyio.current_time() + timeout_s
         places = self._places.setdefault(caller.owner, anyio.Semaphore(OWNER_JOBS, fast_acquire=True))
-        with anyio.move_on_after(min(WORKER_S, timeout_s)) as waiting:
-            await places.acquire()
-        if waiting.cancelled_caught:
-            raise NoWorker
+        await self._acquire(places, caller.owner, timeout_s)
         try:
             worker = await self._waiting_worker(end - anyio.current_time())
-            with self._ticket(caller, kind) as token:
-                left = max(end - anyio.current_time(), 0.0)
+            left = max(end - anyio.current_time(), 0.0)
+            ticket = _Ticket(caller, kind, end, end - (1 - PATIENCE) * left)
+            with self._valid(ticket) as token:
                 job = {**fields, "kind": kind, "timeout_s": left, "token": token}
-                return await self._answer(worker, job, end, timeout_s)
+                return await self._answer(worker, job, ticket, timeout_s)
         finally:
             places.release()
 
-    async def _answer(self, worker: _Worker, job: Mapping[str, Any], end: float, timeout_s: float) -> Answer:
+    async def _acquire(self, places: anyio.Semaphore, owner: str, longest_s: float) -> None:
+        """Take a place of this owner. Raises NoWorker if none becomes free in time."""
+        try:
+            places.acquire_nowait()
+        except anyio.WouldBlock:
+            with self._queuing(owner), anyio.move_on_after(min(WORKER_S, longest_s)):
+                await places.acquire()
+                return
+            raise NoWorker from None
+
+    async def _answer(self, worker: _Worker, job: Mapping[str, Any], ticket: _Ticket, timeout_s: float) -> Answer:
         worker.has_job = True
         try:
-            with anyio.CancelScope(deadline=end) as scope:
+            with ticket.scope:
                 await worker.stream.send(_packed(job))
                 await worker.done.wait()
-            if scope.cancelled_caught:
-                raise JobOverdue(timeout_s)
+            if ticket.scope.cancelled_caught:
+                raise JobInTheWay if ticket.in_the_way else JobOverdue(timeout_s)
         except GONE as error:
             raise WorkerLost from error
         finally:
@@ -201,23 +227,49 @@ class Workers:
 
     async def _waiting_worker(self, longest_s: float) -> _Worker:
         """Return a worker that waits. Raises NoWorker if none comes in time."""
-        if not self._waiting and self._missed_since is None:
+        if self._waiting:
+            return self._waiting.popleft()
+        if self._missed_since is None:
             self._missed_since = anyio.current_time()
-        with anyio.move_on_after(min(WORKER_S, longest_s)):
+        with self._queuing(None), anyio.move_on_after(min(WORKER_S, longest_s)):
             while not self._waiting:
                 await self._arrived.wait()
             return self._waiting.popleft()
         raise NoWorker
 
     @contextmanager
-    def _ticket(self, caller: Caller, kind: str) -> Iterator[str]:
-        """Let connections with the token that is yielded reach the web on behalf of `caller`; then end them."""
-        token, ticket = secrets.token_hex(TOKEN_BYTES), _Ticket(caller, kind)
+    def _queuing(self, owner: str | None) -> Iterator[None]:
+        """Count a job that waits for a place of its owner, or without one for any place in the machine."""
+        self._queued[owner] += 1
+        self._make_room()
+        try:
+            yield
+        finally:
+            self._queued -= Counter({owner: 1})  # which forgets an owner with none left
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Give the oldest jobs only their patient time, as many as there are others that wait for their places."""
+        tickets = list(self._tickets.values())  # in the order in which they began
+        in_the_way = set(_oldest(tickets, self._queued[None], MAX_JOBS))
+        for owner in {ticket.caller.owner for ticket in tickets}:
+            own = [ticket for ticket in tickets if ticket.caller.owner == owner]
+            in_the_way.update(_oldest(own, self._queued[owner], OWNER_JOBS))
+        for ticket in tickets:
+            ticket.in_the_way = ticket in in_the_way
+            ticket.scope.deadline = ticket.patient_until if ticket.in_the_way else ticket.end
+
+    @contextmanager
+    def _valid(self, ticket: _Ticket) -> Iterator[str]:
+        """Let connections with the token that is yielded reach the web on behalf of a caller; then end them."""
+        token = secrets.token_hex(TOKEN_BYTES)
         self._tickets[token] = ticket
+        self._make_room()
         try:
             yield token
         finally:
             del self._tickets[token]
+            self._make_room()
             self._ended = anyio.current_time()
             for connection in ticket.connections:
                 connection.cancel()

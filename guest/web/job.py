@@ -8,6 +8,8 @@ import signal
 import socket
 import ssl
 import time
+from contextlib import suppress
+from threading import Thread
 from typing import Any, NamedTuple
 
 from guest.jobs import JOB, MAX_JOB, PREFACE
@@ -44,6 +46,7 @@ def serve_job(places: Places, tls: ssl.SSLContext, tell: Tell) -> None:
             if job is None:
                 return
             tell(BUSY)
+            end_with(stream)
             header, body = perform(job, places.proxy, tls, reader)
             stream.sendall(pack(header, body))
             stream.sendall(body)
@@ -71,6 +74,20 @@ def receive_job(stream: socket.socket, reader: Reader) -> dict[str, Any] | None:
     size = JOB.unpack(head)[0] if head else 0
     content = _receive(stream, size) if 0 < size <= MAX_JOB else None
     return json.loads(content) if content else None
+
+
+def end_with(stream: socket.socket) -> None:
+    """End this process, and so the one that reads, as soon as the host closes the stream: it wants no answer any more.
+
+    A page that takes long to read would otherwise keep its place in the machine after its job was given up.
+    """
+
+    def wait() -> None:
+        with suppress(OSError):
+            stream.recv(1)  # the host sends nothing after the job
+        os._exit(0)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def perform(job: dict[str, Any], proxy: Proxy, tls: ssl.SSLContext, reader: Reading) -> Result:

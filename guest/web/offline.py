@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
 from guest.jobs import ANSWER, MAX_BODY, MAX_HEADER
-from guest.prctl import set_dumpable
+from guest.prctl import die_with_parent, set_dumpable
 from guest.seccomp import isolate
 from guest.web.errors import WebError
 
@@ -96,6 +96,7 @@ def pack(header: dict[str, Any], body: bytes) -> bytes:
 def _serve(work: Work, rehearse: Callable[[], None], orders: int, answers: int) -> NoReturn:
     """Be the process that works: it ends here."""
     try:
+        die_with_parent()
         _keep_only(orders, answers)
         set_dumpable(dumpable=False)
         isolate()

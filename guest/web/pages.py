@@ -2,6 +2,7 @@
 
 import logging
 from copy import deepcopy
+from itertools import islice
 from typing import Any
 
 import trafilatura
@@ -14,6 +15,7 @@ from guest.web.found import Found
 
 MIN_TEXT = 200  # characters; a page with less main content is shown whole
 MIN_SHARE = 4  # the main content may be so many times smaller than all text, if it is short
+MAX_ELEMENTS = 20_000  # to find the main content of 60,000 took a minute: the time grows with their square
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 
 CLEANER = Cleaner(
@@ -41,10 +43,18 @@ def read_page(text: str, url: str, form: str) -> Found:
     found = Found("page")
     parser = lxml_html.HTMLParser(encoding="utf-8", remove_pis=True, remove_comments=True)
     tree = lxml_html.document_fromstring(text.encode("utf-8", "replace"), parser=parser, ensure_head_body=True)
-    _read_metadata(tree, url, found)
+    is_large = sum(1 for _ in islice(tree.iter(), MAX_ELEMENTS + 1)) > MAX_ELEMENTS
+    if not is_large:
+        _read_metadata(tree, url, found)
+    if found.title is None:
+        found.title = one_line(tree.findtext(".//title"))
     remove_hidden(tree)
     if form == "html":
         found.text = _clean_html(tree, url)
+        return found
+    if is_large:
+        found.text = trafilatura.html2txt(tree) or ""
+        found.warn("the page is too large to find its main content; this is all of its text")
         return found
     found.text = _main_content(tree, url, form)
     whole = trafilatura.html2txt(tree) or ""
@@ -62,8 +72,6 @@ def _read_metadata(tree: Any, url: str, found: Found) -> None:  # noqa: ANN401 -
     if about is not None:
         found.title, found.author = one_line(about.title), one_line(about.author)
         found.published = one_line(about.date, 40)
-    if found.title is None:
-        found.title = one_line(tree.findtext(".//title"))
 
 
 def _main_content(tree: Any, url: str, form: str) -> str:  # noqa: ANN401

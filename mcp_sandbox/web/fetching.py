@@ -147,6 +147,7 @@ FAILURES: dict[str, Callable[[str, JobFailed, WebSettings], SandboxError]] = {
     "http_status": _status,
     "too_large": lambda url, _, settings: errors.FetchTooLarge(url, settings.max_bytes),
     "timeout": lambda url, _, settings: errors.FetchTimeout(url, settings.timeout_s),
+    "in_the_way": lambda url, *_: errors.FetchFailed(url, "it took so long that other requests had to wait"),
     "robots": lambda url, *_: errors.FetchRobots(url),
     "unreachable": lambda url, *_: errors.FetchFailed(url, "the server cannot be reached"),
     "bad_response": lambda url, *_: errors.FetchFailed(url, "the server's answer is not proper HTTP, or it broke off"),

@@ -1,6 +1,11 @@
-"""Sandboxes with network mode `proxy`: real pip, git and curl reach what the operator allows, and nothing else."""
+"""Sandboxes with network mode `proxy`: real pip, git, curl and npm reach what the operator allows, and nothing else."""
 
+import base64
+import hashlib
+import io
+import json
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -35,6 +40,7 @@ ME = "ada"
 LIMIT_S = 600  # pip takes minutes on a very busy host
 AUTHORITY = "/workspace/authority.pem"
 WHEEL = "greeting-1.0-py3-none-any.whl"
+PACKAGE = '{"name": "greeting", "version": "1.0.0"}'
 
 
 def make_wheel(path: Path) -> bytes:
@@ -57,8 +63,24 @@ def make_repository(path: Path) -> Path:
     return path / ".git"
 
 
+def make_package(registry: str) -> dict[str, Page]:
+    """Return the pages of a registry that has one package."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in {"package.json": PACKAGE, "index.js": "module.exports = 'hello from a package'\n"}.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content.encode()))
+    data = packed.getvalue()
+    integrity = f"sha512-{base64.b64encode(hashlib.sha512(data).digest()).decode()}"
+    version = {**json.loads(PACKAGE), "dist": {"tarball": f"{registry}/greeting.tgz", "integrity": integrity}}
+    about = {"name": "greeting", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
+    answer = Page(json.dumps(about).encode(), headers={"Content-Type": "application/json"})
+    return {"/greeting": answer, "/greeting.tgz": Page(data)}
+
+
 class Web(World):
-    """The world of these tests: an index with a wheel, a repository, a plain page and one that nobody allows."""
+    """The world of these tests: an index of packages, a repository, a plain page and one that nobody allows."""
 
     index: str
     repository: str
@@ -77,6 +99,7 @@ async def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         open_site = stack.enter_async_context
         web.index = await open_site(web.site("index.test", pages(index), secure=True))
+        index.update(make_package(web.index))
         repository = folder(make_repository(tmp_path / "repository"))
         web.repository = await open_site(web.site("code.test", pages(repository)))
         web.plain = await open_site(web.site("plain.test", pages({"/": Page(b"plain page\n")})))
@@ -146,6 +169,16 @@ async def test_git_clones_a_repository(service, box, web):
         output_of(await command(service, box, f"git clone -q {web.repository} copy && cat 'copy/read me'"))
         == "cloned\n"
     )
+
+
+async def test_npm_installs_a_package_from_a_registry(host, service, web):
+    if host.driver.name != "gvisor":
+        pytest.skip("the template is built for gvisor only")
+    box = await service.create(ME, "javascript", network=NetworkMode.PROXY)
+    await service.write(ME, box.sandbox_id, AUTHORITY, web.authority_pem)
+    install = f"npm install --cafile {AUTHORITY} --registry {web.index} --no-audit greeting"
+    output_of(await command(service, box, install))
+    assert output_of(await command(service, box, "node -p \"require('greeting')\"")) == "hello from a package\n"
 
 
 async def test_curl_and_python_reach_an_allowed_site(service, box, web):

@@ -8,6 +8,7 @@ import zlib
 
 import brotli
 import pytest
+import trafilatura
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
@@ -128,6 +129,17 @@ def test_a_page_without_main_content_is_shown_whole_with_a_warning():
     header, body = extract(Download(html, "http://site.example/", "text/html"), "text", MIB, keep=False)
     assert b"item 59" in body
     assert header["warnings"] or b"item 0" in body
+
+
+def test_the_text_of_a_huge_page_is_shown_whole_without_a_search_for_its_main_content(monkeypatch: pytest.MonkeyPatch):
+    """To search 60,000 elements took a minute of CPU time."""
+    monkeypatch.setattr(trafilatura, "extract", lambda *_args, **_fields: pytest.fail("it was searched"))
+    html = page("<div><p>some <b>bold</b> text</p></div>" * 7000, "<title>Foxes</title>")
+    header, body = extract(Download(html, "http://site.example/", "text/html"), "markdown", MIB, keep=False)
+    assert header["title"] == "Foxes"
+    assert header["warnings"] == ["the page is too large to find its main content; this is all of its text"]
+    assert body.startswith(LONG[:50].encode())
+    assert body.count(b"bold") == 7000
 
 
 def test_raw_is_the_source():

@@ -379,6 +379,35 @@ async def test_one_owner_does_not_take_all_workers():
     assert sorted(owners) == ["ann"] * OWNER_JOBS + ["bob"]
 
 
+@pytest.mark.parametrize(("slow", "waiting"), [(["ann"] * OWNER_JOBS, "ann"), (["ann"] * 4 + ["bob"] * 2, "eve")])
+async def test_slow_jobs_make_room_for_one_that_waits(slow: list[str], waiting: str, monkeypatch: pytest.MonkeyPatch):
+    """The oldest one ends; each job that waits ends one of them, and without one they have all their time."""
+    monkeypatch.setattr(workers_module, "PATIENCE", 0.0)
+    workers = Workers(World().bridge_for)
+    failures: list[JobFailed] = []
+
+    async def hang(number: int, owner: str) -> None:
+        try:
+            await workers.run("fetch", {"of": number}, caller=Caller(owner, "web"), timeout_s=10 * HANG_S)
+        except JobFailed as error:
+            failures.append(error)
+            tasks.start_soon(workers.serve, last)  # the machine starts another process
+
+    last = Wire(PREFACE)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            for number, owner in enumerate(slow):
+                tasks.start_soon(workers.serve, Wire(PREFACE))
+                tasks.start_soon(hang, number, owner)
+                await anyio.wait_all_tasks_blocked()
+            assert failures == []
+            tasks.start_soon(partial(workers.run, "fetch", {}, caller=Caller(waiting, "web"), timeout_s=HANG_S))
+            while not last.received:
+                await anyio.lowlevel.checkpoint()
+            assert [error.code for error in failures] == ["in_the_way"]
+            tasks.cancel_scope.cancel()
+
+
 async def test_the_wait_for_a_worker_counts_in_the_time_of_a_job():
     with anyio.fail_after(WORKER_S / 2):
         with pytest.raises(WorkerLost, match="no process was free in time"):

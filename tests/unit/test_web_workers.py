@@ -2,14 +2,17 @@
 
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import NoReturn
 
 import anyio
 import psutil
 import pytest
 
 from guest.web.errors import WebError
+from guest.web.job import end_with
 from guest.web.offline import Reader
 from guest.web.workers import READY, SPARE, Tell, Workers
 from tests.waiting import HANG_S
@@ -99,6 +102,34 @@ def test_a_process_that_cannot_be_started_is_started_later(monkeypatch: pytest.M
     monkeypatch.setattr(os, "fork", fail_twice)
     with waiting(Workers(_wait)) as count:
         assert count == SPARE
+
+
+async def test_a_job_that_the_host_gives_up_ends_with_the_process_that_reads():
+    """Whatever it reads: six pages that take long would keep all later jobs out."""
+    ours, theirs = socket.socketpair()
+    worker = os.fork()
+    if worker == 0:
+        try:
+            ours.close()
+            with Reader(lambda _fields, _data: _for_ever()) as reader:
+                reader.wait()
+                end_with(theirs)
+                theirs.send(b"r")
+                reader.read({}, b"", timeout_s=10 * HANG_S)
+        finally:
+            os._exit(1)
+    theirs.close()
+    assert ours.recv(1) == b"r"
+    (reading,) = _children(worker)
+    ours.close()
+    with anyio.fail_after(HANG_S):
+        assert await anyio.to_thread.run_sync(os.waitpid, worker, 0) == (worker, 0)
+        await anyio.to_thread.run_sync(reading.wait)
+
+
+def _for_ever() -> NoReturn:
+    while True:
+        pass
 
 
 @contextmanager
