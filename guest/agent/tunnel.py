@@ -1,8 +1,12 @@
-"""Carries connections to this machine's loopback to the host, each as one stream of the agent channel."""
+"""Carries connections to this machine's loopback to the host, each as one stream of the agent channel.
+
+And the other way: the host may connect to a port on the loopback, whether or not the machine has a network.
+"""
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH101, PTH108
 
+import errno
 import os
 import select
 import socket
@@ -13,11 +17,14 @@ from typing import Any
 
 from guest.agent.loop import Link, Loop
 from guest.errors import ProtocolError
-from guest.streams import CHUNK, GUEST_WINDOW, MAX_STREAMS, OPENS_PER_S, WINDOW, OpenRate
+from guest.streams import CHUNK, GUEST_WINDOW, LEAST_GUEST_WINDOW, MAX_STREAMS, OPENS_PER_S, WINDOW, OpenRate
 
 PORT = 3128  # where proxies usually listen
 SOCKET = "/run/mcp-sandbox/proxy.sock"
 BACKLOG = 128
+SEND_BUFFER = 128 * 1024  # bytes; Linux would take 2.5 MB for a connection that is not read: more than its share
+# Bytes that are reported together: few enough for the least share, because streams that open later shrink a share.
+REPORT = LEAST_GUEST_WINDOW // 2
 EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
@@ -32,6 +39,7 @@ class Connection:
         self.written = 0  # bytes since the last window frame
         self.read_all = False  # the peer has ended; the host knows
         self.host_ended = False
+        self.connecting = False
 
     @property
     def finished(self) -> bool:
@@ -50,7 +58,7 @@ class Tunnel:
         self._open: dict[int, Connection] = {}
         self._last = 0
         self._rate = OpenRate(time.monotonic())
-        self._waiting: set[int] = set()  # streams that have something to read while the host is slow
+        self._waiting: dict[int, None] = {}  # streams that may have something to read while the host is slow, in order
         channel.on_drained.append(self._resume)
 
     def listen(self) -> None:
@@ -62,6 +70,7 @@ class Tunnel:
         for family, address in ((socket.AF_INET, ("127.0.0.1", PORT)), (socket.AF_UNIX, SOCKET)):
             listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
             listening.bind(address)
             listening.listen(BACKLOG)
             self._listening.append(listening)
@@ -79,6 +88,9 @@ class Tunnel:
 
     def take(self, header: dict[str, Any], body: bytes) -> None:
         """Take a frame of a stream from the host."""
+        if header["do"] == "open":
+            self._connect(int(header["stream"]), int(header["port"]))
+            return
         connection = self._open.get(header["stream"])
         if connection is None:  # it was reset here while the frame was on its way
             return
@@ -99,12 +111,31 @@ class Tunnel:
         else:
             raise ProtocolError(f"streams do not know {str(what)[:40]!r}")
 
+    def _connect(self, number: int, port: int) -> None:
+        """Connect a stream of the host to a port."""
+        peer = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        connection = self._open[number] = Connection(number, peer)
+        connection.connecting = True
+        if peer.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS):
+            self._loop.add(peer.fileno(), partial(self._ready, connection), EVENTS)
+        else:
+            self._reset(connection)
+
+    def _connected(self, connection: Connection) -> None:
+        connection.connecting = False
+        if connection.peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._reset(connection)
+        else:
+            self._send(connection, "opened")
+
     def _resume(self) -> None:
-        """Read on: the host takes frames again."""
-        waiting, self._waiting = self._waiting, set()
-        for number in waiting:
+        """Read on, in turn: the host takes frames again."""
+        while self._waiting and not self._channel.full:
+            number = next(iter(self._waiting))
+            del self._waiting[number]
             if connection := self._open.get(number):
-                self._read(connection)
+                self._send_piece(connection)
 
     def _accept(self, listening: socket.socket, _events: int = 0) -> None:
         while listening in self._listening and len(self._open) < MAX_STREAMS:
@@ -132,17 +163,23 @@ class Tunnel:
             self._loop.later(1 / OPENS_PER_S, accept)
 
     def _ready(self, connection: Connection, events: int) -> None:
+        if connection.connecting:
+            self._connected(connection)
         if events & select.EPOLLOUT:
             self._write(connection)
         if events & ~select.EPOLLOUT:
             self._read(connection)
 
     def _read(self, connection: Connection) -> None:
+        """Send one piece to the host, or queue behind the streams that wait for it to take more."""
+        if self._channel.full or (self._waiting and self._channel.unsent):
+            self._waiting[connection.number] = None
+        else:
+            self._send_piece(connection)
+
+    def _send_piece(self, connection: Connection) -> None:
         """Send one piece to the host; the next one after the other streams had a turn."""
         if connection.number not in self._open or connection.read_all or connection.credit <= 0:
-            return
-        if self._channel.full:
-            self._waiting.add(connection.number)
             return
         size = min(CHUNK, connection.credit)
         try:
@@ -174,7 +211,7 @@ class Tunnel:
         except OSError:
             self._reset(connection)
             return
-        if connection.written >= GUEST_WINDOW // 2:
+        if connection.written >= REPORT:
             self._channel.send({"stream": connection.number, "do": "window", "bytes": connection.written})
             connection.written = 0
         if connection.host_ended and not connection.unwritten:

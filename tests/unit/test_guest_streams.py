@@ -3,23 +3,35 @@
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 import anyio
 import pytest
-from anyio.abc import ByteStream, SocketStream
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
 from guest.agent import tunnel
 from guest.agent.loop import Link, Loop
 from guest.client.channel import Channel
 from guest.client.streams import MAX_WINDOW, SPARE, GuestStream, ServeStream, Streams
-from guest.errors import AgentGone, ProtocolError
+from guest.errors import AgentGone, ProtocolError, RequestRefused
 from guest.protocol import Frame, encode
-from guest.streams import CHUNK, MAX_STREAMS, OPEN_BURST, OPENS_PER_S, WINDOW, OpenRate
+from guest.streams import (
+    CHUNK,
+    GUEST_WINDOW,
+    LEAST_GUEST_WINDOW,
+    MAX_HOST_STREAMS,
+    MAX_STREAMS,
+    OPEN_BURST,
+    OPENS_PER_S,
+    WINDOW,
+    OpenRate,
+)
 from tests.waiting import HANG_S
 
 pytestmark = pytest.mark.anyio
+
+MANY = 50  # streams at once
 
 
 class Agent:
@@ -48,8 +60,8 @@ def place(tmp_path, monkeypatch) -> str:
 
 
 @asynccontextmanager
-async def machine(serve: ServeStream) -> AsyncIterator[Channel]:
-    """Run a tunnel whose streams `serve` takes on the host."""
+async def machine(serve: ServeStream | None) -> AsyncIterator[Channel]:
+    """Run a tunnel whose streams `serve` takes on the host; without it, the machine may open none."""
     ours, theirs = socket.socketpair()
     agent = Agent(theirs)
     thread = threading.Thread(target=agent.run)
@@ -58,7 +70,8 @@ async def machine(serve: ServeStream) -> AsyncIterator[Channel]:
         with anyio.fail_after(HANG_S):
             async with await SocketStream.from_socket(ours) as stream, anyio.create_task_group() as tasks:
                 channel = Channel(stream, HANG_S)
-                channel.streams.allow(tasks, serve)
+                if serve is not None:
+                    channel.streams.allow(tasks, serve)
                 tasks.start_soon(channel.read)
                 yield channel
                 tasks.cancel_scope.cancel()
@@ -147,6 +160,156 @@ async def test_a_connection_that_the_machine_does_not_read_holds_up_no_other(pla
             assert await read_all(peer) == b"answer"
 
 
+@asynccontextmanager
+async def uploads(place: str, count: int) -> AsyncIterator[list[int]]:
+    """Send from `count` connections without end; yields what the host has received of each."""
+    received: list[int] = []
+
+    async def serve(stream: ByteStream) -> None:
+        number = len(received)
+        received.append(0)
+        async for data in stream:
+            received[number] += len(data)
+
+    async def send_for_ever() -> None:
+        async with await anyio.connect_unix(place) as peer:
+            while True:
+                await peer.send(bytes(CHUNK))
+
+    async with machine(serve), anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(send_for_ever)
+        yield received
+        tasks.cancel_scope.cancel()
+
+
+async def test_streams_that_open_first_take_nothing_from_those_that_open_last(place):
+    """Fails if the streams that wait for a slow host do not take turns, or if the first ones keep wider windows."""
+    async with uploads(place, MANY) as received:
+        while sum(received) < MANY * 2**20:
+            await anyio.lowlevel.checkpoint()
+        assert min(received) * len(received) >= sum(received) / 2
+        assert len(received) == MANY
+
+
+async def test_connections_that_nothing_reads_hold_equal_shares(place):
+    """A stream that opened while it was alone must not have taken so much that those after it come late."""
+    sent: list[int] = []
+
+    async def flood(stream: ByteStream) -> None:
+        number = len(sent)
+        sent.append(0)
+        with suppress(anyio.BrokenResourceError):
+            while True:
+                await stream.send(bytes(CHUNK))
+                sent[number] += CHUNK
+
+    async with machine(flood), AsyncExitStack() as peers:
+        for _ in range(MANY):
+            peer = await peers.enter_async_context(await anyio.connect_unix(place))
+            await peer.receive(1)
+        before = -1
+        while sum(sent) != before:  # until all are stuck: a round trip later, nothing more was sent
+            before = sum(sent)
+            async with await anyio.connect_unix(place) as peer:
+                await peer.receive(1)
+            sent.pop()
+        assert max(sent) <= GUEST_WINDOW + 2 * tunnel.SEND_BUFFER
+        assert sorted(sent)[MANY // 2] <= LEAST_GUEST_WINDOW + 2 * tunnel.SEND_BUFFER
+
+
+async def test_a_stream_that_was_quiet_while_many_others_opened_goes_on(place):
+    """What the machine has used while the stream was alone must not count against its smaller share."""
+    first = 3 * CHUNK  # less than half of what one stream may have on the way, more than all of what each of many may
+    opened: list[ByteStream] = []
+    all_open = anyio.Event()
+
+    async def serve(stream: ByteStream) -> None:
+        opened.append(stream)
+        if len(opened) == 1:
+            await stream.send(bytes(first))
+            await all_open.wait()
+            await stream.send(b"more")
+            await stream.send_eof()
+        elif len(opened) == MANY:
+            all_open.set()
+        await stream.receive()
+
+    async with machine(serve), await anyio.connect_unix(place) as quiet, AsyncExitStack() as others:
+        received = 0
+        while received < first:
+            received += len(await quiet.receive())
+        for _ in range(MANY - 1):
+            await others.enter_async_context(await anyio.connect_unix(place))
+        assert await read_all(quiet) == b"more"
+
+
+async def test_a_window_that_grew_while_a_stream_was_alone_shrinks_when_others_open():
+    given = [0]
+
+    async def send(frame: dict[str, int], _body: bytes) -> None:
+        given.append(frame.get("bytes", 0))
+
+    opened: list[GuestStream] = []
+
+    async def serve(stream: ByteStream) -> None:
+        assert isinstance(stream, GuestStream)
+        opened.append(stream)
+        await anyio.sleep_forever()
+
+    async def use(size: int) -> None:
+        for _ in range(size // CHUNK):
+            streams.take(Frame(header(1, "data"), bytes(CHUNK)))
+            await opened[0].receive()
+
+    async with anyio.create_task_group() as tasks:
+        streams = Streams(send)
+        streams.allow(tasks, serve)
+        streams.take(Frame(header(1, "open"), b""))
+        await anyio.wait_all_tasks_blocked()
+        await use(WINDOW)
+        assert opened[0].window == MAX_WINDOW
+        for number in range(2, MAX_STREAMS + 1):
+            streams.take(Frame(header(number, "open"), b""))
+        await use(MAX_WINDOW)
+        assert opened[0].window == WINDOW + SPARE // MAX_STREAMS
+        for number in range(2, MAX_STREAMS + 1):
+            streams.take(Frame(header(number, "reset"), b""))
+        await use(WINDOW)
+        assert opened[0].window == MAX_WINDOW
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_stream_that_stays_alone_may_send_more_again():
+    sent = 0
+
+    async def send(_frame: dict[str, object], body: bytes) -> None:
+        nonlocal sent
+        sent += len(body)
+
+    async def flood(stream: ByteStream) -> None:
+        with suppress(anyio.BrokenResourceError):
+            await stream.send(bytes(2 * GUEST_WINDOW))
+
+    async def wait(stream: ByteStream) -> None:
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        streams = Streams(send)
+        streams.allow(tasks, wait)
+        for number in range(1, MAX_STREAMS):
+            streams.take(Frame(header(number, "open"), b""))
+        streams.allow(tasks, flood)
+        streams.take(Frame(header(MAX_STREAMS, "open"), b""))
+        await anyio.wait_all_tasks_blocked()
+        assert sent == LEAST_GUEST_WINDOW
+        for number in range(1, MAX_STREAMS):
+            streams.take(Frame(header(number, "reset"), b""))
+        await anyio.wait_all_tasks_blocked()
+        assert sent == GUEST_WINDOW
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_stream_that_the_host_gives_up_ends_in_the_machine(place):
     async def refuse(stream: ByteStream) -> None:
         await stream.receive()
@@ -205,6 +368,89 @@ async def test_a_server_that_fails_ends_its_stream_only(place, caplog):
             await peer.send(b"fine")
             assert await read_all(peer) == b"good"
     assert "could not be served" in caplog.text
+
+
+# -------------------------------------------------------------------- streams that the host opens
+
+
+@pytest.fixture
+async def port(anyio_backend: str) -> AsyncIterator[int]:
+    """The port of a server in the machine that sends back what it gets."""
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        yield listener.extra(SocketAttribute.local_port)
+        tasks.cancel_scope.cancel()
+
+
+async def answer(stream: ByteStream) -> None:
+    async with stream:
+        await echo(stream)
+
+
+async def test_the_host_connects_to_a_port_of_a_machine_that_may_open_no_stream(place, port):
+    data = bytes(range(256)) * 8000
+    async with machine(None) as channel:
+        async with await channel.streams.connect(port, HANG_S) as stream, anyio.create_task_group() as tasks:
+
+            async def send() -> None:
+                await stream.send(data)
+                await stream.send_eof()
+
+            tasks.start_soon(send)
+            assert await read_all(stream) == data
+        assert await channel.streams.close() == 0
+
+
+async def test_a_port_where_nothing_listens_is_refused(place):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        unused = listening.getsockname()[1]
+    async with machine(None) as channel:
+        with pytest.raises(RequestRefused, match=f"nothing listens on its port {unused}"):
+            await channel.streams.connect(unused, HANG_S)
+        assert await channel.streams.close() == 0
+
+
+async def test_the_host_opens_so_many_streams_and_they_count_against_no_limit_of_the_machine(place, port):
+    async with machine(echo) as channel, AsyncExitStack() as stack:
+        for _ in range(MAX_HOST_STREAMS):
+            await stack.enter_async_context(await channel.streams.connect(port, HANG_S))
+        with pytest.raises(RequestRefused, match="open already"):
+            await channel.streams.connect(port, HANG_S)
+        async with await anyio.connect_unix(place) as peer:
+            await peer.send(b"hello")
+            await peer.send_eof()
+            assert await read_all(peer) == b"hello"
+
+
+FORGED = {
+    "data before the stream is connected": [("data", -1)],
+    "an end before the stream is connected": [("end", -1)],
+    "a connection twice": [("opened", -1), ("opened", -1)],
+    "a connection that the host has not asked for": [("opened", -2)],
+    "a stream with a number of the host": [("open", -1)],
+    "a stream of its own": [("open", 1)],
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+async def test_what_a_machine_without_a_network_makes_of_a_stream_of_the_host_breaks_the_channel(what):
+    async def send(_header: dict[str, object], _body: bytes) -> None:
+        pass
+
+    async def connect() -> None:
+        with suppress(RequestRefused):
+            await streams.connect(80, HANG_S)
+
+    async with anyio.create_task_group() as tasks:
+        streams = Streams(send)
+        tasks.start_soon(connect)
+        await anyio.wait_all_tasks_blocked()
+        *allowed, last = FORGED[what]
+        for do, number in allowed:
+            streams.take(Frame(header(number, do), b""))
+        with pytest.raises(ProtocolError):
+            streams.take(Frame(header(last[1], last[0]), b"x"))
+        tasks.cancel_scope.cancel()
 
 
 # -------------------------------------------------------------------- hostile agents
@@ -348,7 +594,7 @@ async def test_sending_breaks_when_the_machine_is_gone(act):
     async def send(_header: dict[str, object], _body: bytes) -> None:
         raise AgentGone("the stream to the agent is closed")
 
-    stream = GuestStream(1, send, lambda _number: None, lambda: 0)
+    stream = GuestStream(1, send, lambda _number: None, lambda _window: 0)
     with pytest.raises(anyio.BrokenResourceError):
         await act(stream)
     await stream.aclose()

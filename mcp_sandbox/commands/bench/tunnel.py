@@ -29,7 +29,7 @@ from websearch.quotas import Ledger, Quotas
 MB_PER_S, EMULATED_MB_PER_S = 100, 10  # promised for one stream
 STREAMS = 50
 FAIR_SHARE = 0.5  # of the mean, for the slowest of all streams
-FAIR_S = 5.0  # long enough that a stream which comes last for a while does not count
+FAIR_S, EMULATED_FAIR_S = 5.0, 15.0  # long enough that a stream which comes last for a while does not count
 MEGABYTES, EMULATED_MEGABYTES = 200, 10  # of one transfer: a second or two
 ENDLESS = 1 << 50  # bytes
 LOOPBACK = "127.0.0.1"
@@ -63,8 +63,10 @@ def client_hello():
     client = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=HOST)
     try: client.do_handshake()
     except ssl.SSLWantReadError: return sent.read()
-def connect(port):
-    peer = socket.create_connection(("127.0.0.1", 3128))
+def connect(port, buffer=None):
+    peer = socket.socket()
+    if buffer: peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    peer.connect(("127.0.0.1", 3128))
     peer.sendall(f"CONNECT {HOST}:{port} HTTP/1.1\\r\\nHost: {HOST}:{port}\\r\\n\\r\\n".encode())
     if b" 200 " not in peer.recv(4096): raise OSError("the bridge refuses the connection")
     peer.sendall(client_hello())
@@ -85,42 +87,47 @@ def download(size):
             if not (got := peer.recv_into(buffer)): raise OSError("the server has ended")
             left -= got
         return size / 1e6 / (time.perf_counter() - began)
-def share(count, seconds):
+def share(port, count, seconds):
     threading.stack_size(1 << 18)  # the stacks of so many threads are more than the memory of a process may be
-    got, ready, until = [0] * count, threading.Barrier(count), [0.0]
-    def read(number):
+    done, ready, until = [0] * count, threading.Barrier(count), [0.0]
+    def work(number):
         buffer = bytearray(1 << 16)
-        with connect(GIVES) as peer:
-            peer.recv_into(buffer)
+        with connect(port, 1 << 16) as peer:  # what waits in a large buffer would count as sent
+            move = peer.recv_into if port == GIVES else peer.send
+            move(buffer)
             if ready.wait() == 0: until[0] = time.perf_counter() + seconds
             ready.wait()
-            while time.perf_counter() < until[0]: got[number] += peer.recv_into(buffer)
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(count)]
+            while time.perf_counter() < until[0]: done[number] += move(buffer)
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
-    return [size / 1e6 / seconds for size in got]
+    return [size / 1e6 / seconds for size in done]
 """
 
 
 async def measure(subject: Subject) -> Findings:
-    """Send and receive over one stream, then receive over many at once."""
+    """Send and receive over one stream, then over many at once."""
     emulated = subject.facts.accel is Accel.TCG
     size = (EMULATED_MEGABYTES if emulated else MEGABYTES) * 1_000_000
+    seconds = EMULATED_FAIR_S if emulated else FAIR_S
     rates: dict[str, list[float]] = {"upload": [], "download": []}
+    shares: dict[str, list[float]] = {}
     async with _guest(subject) as agent:
         for number in range(subject.plan.transfers):
             for way, samples in rates.items():
                 subject.progress(f"{way} over one stream: {number} of {subject.plan.transfers}")
                 samples.append(float(await _ask(agent, f"{way}({size})")))
-        subject.progress(f"{STREAMS} streams at once")
-        shares: list[float] = await _ask(agent, f"share({STREAMS}, {FAIR_S})")
+        for way, port in (("upload", "TAKES"), ("download", "GIVES")):
+            subject.progress(f"{STREAMS} {way}s at once")
+            shares[way] = await _ask(agent, f"share({port}, {STREAMS}, {seconds})")
     figures = [figure(f"{way} over one stream", "MB/s", samples) for way, samples in rates.items()]
-    together = figure(f"each of {STREAMS} downloads at once", "MB/s", shares)
     promised = EMULATED_MB_PER_S if emulated else MB_PER_S
-    slowest = min(shares) * len(shares) / sum(shares)
     promises = [Promise(f"{entry.name}, p50", entry.p50, promised, "MB/s", at_least=True) for entry in figures]
-    promises.append(Promise(f"slowest of {STREAMS} streams over the mean", slowest, FAIR_SHARE, "times", at_least=True))
-    return Findings([*figures, together], promises)
+    for way, each in shares.items():
+        figures.append(figure(f"each of {STREAMS} {way}s at once", "MB/s", each))
+        name, slowest = f"slowest of {STREAMS} {way}s over the mean", min(each) * len(each) / sum(each)
+        promises.append(Promise(name, slowest, FAIR_SHARE, "times", at_least=True))
+    return Findings(figures, promises)
 
 
 @asynccontextmanager
