@@ -6,7 +6,9 @@ are not allowed.
 
 import ctypes
 import os
+import signal
 
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
@@ -49,6 +51,11 @@ def drop_bounding_set() -> None:
 def set_dumpable(*, dumpable: bool) -> None:
     """Allow or forbid other processes of the same user to read and write this one's memory."""
     _prctl(PR_SET_DUMPABLE, int(dumpable))
+
+
+def die_with_parent() -> None:
+    """Be killed when the parent ends, however it does."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def set_seccomp_filter(program: bytes) -> None:

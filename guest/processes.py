@@ -31,6 +31,16 @@ class Process(NamedTuple):
     session: int = 0
 
 
+def set_soft_limits(limits: dict[int, int], pid: int = 0) -> None:
+    """Set the limits of a process, by their kinds, as far as its hard limits allow it. They can be changed again.
+
+    Without a `pid`, it is this process. Raises OSError.
+    """
+    for kind, value in limits.items():
+        hard = resource.prlimit(pid, kind)[1]
+        resource.prlimit(pid, kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
 def reset_signals() -> None:
     """Restore the default signal handlers in a process that is about to exec a program."""
     for number in DEFAULT_SIGNALS:
@@ -52,6 +62,13 @@ def input_file(data: bytes) -> int:
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def open_input(path: str) -> int:
+    """Open the FIFO of a run to read from it, in a kernel, whether or not its writer is still there. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
     return fd
 
 
@@ -115,6 +132,15 @@ def _end_all(
                 broadcast(signal.SIGCONT)
             return not found
         time.sleep(END_PAUSE_S)
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has OOM-killed; 0 if it does not say, as in gVisor."""
+    with suppress(OSError), open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def signal_everything(number: int) -> None:

@@ -22,6 +22,7 @@ MAX_HEADER = 64 * 1024  # bytes; whatever can be large travels in the body
 MAX_BODY = 1024 * 1024  # bytes; a larger frame would hold up the others
 MAX_DISPLAYS = 10_000  # of one run; those without text count against no other limit
 MAX_ARTIFACTS = 1000  # of one run
+MAX_COMMANDS = 32  # active at the same time in one machine; each takes memory for its output
 MAX_LISTING = 64 * 1024  # bytes of one page of a directory: what the host has to parse at once
 MAX_SKIP = 4 * 1024 * 1024  # bytes of garbage skipped before the first frame
 MAX_FALSE_STARTS = 16  # in that garbage: each may cost the parsing of a header

@@ -9,6 +9,7 @@ import signal
 from contextlib import suppress
 
 from guest.agent.listener import listen_on_vsock
+from guest.agent.processors import Processors
 from guest.agent.requests import Agent
 from guest.agent.user import User, parse_user
 from guest.places import CACHE, CONFIG, WORKSPACE
@@ -47,7 +48,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--user", default="1000:1000", help="UID:GID that code runs as; none: the agent's own")
     parser.add_argument("--own-pids", action="store_true", help="every visible process may be killed; with --user none")
     parser.add_argument("--one-kernel", action="store_true", help="keep no warm process besides the one that runs code")
-    parser.add_argument("--memory-mb", type=int, default=0, help="memory limit of code: of each process, and in all")
+    parser.add_argument("--memory-mb", type=int, default=0, help="memory of code, files included")
+    parser.add_argument("--cpus", type=int, default=0, help="CPUs that code sees; needs root and --own-kernel")
     parser.add_argument("--own-kernel", action="store_true", help="/proc/meminfo is about this machine alone")
     options = parser.parse_args()
     if options.own_pids and in_first_pid_namespace():
@@ -79,6 +81,10 @@ def main() -> None:
         options.user, own_pids=options.own_pids, memory_mb=options.memory_mb, own_kernel=options.own_kernel
     )
     pipes = take_pipes() if options.stdio else None
+    processors = None
+    if options.cpus:
+        with suppress(OSError):  # a kernel that does not allow it shows all of the host's
+            processors = Processors(options.cpus)
     user.make_places()
     protect_agent(user)
     for name in PRIVATE:
@@ -86,7 +92,7 @@ def main() -> None:
     os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LANG="C.UTF-8", SHELL="/bin/sh")
     os.environ.update(XDG_CONFIG_HOME=CONFIG, XDG_CACHE_HOME=CACHE)
     os.umask(0o022)
-    agent = Agent(user, one_kernel=options.one_kernel)
+    agent = Agent(user, one_kernel=options.one_kernel, processors=processors)
     if pipes:
         agent.serve_pipes(pipes)
     elif options.vsock is not None:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from guest.agent.loop import Loop
 from guest.agent.output import Capture
-from guest.agent.sweep import RunProcesses
+from guest.agent.run_processes import RunProcesses
+from guest.agent.stdin import OpenInput
 from guest.agent.user import User
 from guest.errors import RequestRefused
 from guest.places import OUTPUTS
@@ -47,6 +49,8 @@ class Execution:
         self.keep_processes = header.get("keep_processes") is True  # what it leaves running outlives it
         # See `split_code`.
         self._code_bytes = _whole(header, "code_bytes", MAX_BODY) if "code_bytes" in header else None
+        self.stdin_open = header.get("stdin_open") is True  # the host sends input while it is active
+        self.stdin: OpenInput | None = None  # then
         self.begun = False  # a kernel has the code
         self.kernel_lost = False  # the kernel died while this command ran
         self.over_memory = ""  # why its processes were ended, if the machine had no memory left
@@ -83,11 +87,35 @@ class Execution:
         order: dict[str, Any] = {"op": "run", "run": self.number, "max_display_bytes": self.max_display_bytes}
         if self._code_bytes is not None:
             order.update(kind=self.kind, code_bytes=self._code_bytes)
+        if self.stdin is not None:
+            order["stdin"] = self.stdin.path
         return order
+
+    def open_stdin(self, loop: Loop) -> None:
+        """Let the host send input, if it wants to. Raises RequestRefused."""
+        if self.stdin_open:
+            try:
+                self.stdin = OpenInput(loop, self._user, self._open_window)
+            except OSError as error:
+                raise RequestRefused("no_kernel", f"no standard input can be opened: {error.strerror}") from error
+
+    def _open_window(self, size: int) -> None:
+        self._send({"event": "window", "bytes": size}, b"")
+
+    def close_stdin(self) -> None:
+        """Take no more input."""
+        if self.stdin is not None:
+            self.stdin.close()
+            self.stdin = None
 
     def split(self) -> tuple[str, dict[str, Any]]:
         """Return the code and its options. Raises ProtocolError."""
         return split_code(self.code, self._code_bytes)
+
+    @property
+    def spills(self) -> set[str]:
+        """The files in which it keeps its output."""
+        return {capture.spilled for capture in self._captures.values() if capture.spilled}
 
     def feed(self, stream: str, data: bytes) -> None:
         """Add output of the code."""
@@ -132,8 +160,11 @@ class Execution:
         """End what it has left running, unless that was asked to stay; if it was stopped, also in its kernel."""
         if self.stopped:
             processes.end(below=kernel)
-        elif not self.keep_processes and (ended := processes.end()):
+        elif self.keep_processes:
+            processes.keep()
+        elif ended := processes.end():
             self.feed("stderr", LEFT.format(ended, "" if self.kind == "invoke" else TO_KEEP).encode())
+        processes.release()
 
     def never_began(self) -> dict[str, Any]:
         """Return the result of a run that was stopped while it waited for a kernel."""
@@ -160,11 +191,13 @@ class Execution:
 
     def refuse(self, code: str, message: str) -> None:
         """Refuse a run whose code never ran."""
+        self.close_stdin()
         self._send({"ok": False, "error": {"code": code, "message": message}}, b"")
 
     def finish(self, result: dict[str, Any], trace: bytes, changed: list[tuple[str, int]]) -> None:
         """Send the rest of the output, the artifacts and the result."""
         duration = time.monotonic_ns() - self._began  # a whole number: formatting fractions is slow
+        self.close_stdin()
         for capture in self._captures.values():
             capture.finish()
         out, err = self._captures.get("stdout"), self._captures.get("stderr")

@@ -1,7 +1,7 @@
 """Serves file requests: regular files only, in pieces, with the privileges of the sandbox's user."""
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
-# ruff: noqa: PTH104, PTH108, PTH112, PTH116, PTH118, PTH120
+# ruff: noqa: PTH104, PTH108, PTH110, PTH112, PTH116, PTH118, PTH120
 
 import errno
 import os
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 MAX_UPLOADS = 16  # half-sent files at once
 MAX_ENTRIES = 5000  # looked at for one listing; the agent serves nothing else meanwhile
 END_OF_FILES = 2**63  # bytes; no file is as long
+WRITING = ("write", "make_folder")
+COPY_BYTES = 1 << 20  # at a time, from an upload to the file it is appended to
 LATEST = 2.0**36  # seconds, the year 4147; code can set later times, which no calendar has
 
 Reply = tuple[dict[str, Any], bytes]
 
 _CODES = {
     errno.ENOENT: "not_found",
-    errno.ENOTDIR: "not_found",
+    errno.ENOTDIR: "not_a_directory",
     errno.EISDIR: "is_directory",
     errno.ENOSPC: "no_space",
     errno.EDQUOT: "no_space",
@@ -39,9 +41,39 @@ _CODES = {
 }
 
 
-def refusal(error: OSError, path: str) -> RequestRefused:
-    """Return the refusal for an operating system error."""
-    return RequestRefused(_CODES.get(error.errno or 0, "bad_request"), f"{path}: {error.strerror}")
+def refusal(error: OSError, path: str, *, writing: bool) -> RequestRefused:
+    """Return the refusal for an operating system error, with what is in the way."""
+    code = _CODES.get(error.errno or 0, "bad_request")
+    if code == "not_a_directory":
+        return RequestRefused(code, _file_in_the_way(path))
+    if error.errno == errno.EROFS:
+        return RequestRefused(code, "it is on a read-only file system")
+    if error.errno == errno.EACCES:
+        return RequestRefused(code, f"the sandbox's user may not {_forbidden(path, writing=writing)}")
+    return RequestRefused(code, f"{path}: {error.strerror}")
+
+
+def _file_in_the_way(path: str) -> str:
+    """Return the first part of a path that is no directory."""
+    while path != "/" and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _forbidden(path: str, *, writing: bool) -> str:
+    """Return what the user may not do of all that opening a file takes."""
+    folder = os.path.dirname(path)
+    parts = folder.split("/")
+    for number in range(1, len(parts) + 1):
+        parent = "/".join(parts[:number]) or "/"
+        if not os.path.exists(parent):
+            break
+        if not os.access(parent, os.X_OK, effective_ids=True):
+            return f"enter {parent}"
+        folder = parent
+    if writing and not os.access(folder, os.W_OK, effective_ids=True):
+        return f"write to the directory {folder}"
+    return f"{'write' if writing else 'read'} {path}"
 
 
 class FileRequests:
@@ -60,11 +92,11 @@ class FileRequests:
 
     def answer(self, op: str, args: dict[str, Any], body: bytes) -> Reply:
         """Carry out a request as the sandbox's user. Raises RequestRefused."""
-        try:
-            with self._user.acting():
+        with self._user.acting():
+            try:
                 return self.operations[op](args, body)
-        except OSError as error:
-            raise refusal(error, str(args.get("path", ""))) from error
+            except OSError as error:
+                raise refusal(error, _path(args) if "path" in args else "/", writing=op in WRITING) from error
 
     def _read(self, args: dict[str, Any], _body: bytes) -> Reply:
         path, offset, limit = _path(args), int(args["offset"]), max(0, min(int(args["limit"]), MAX_BODY))
@@ -97,7 +129,11 @@ class FileRequests:
                 part = part[os.write(fd, part) :]
             if not args["last"]:
                 return {}, b""
-            os.rename(temporary, path)
+            if args.get("append") and os.path.exists(path):
+                _append(fd, path)
+                os.unlink(temporary)
+            else:
+                os.rename(temporary, path)
             os.close(self._uploads.pop(upload)[0])
         except BaseException:
             self._discard(upload)
@@ -112,7 +148,7 @@ class FileRequests:
         path = _path(args)
         make_folders(path)
         if not os.path.isdir(path):
-            raise RequestRefused("not_a_directory", f"{path}: is not a directory")
+            raise RequestRefused("not_a_directory", path)
         return {}, b""
 
     def _discard(self, upload: int) -> None:
@@ -173,9 +209,24 @@ def _create_temporary(path: str) -> tuple[int, str]:
         mode = stat.S_IMODE(facts.st_mode)
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}.part")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     os.fchmod(fd, mode)
     return fd, temporary
+
+
+def _append(part: int, path: str) -> None:
+    """Append what is in the file `part` to the file at `path`: all of it, or nothing if it does not fit."""
+    fd = _open_regular(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        size, copied = os.fstat(fd).st_size, 0
+        try:
+            while data := os.pread(part, COPY_BYTES, copied):
+                copied += os.write(fd, data)
+        except OSError:
+            os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
 
 
 def _require_regular(facts: os.stat_result, path: str) -> None:

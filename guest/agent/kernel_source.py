@@ -89,6 +89,11 @@ class KernelSource:
         if self._zygote is not None:
             self._order({"op": "environment", "changes": dict(changes)})
 
+    def resize(self) -> None:
+        """Tell the zygote, if there is one, how much memory the machine has now."""
+        if self._zygote is not None:
+            self._order({"op": "memory", "memory_mb": self._user.memory_mb})
+
     def settle(self) -> None:
         """Take in what the zygote has reported: it does so before a kernel that it forked becomes the agent's child."""
         if self._zygote is not None and self._zygote.fileno() >= 0:
@@ -102,8 +107,8 @@ class KernelSource:
         # A zygote has the agent's privileges, so that code cannot touch it. One that is started after code has run may
         # import what code has left in its directories: it has the privileges of code.
         demoted = self.code_ran and self._user.uid is not None
-        user = User(None, None, True, self._user.memory_mb, self._user.own_kernel) if demoted else self._user
-        arguments = [*python, "-B", "-c", START, CODE_PATH, json.dumps(user), self.language]
+        user = self._user.as_code() if demoted else self._user
+        arguments = [*python, "-B", "-c", START, CODE_PATH, json.dumps(user.fields()), self.language]
         self.zygote_pid = os.fork()
         if self.zygote_pid == 0:
             self._exec_zygote(theirs.fileno(), arguments, demoted=demoted)

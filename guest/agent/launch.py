@@ -27,9 +27,7 @@ def launch(user: User, command: Sequence[str], *, env: Mapping[str, str], cwd: s
         os.dup2(output, 2)
         become_subreaper()
         reset_signals()
-        # A machine with several users is limited by the host, as a whole. A limit inside might be one on address space,
-        # of which Go and Java programs reserve more than there is.
-        user.drop_privileges(oom_score=oom_score, memory_watched=not user.shares_id)
+        user.drop_privileges(oom_score=oom_score)
         os.chdir(cwd)
         os.execvpe(command[0], list(command), {**os.environ, **env})  # noqa: S606 - no shell unless asked for
     except BaseException as error:  # this process ends here in any case

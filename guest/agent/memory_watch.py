@@ -23,6 +23,7 @@ SOONEST_S, LATEST_S = 0.01, 0.25
 PROCESS_MB = 1
 END_S = 1.0  # for the processes of a job to end
 ANONYMOUS = re.compile(rb"^AnonPages:\s+(\d+) kB", re.MULTILINE)  # files in memory included, in gVisor
+TOTAL = re.compile(rb"^MemTotal:\s+(\d+) kB", re.MULTILINE)
 PROPORTIONAL = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -98,6 +99,11 @@ def writable_places() -> list[str]:
     with open("/proc/mounts") as file:
         mounts = [line.split() for line in file]
     return [place for _, place, kind, options, *_ in mounts if kind == "tmpfs" and "rw" in options.split(",")]
+
+
+def total_mb() -> int:
+    """Return how much memory the machine's kernel has."""
+    return _kilobytes(TOTAL, "/proc/meminfo") // 1024
 
 
 def _kilobytes(what: re.Pattern[bytes], path: str) -> int:

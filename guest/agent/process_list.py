@@ -17,17 +17,17 @@ class ProcessList:
     """The visible processes, some of which may have ended.
 
     On Linux the pid that was assigned last shows whether any was started. In gVisor the children of the agent, which
-    adopts orphans, and those of the kernel show it; what further threads of the kernel start is not among these.
+    adopts orphans, and those of the kernel and of its first child show it, which may be an interpreter; what further
+    threads of these start is not among them.
     """
 
     def __init__(self, kernel: Callable[[], int]) -> None:
         """`kernel` returns the pid of the kernel, or 0."""
         self._kernel = kernel
-        self._watched = 0  # the kernel whose children are read
         # The files stay open, because to open one takes longer than to read it.
         self._load = _open(LOAD)
         self._own_children = _open(CHILDREN.format(os.getpid()))
-        self._its_children = -1
+        self._of_kernel, self._of_interpreter = _Children(), _Children()
         self._counts = self._last_pid() != NO_PID
         self._mark = UNLISTED, b""  # what changes when a process is started, as it was at the last list
         self._pids: set[int] = set()
@@ -39,9 +39,14 @@ class ProcessList:
             self._pids, self._mark = visible_pids(), mark  # what is started in between changes the next mark
         return self._pids
 
-    def may_have_orphans(self) -> bool:
-        """Return whether a process whose parent has ended may have been started since `pids` was called."""
-        return self._own_mark() != self._mark[0]
+    @property
+    def mark(self) -> bytes:
+        """What `may_have_orphans` compares with, as it was when `pids` was called last."""
+        return self._mark[0]
+
+    def may_have_orphans(self, since: bytes) -> bool:
+        """Return whether a process whose parent has ended may have been started since `mark` was this."""
+        return self._own_mark() != since
 
     def _own_mark(self) -> bytes:
         return self._last_pid() if self._counts else os.pread(self._own_children, READ_BYTES, 0)
@@ -52,19 +57,33 @@ class ProcessList:
     def _mark_of_kernel(self) -> bytes:
         if self._counts:
             return b""
+        children = self._of_kernel.read(self._kernel())
+        first = children.split(maxsplit=1)[:1]
+        return children + b"/" + self._of_interpreter.read(int(first[0]) if first else 0)
+
+
+class _Children:
+    """The children of a process, which may be another one each time."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._file = -1
+
+    def read(self, pid: int) -> bytes:
+        """Return the children of `pid`, which may be 0, with spaces between them."""
         with suppress(OSError):  # it has just ended
-            if (kernel := self._kernel()) != self._watched:
-                self._watch(kernel)
-            return os.pread(self._its_children, READ_BYTES, 0) if kernel else b""
+            if pid != self._pid:
+                self._watch(pid)
+            return os.pread(self._file, READ_BYTES, 0) if pid else b""
         return b""
 
-    def _watch(self, kernel: int) -> None:
-        if self._its_children >= 0:
-            os.close(self._its_children)
-            self._watched, self._its_children = 0, -1
-        if kernel:
-            self._its_children = _open(CHILDREN.format(kernel))
-        self._watched = kernel
+    def _watch(self, pid: int) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._pid, self._file = 0, -1
+        if pid:
+            self._file = _open(CHILDREN.format(pid))
+        self._pid = pid
 
 
 def _open(path: str) -> int:

@@ -10,15 +10,17 @@ from guest.agent import online
 from guest.agent.children import Children
 from guest.agent.file_requests import FileRequests
 from guest.agent.identity import Identity
-from guest.agent.languages import WARM_CELLS, version_of
+from guest.agent.languages import version_of
 from guest.agent.listener import Listener
 from guest.agent.loop import Link, Loop
 from guest.agent.offline import go_offline
+from guest.agent.processors import Processors
 from guest.agent.service import Service
 from guest.agent.supervisor import Supervisor
 from guest.agent.tunnel import Tunnel
 from guest.agent.user import User
 from guest.errors import RequestRefused
+from guest.languages import language as facts
 from guest.protocol import PROTOCOL_VERSION, Frame
 from guest.seccomp import confine
 
@@ -33,7 +35,7 @@ SAMPLE_NAME = "sandbox-00000000"  # as long as the names of clones: keeping a fi
 class Agent:
     """The agent of one machine."""
 
-    def __init__(self, user: User, *, one_kernel: bool = False) -> None:
+    def __init__(self, user: User, *, one_kernel: bool = False, processors: Processors | None = None) -> None:
         self._loop = Loop()
         self._user = user
         self._channel = Link(self._loop, None, self._receive, self._host_gone)
@@ -41,6 +43,8 @@ class Agent:
         children = Children(self._loop)
         self._service = Service(self._loop, children, user)
         self._kernels = Supervisor(self._loop, self._channel, user, children, self._service, one_kernel=one_kernel)
+        self._processors = processors  # None: the machine's kernel knows how many there are
+        self._size: tuple[int, int] | None = None  # memory in MB and CPUs, if the host has told them
         self._files = FileRequests(user)
         self._tunnel = Tunnel(self._loop, self._channel)
         self._identity = Identity()
@@ -52,6 +56,7 @@ class Agent:
             "warm": self._warm,
             "run": self._start_run,
             "stop": self._stop,
+            "stdin": self._take_input,
             "ping": self._ping,
             "close_streams": self._close_streams,
             "terminal": self._open_terminal,
@@ -138,10 +143,21 @@ class Agent:
         answer["hostname_set"] = self._identity.set_name(hostname, machine_id)
         self._set_network(str(header["network"]))
         self._identity.set_device(header["device"])
+        if header["size"] is not None:
+            self._resize(int(header["size"]["memory_mb"]), int(header["size"]["cpus"]))
         if header["reseed"]:
-            self._kernels.reseed(done)
+            self._kernels.reseed(done, everything=header.get("reseed_all") is True)
         else:
             done()
+
+    def _resize(self, memory_mb: int, cpus: int) -> None:
+        """Let code use and see another size than that of the snapshot. The host has set its own limits already."""
+        if self._size == (memory_mb, cpus):
+            return  # as after a fork: code keeps what it has set itself
+        self._size = memory_mb, cpus
+        if self._processors:
+            self._processors.show(cpus)
+        self._kernels.resize(memory_mb, cpus)
 
     def _set_network(self, mode: str) -> None:
         if self._identity.set_network(mode):
@@ -165,7 +181,7 @@ class Agent:
                 return
             self._user.make_places()
             os.sync()  # so that no write-back disturbs the first caller
-            self._exercise(list(WARM_CELLS.get(self._kernels.language, ())), request)
+            self._exercise(list(facts(self._kernels.language).warm_cells), request)
 
         def served(failure: str | None) -> None:
             if failure is not None:
@@ -226,6 +242,10 @@ class Agent:
 
     def _stop(self, header: dict[str, Any], _body: bytes) -> None:
         self._kernels.stop(int(header["run"]))
+        self._answer(header["id"], {})
+
+    def _take_input(self, header: dict[str, Any], body: bytes) -> None:
+        self._kernels.take_input(int(header["run"]), body, end=header["end"] is True)
         self._answer(header["id"], {})
 
     def _ping(self, header: dict[str, Any], _body: bytes) -> None:

@@ -1,28 +1,25 @@
-"""Runs shell commands, one at a time, each in a new shell beside the kernel."""
+"""Runs shell commands beside the kernel and beside each other, each in a new shell."""
 
 import os
-import signal
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any
 
 from guest.agent.children import Children
+from guest.agent.command import Command, Start, start_shell, stdin_of
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
-from guest.agent.process_list import ProcessList
-from guest.agent.shell_session import MAX_RECORD, RECORD_FD, Call, Session, parse_call
+from guest.agent.run_processes import Ledger
+from guest.agent.shell_session import Call, Session, parse_call
 from guest.agent.streams import Streams
-from guest.agent.sweep import RunProcesses, make_room
+from guest.agent.sweep import make_room
 from guest.agent.user import User
 from guest.environment import Changes
 from guest.errors import ProtocolError, RequestRefused
 from guest.places import WORKSPACE
-from guest.prctl import become_subreaper
-from guest.processes import input_file, reset_signals
+from guest.protocol import MAX_COMMANDS
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")  # the first that exists is used
-LAST_S = 0.2  # for processes that no shell waits for to finish, such as tee in `command > >(tee log)`
-NOT_RUN = 126  # the exit code of shells for what could not be started
 WARM_UP = {"id": 0, "grace_ms": 1000, "head_bytes": 8000, "tail_bytes": 0, "max_display_bytes": 0}
 MADE_ROOM = (
     b"mcp-sandbox: the sandbox was full of processes that earlier runs had left running, so nothing could start. "
@@ -37,58 +34,41 @@ def find_shell() -> str | None:
     return next((path for path in SHELLS if os.access(path, os.X_OK)), None)
 
 
-class Started(NamedTuple):
-    """A command that is running."""
-
-    run: Execution
-    call: Call
-    pid: int
-    record: int  # the file in which its shell leaves its session
-    processes: RunProcesses
-    ended: Ended
-
-
 class Shell:
-    """Runs at most one command. What the processes that a command keeps write is output of the next command.
+    """Starts commands. What the processes that a command keeps write is output of a later command.
 
-    `keep` returns the processes that are never ended for a command: kernel, zygote, service.
+    Each command begins with the session as it is then, and passes on its own when it ends, unless another command has
+    been started meanwhile: so the last one that was started decides.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        channel: Link,
-        user: User,
-        children: Children,
-        keep: Callable[[], set[int]],
-        listed: ProcessList,
-    ) -> None:
+    def __init__(self, loop: Loop, channel: Link, user: User, children: Children, ledger: Ledger) -> None:
         self._loop = loop
+        self._channel = channel
         self._user = user
         self._children = children
-        self._keep = keep
-        self._listed = listed
+        self._ledger = ledger
         self._session = Session()
-        self._current: Started | None = None
-        self.streams = Streams(loop, channel, user)
-        self.memory_watched = False  # see `User.drop_privileges`
+        self._count = 0  # commands started so far
+        self._streams = [Streams(loop, channel, user)]  # of active commands, and those that later ones use
+        self.commands: list[Command] = []  # active ones, oldest first
 
     @property
-    def run(self) -> Execution | None:
-        """The command that is running."""
-        return self._current and self._current.run
+    def pids(self) -> set[int]:
+        """The shells of active commands."""
+        return {command.pid for command in self.commands}
 
-    @property
-    def pid(self) -> int:
-        """The shell of the command that is running, or 0."""
-        return self._current.pid if self._current else 0
+    def find(self, pid: int) -> Execution | None:
+        """Return the run whose shell this is."""
+        return next((command.run for command in self.commands if command.pid == pid), None)
 
     def start(self, run: Execution, ended: Ended) -> None:
         """Run a command; `ended` gets its result. Raises RequestRefused."""
         if run.kind not in ("code", "command"):
             raise RequestRefused("bad_request", "this sandbox runs shell commands only")
+        if len(self.commands) >= MAX_COMMANDS:
+            raise RequestRefused("busy", f"{MAX_COMMANDS} commands are active in this sandbox already")
         try:
-            command, options = run.split()
+            line, options = run.split()
         except ProtocolError as error:
             raise RequestRefused("bad_request", f"invalid command: {error}") from error
         call = parse_call(options)
@@ -97,34 +77,30 @@ class Shell:
             raise RequestRefused("bad_request", "there is no shell in this sandbox's template, so no command can run")
         folder, directory = self._enter(call, run)
         try:
-            arguments = self._session.arguments(command, call, folder)
-            if make_room(self._user, self._children, self._keep()):
+            arguments = [shell, "-c", *self._session.arguments(line, call, folder)]
+            if make_room(self._user, self._children, self._ledger.keep() | self.pids):
                 run.feed("stderr", MADE_ROOM)
-            processes = RunProcesses(self._user, self._children, self._keep, self._listed)
-            pid, record = self._fork(shell, arguments, directory, call.stdin)
+            command = self._start(run, call, arguments, directory)
         except OSError as error:
             raise RequestRefused("no_kernel", f"no process can be started: {error.strerror}") from error
         finally:
             os.close(directory)
-        self._current = Started(run, call, pid, record, processes, ended)
-        self._children.watch(pid, self._end)
-        self.streams.begin(run)
+        self.commands.append(command)
+        self._children.watch(command.pid, partial(self._shell_ended, command, ended))
+        command.streams.begin(run)
 
-    def stop(self) -> None:
-        """Interrupt the running command, and kill it when its grace period is over.
+    def stop(self, run: Execution) -> bool:
+        """Stop the command of a run; False if it has none."""
+        command = next((command for command in self.commands if command.run is run), None)
+        if command is None:
+            return False
+        command.stop(self._loop)
+        return True
 
-        When it has ended, so have all processes that it started, in whatever session.
-        """
-        current = self._current
-        assert current is not None
-
-        def kill() -> None:
-            if self._current is current:
-                current.processes.end()
-
-        with suppress(ProcessLookupError):
-            os.killpg(current.pid, signal.SIGINT)
-        self._loop.later(current.run.grace_s, kill)
+    def resume(self) -> None:
+        """Read output on: the host takes it again."""
+        for streams in self._streams:
+            streams.resume()
 
     def change_environment(self, changes: Changes) -> None:
         """Change the environment of the next commands. The first one inherits the agent's."""
@@ -166,60 +142,44 @@ class Shell:
         with self._user.acting():
             return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def _fork(self, shell: str, arguments: list[str], directory: int, stdin: bytes) -> tuple[int, int]:
-        """Fork a process that execs the shell; returns its pid and the file in which it leaves its session."""
-        record = os.memfd_create("session")
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(record)
-            raise
-        if pid == 0:
-            try:
-                self._place_descriptors(record, stdin)
-                self._user.drop_privileges(memory_watched=self.memory_watched)
-                become_subreaper()  # so that all of the command's processes are one job, see `MemoryWatch`
-                os.fchdir(directory)
-                self._exec(shell, arguments)
-            except OSError as error:
-                os.write(2, f"mcp-sandbox: the command could not be started: {error}\n".encode())
-            finally:
-                os._exit(NOT_RUN)
-        return pid, record
-
-    def _place_descriptors(self, record: int, stdin: bytes) -> None:
-        """Move descriptors to where a shell expects them; the exec closes all others."""
-        stdout, stderr = self.streams.writers
-        os.dup2(input_file(stdin), 0)
-        os.dup2(stdout, 1)
-        os.dup2(stderr, 2)
-        os.dup2(record, RECORD_FD)
-        os.set_inheritable(RECORD_FD, True)  # dup2 does not do so if the descriptor was there already
-
-    def _exec(self, shell: str, arguments: list[str]) -> NoReturn:
-        reset_signals()
+    def _start(self, run: Execution, call: Call, arguments: list[str], directory: int) -> Command:
+        """Start the shell of a command. Raises OSError."""
+        streams = self._free_streams()
         # The session's exports are the whole environment, so that a variable that a command has unset stays unset.
         environment = {} if self._session.exports else os.environ
-        os.execve(shell, [shell, "-c", *arguments], environment)  # noqa: S606
+        record = os.memfd_create("session")
+        processes = self._ledger.begin()
+        try:
+            stdin = stdin_of(run, call)
+            try:
+                start = Start(arguments, environment, directory, stdin, streams.writers, record)
+                processes.root = start_shell(start, self._user)
+            finally:
+                os.close(stdin)
+        except OSError:
+            processes.release()
+            os.close(record)
+            raise
+        self._count += 1
+        return Command(run, call, streams, processes, record, self._count)
 
-    def _end(self, status: int) -> None:
-        """Finish the command whose shell has exited, as soon as nothing else of it runs, or a little later."""
-        current = self._current
-        assert current is not None
-        if current.run.stopped or current.run.keep_processes or not current.processes.any_left:
-            self._finish(current, status)
-        else:
-            self._loop.later(LAST_S, lambda: self._finish(current, status))
+    def _free_streams(self) -> Streams:
+        """Return pipes that no active command uses. Processes that an earlier command kept may write to them."""
+        used = [command.streams for command in self.commands]
+        for streams in self._streams:
+            if streams not in used:
+                return streams
+        self._streams.append(Streams(self._loop, self._channel, self._user))
+        return self._streams[-1]
 
-    def _finish(self, current: Started, status: int) -> None:
-        run = current.run
-        run.end_processes(current.processes)
-        self.streams.drain()
-        if os.WIFEXITED(status) and not run.stopped:
-            record = os.pread(current.record, MAX_RECORD + 1, 0)
-            if note := self._session.take(record, current.call):
-                run.feed("stderr", note.encode())
-        os.close(current.record)
-        self.streams.end()
-        self._current = None
-        current.ended(run, run.command_ended(status))
+    def _shell_ended(self, command: Command, ended: Ended, status: int) -> None:
+        command.shell_ended(self._loop, lambda: self._finish(command, ended, status))
+
+    def _finish(self, command: Command, ended: Ended, status: int) -> None:
+        run = command.run
+        record = command.end()
+        decides = os.WIFEXITED(status) and not run.stopped and command.number == self._count
+        if decides and (note := self._session.take(record, command.call)):
+            run.feed("stderr", note.encode())
+        self.commands.remove(command)
+        ended(run, run.command_ended(status))

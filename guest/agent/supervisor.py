@@ -1,4 +1,4 @@
-"""Keeps a kernel running and runs code in it, or a command beside it, one at a time; replaces it when it dies."""
+"""Keeps a kernel running and runs code in it, one cell at a time, and commands beside it; replaces it when it dies."""
 
 import os
 import signal
@@ -11,18 +11,20 @@ from guest.agent.artifacts import ArtifactWatch
 from guest.agent.children import Children
 from guest.agent.execution import Execution
 from guest.agent.kernel_source import KernelSource
-from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.loop import Link, Loop
-from guest.agent.memory_watch import MemoryWatch
+from guest.agent.memory_watch import MemoryWatch, total_mb
 from guest.agent.process_list import ProcessList
+from guest.agent.run_processes import Ledger, RunProcesses
 from guest.agent.service import Service
 from guest.agent.shell import Shell
 from guest.agent.streams import Streams
-from guest.agent.sweep import RunProcesses, sweep
+from guest.agent.sweep import sweep
 from guest.agent.terminals import Terminals
 from guest.agent.user import User
 from guest.environment import Changes, apply
 from guest.errors import ProtocolError, RequestRefused
+from guest.languages import language as facts
+from guest.processes import oom_kills
 from guest.protocol import Frame
 
 MAX_UNREAD = 64 * 1024  # bytes of acknowledgements; an honest kernel waits for each
@@ -57,7 +59,7 @@ class Kernel:
 
 
 class Supervisor:
-    """At most one kernel, at most one run."""
+    """At most one kernel with at most one run in it, and commands."""
 
     def __init__(
         self, loop: Loop, channel: Link, user: User, children: Children, service: Service, *, one_kernel: bool
@@ -69,10 +71,12 @@ class Supervisor:
         self.artifacts = ArtifactWatch()
         self._source = KernelSource(loop, user, children, one_kernel=one_kernel)
         self._listed = ProcessList(lambda: self._kernel_pid)
-        self._shell = Shell(loop, channel, user, children, self._own_processes, self._listed)
+        self._ledger = Ledger(user, children, self._lasting, self._listed)
+        self._shell = Shell(loop, channel, user, children, self._ledger)
         self.terminals = Terminals(loop, channel, user, children)
         self._service = service
         self._memory = MemoryWatch(loop, user, children, self._jobs, self._spared, self._over_memory)
+        self._oom_kills = 0  # of the machine's own kernel, when the current run began
         self._note = b""  # for the next run, about what happened before it
         self._kernel: Kernel | None = None
         self._run: Execution | None = None  # in the kernel
@@ -94,7 +98,6 @@ class Supervisor:
     @language.setter
     def language(self, name: str) -> None:
         self._source.language = name
-        self._shell.memory_watched = self.terminals.memory_watched = name in MEMORY_WATCHERS
 
     def warm(self, code: str, done: Callable[[str | None], None]) -> None:
         """Run warm-up code in the source of kernels; `done` gets its traceback, or None."""
@@ -105,17 +108,23 @@ class Supervisor:
 
     def run(self, header: dict[str, Any], code: bytes, send: Send, *, counted: bool = True) -> None:
         """Start a run. `send` gets its events and its result. Raises RequestRefused."""
-        if self._run or self._shell.run:
-            raise RequestRefused("busy", "another run is active in this sandbox; wait for it or stop it")
-        self._memory.start()
         run = Execution(header, code, self._runs + 1 if counted else 0, self._user, send)
+        is_command = run.kind == "command" or self.language == SHELL
+        if self._run and not is_command:
+            raise RequestRefused("busy", "other code is active in this sandbox; wait for it or stop it")
+        self._memory.start()
         if self._note:
             run.feed("stderr", self._note)
             self._note = b""
-        if run.kind == "command" or self.language == SHELL:
-            self._shell.start(run, self._command_ended)
-        else:
-            self._run_in_kernel(run)
+        run.open_stdin(self._loop)
+        try:
+            if is_command:
+                self._shell.start(run, self._command_ended)
+            else:
+                self._run_in_kernel(run)
+        except BaseException:
+            run.close_stdin()
+            raise
         self._runs += counted
         self._source.code_ran |= counted
 
@@ -137,25 +146,42 @@ class Supervisor:
 
     def stop(self, request: int) -> None:
         """Interrupt a run, and kill it when its grace period is over. Does nothing if it has ended."""
-        run = self._run or self._shell.run
-        if run is None or run.request != request or run.stopped:
+        run = self._find(request)
+        if run is None or run.stopped:
             return
         run.stopped = True
-        if run is self._shell.run:
-            self._shell.stop()
-        elif not run.begun:
+        if self._shell.stop(run):
+            return
+        if not run.begun:
             self._finish(run, run.never_began())
         elif self._kernel:
             self._kernel.signal(signal.SIGINT)
             self._loop.later(run.grace_s, lambda: self._kill(run))
 
-    def reseed(self, done: Callable[[], None]) -> None:
-        """Make the kernel reseed its generators; `done` is called when it has, or if there is none."""
+    def take_input(self, request: int, data: bytes, *, end: bool) -> None:
+        """Give input to a run, or tell it that no more comes. A run that has ended meanwhile ignores it."""
+        run = self._find(request)
+        if run is not None and run.stdin is not None:
+            run.stdin.take(data, end=end)
+
+    @property
+    def _active(self) -> list[Execution]:
+        """All runs: the one in the kernel first, then commands, the newest first."""
+        return [*([self._run] if self._run else []), *(command.run for command in reversed(self._shell.commands))]
+
+    def _find(self, request: int) -> Execution | None:
+        return next((run for run in self._active if run.request == request), None)
+
+    def reseed(self, done: Callable[[], None], *, everything: bool = False) -> None:
+        """Make the kernel reseed its generators, or `everything` that it finds; `done` is called when it has.
+
+        It is also called if there is no kernel.
+        """
         if self._kernel is None:
             done()
             return
         self._on_reseeded = done
-        self._kernel.link.send({"op": "reseed"})
+        self._kernel.link.send({"op": "reseed", "everything": everything})
 
     def change_environment(self, changes: Changes) -> None:
         """Change the environment of all code that runs from now on, in the live kernel, too."""
@@ -165,12 +191,20 @@ class Supervisor:
         if self._kernel:
             self._kernel.link.send({"op": "environment", "changes": dict(changes)})
 
+    def resize(self, memory_mb: int, cpus: int) -> None:
+        """Change how much memory the machine has, and tell the live kernel both."""
+        self._user.memory_mb = memory_mb
+        self._source.resize()
+        if self._kernel:
+            limits = self._user.soft_limits(addresses=facts(self.language).in_process)
+            self._kernel.link.send({"op": "resize", "limits": list(limits.items()), "cpus": cpus})
+
     # ------------------------------------------------------------ kernel
 
     def _start_kernel(self) -> Kernel:
         """Start a new kernel, after everything that the last one left has been ended. Raises OSError."""
         if not self._swept:
-            sweep(self._user, self._children, self._own_processes())
+            sweep(self._user, self._children, self._lasting() | self._shell.pids)
             self._swept = True
         self._source.prepare()
         ours, theirs = socket.socketpair()
@@ -192,29 +226,38 @@ class Supervisor:
     def _kernel_pid(self) -> int:
         return self._kernel.pid if self._kernel else 0
 
-    def _own_processes(self) -> set[int]:
-        """Return the processes that a sweep must spare, with their descendants."""
+    def _lasting(self) -> set[int]:
+        """Return the processes that last longer than runs, with their descendants."""
         self._source.settle()
         return {self._kernel_pid, self._source.zygote_pid, self._service.pid, *self.terminals.pids} - {0}
 
     # ------------------------------------------------------------ memory
 
     def _jobs(self) -> set[int]:
-        return {self._kernel_pid, self._shell.pid, self._service.pid, *self.terminals.pids} - {0}
+        return {self._kernel_pid, *self._shell.pids, self._service.pid, *self.terminals.pids} - {0}
 
     def _spared(self) -> set[int]:
         return {self._source.zygote_pid} - {0}
 
     def _over_memory(self, root: int) -> None:
         """Report that the processes of a job were ended because the machine had no memory left."""
-        why = OVER_MEMORY.format(self._user.memory_mb)
-        run = self._run or self._shell.run
-        if run and root and root == (self._shell.pid or self._kernel_pid):
+        why = OVER_MEMORY.format(self._user.memory_mb or total_mb())
+        run = self._run if root and root == self._kernel_pid else self._shell.find(root)
+        if run and (run.begun or run is not self._run):  # code that waits for a kernel has taken no memory
             run.over_memory = why
-        elif run:
-            run.feed("stderr", OTHERS_ENDED.format(why).encode())
+        elif self._active:
+            self._active[0].feed("stderr", OTHERS_ENDED.format(why).encode())
         else:
             self._note = OTHERS_ENDED.format(why).encode()
+
+    def _was_oom_killed(self, status: int) -> bool:
+        """Whether the machine's own kernel has killed a process of the current run for its memory.
+
+        Elsewhere the agent does. A run that is stopped may be killed for that.
+        """
+        if self._user.memory_mb or not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
+            return False
+        return not (self._run and self._run.stopped) and oom_kills() > self._oom_kills
 
     def _kernel_ready(self, kernel: Kernel) -> None:
         kernel.ready, self._failed_starts = True, 0
@@ -228,7 +271,10 @@ class Supervisor:
 
     def _begin(self, kernel: Kernel, run: Execution) -> None:
         run.begun = True
-        self._processes = RunProcesses(self._user, self._children, self._own_processes, self._listed)
+        self._source.settle()  # the kernel may be ready before the zygote's report of its pid is read
+        self._processes = self._ledger.begin(kernel.pid, hosted=not facts(self.language).in_process)
+        if not self._user.memory_mb:
+            self._oom_kills = oom_kills()
         kernel.link.send(run.order(), run.code)
         kernel.streams.begin(run)
 
@@ -298,6 +344,8 @@ class Supervisor:
         """
         kernel, run = self._kernel, self._run
         assert kernel is not None
+        if self._was_oom_killed(status):
+            self._over_memory(kernel.pid)
         kernel.streams.drain()
         kernel.streams.close()
         kernel.link.close()
@@ -305,10 +353,10 @@ class Supervisor:
         self._swept = False
         self._reseeded()
         self._failed_starts += not kernel.ready
-        if self._shell.run:
-            self._shell.run.kernel_lost = True
         if run and run.begun:
             self._finish(run, run.died(status))
+        else:
+            self._report_loss(lost=True)
         if self._failed_starts < MAX_FAILED_STARTS:
             self._loop.soon(self._replace_kernel)  # after the result has been sent
         elif run and not run.begun:
@@ -316,27 +364,36 @@ class Supervisor:
             run.refuse("no_kernel", f"the process that runs code ended while starting ({run.died(status)})")
 
     def _replace_kernel(self) -> None:
-        """Start a kernel if there is none, but not while a command runs: the sweep before it would end the command.
-
-        If that is not possible now, the next run tries again.
-        """
-        if self._kernel is None and not self._shell.run:
+        """Start a kernel if there is none. If that is not possible now, the next run tries again."""
+        if self._kernel is None:
             with suppress(OSError):
                 self._start_kernel()
 
+    def _report_loss(self, *, lost: bool) -> None:
+        """Have the command that ends next report the end of the kernel, or none if one has."""
+        for command in self._shell.commands:
+            command.run.kernel_lost = lost
+
     def _command_ended(self, run: Execution, result: dict[str, Any]) -> None:
-        self._finish(run, result)
         if run.kernel_lost:
-            self._loop.soon(self._replace_kernel)
+            self._report_loss(lost=False)
+        self._send_result(run, result)
 
     def _finish(self, run: Execution, result: dict[str, Any], trace: bytes = b"") -> None:
+        """End the run in the kernel."""
         self._run = None
         processes, self._processes = self._processes, None
+        if processes and self._kernel:
+            run.end_processes(processes, self._kernel.pid)
+        elif processes:  # a sweep ends them before the next kernel starts
+            processes.release()
         if self._kernel:
-            if processes:
-                run.end_processes(processes, self._kernel.pid)
             self._kernel.streams.end()
-        changed = self.artifacts.changes()
+        self._send_result(run, result, trace)
+
+    def _send_result(self, run: Execution, result: dict[str, Any], trace: bytes = b"") -> None:
+        others = set().union(*(other.spills for other in self._active))
+        changed = [(path, size) for path, size in self.artifacts.changes() if path not in others]
         if not self.artifacts.complete:
             result["artifacts_complete"] = False
         if self._service.loss is not None:
@@ -344,6 +401,6 @@ class Supervisor:
         run.finish(result, trace, changed)
 
     def _resume(self) -> None:
-        self._shell.streams.resume()
+        self._shell.resume()
         if self._kernel:
             self._kernel.streams.resume()

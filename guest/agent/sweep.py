@@ -9,13 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from guest.agent.children import Children
-from guest.agent.process_list import ProcessList
 from guest.agent.user import User
-from guest.processes import FEW, end_all, process_count, process_table, signal_everything, tree_of, visible_pids
+from guest.processes import end_all, process_count, process_table, signal_everything, tree_of
 
 NOBODY = 65534
 SWEEP_S = 5.0  # for killed processes to be reaped; they count against the user's limit until then
-END_S = 1.0  # for the processes of a run; the host waits 3 s for the end of one that it stops
 
 
 def sweep(user: User, children: Children, keep: set[int]) -> None:
@@ -36,51 +34,6 @@ def make_room(user: User, children: Children, keep: set[int]) -> bool:
     if full:
         sweep(user, children, keep)
     return full
-
-
-class RunProcesses:
-    """All processes that one run starts, whatever sessions they open and whether their parents are alive.
-
-    The agent adopts every orphan. So each of its descendants that was not there when the run began, and does not
-    descend from one that was or from one that `keep` returns, belongs to the run.
-    """
-
-    def __init__(self, user: User, children: Children, keep: Callable[[], set[int]], listed: ProcessList) -> None:
-        """Remember which processes there are before the run begins."""
-        self._children = children
-        self._keep = keep
-        self._listed = listed
-        self._broadcast = broadcast_to(user)
-        self._before = listed.pids()
-
-    @property
-    def any_left(self) -> bool:
-        """Whether there may be some."""
-        return self._listed.may_have_orphans() and bool(visible_pids() - self._before)
-
-    def end(self, *, below: int = 0) -> int:
-        """Kill them; returns how many there were. `below` is a process that stays, but not what the run started in it.
-
-        Without `below` the descendants of a kernel stay with it.
-        """
-        ended: set[int] = set()
-
-        def find() -> set[int]:
-            found = self._find(below)
-            ended.update(found)
-            return found
-
-        if below or self.any_left:
-            few = process_count() <= len(self._before) + FEW
-            end_all(find, self._children.reap, END_S, self._broadcast, few=few)
-        return len(ended)
-
-    def _find(self, below: int) -> set[int]:
-        agent, table = os.getpid(), process_table()
-        tree = tree_of({agent}, table) - {agent}
-        spared = (self._before | self._keep()) - {below}
-        found = tree - tree_of(tree & spared, table) - {below}
-        return {pid for pid in found if not table[pid].zombie}
 
 
 def _find_others(user: User, keep: set[int]) -> set[int]:

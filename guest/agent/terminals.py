@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from guest.agent.children import Children
+from guest.agent.command import NOT_RUN
 from guest.agent.loop import BOTH, Link, Loop
-from guest.agent.shell import NOT_RUN, find_shell
+from guest.agent.shell import find_shell
 from guest.agent.sweep import broadcast_to
 from guest.agent.user import User
 from guest.errors import RequestRefused
@@ -192,7 +193,6 @@ class Terminals:
         self._loop, self._channel = loop, channel
         self._user, self._children = user, children
         self._open: dict[int, Terminal] = {}
-        self.memory_watched = False  # see `User.drop_privileges`
         channel.on_drained.append(self._resume)
 
     @property
@@ -238,7 +238,7 @@ class Terminals:
     def _become(self, shell: str, slave: int, term: str) -> NoReturn:
         """Turn this child of the agent into a shell with a controlling terminal."""
         try:
-            self._user.drop_privileges(memory_watched=self.memory_watched)  # and open a session
+            self._user.drop_privileges()  # and open a session
             become_subreaper()  # so that all processes of the terminal stay below it
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
             for fd in range(3):

@@ -3,7 +3,7 @@
 The agent starts it with the user as JSON, the language, and a socket on descriptor 3. If the agent is root, so is the
 zygote, and the code in its children cannot touch it. Messages are JSON, one in each packet:
 
-    agent → zygote   {"op": "warm", "code"}   {"op": "environment", "changes"}
+    agent → zygote   {"op": "warm", "code"}   {"op": "environment", "changes"}   {"op": "memory", "memory_mb"}
                      {"op": "fork", "figures"} or {"op": "become", "figures"}, each with three descriptors
     zygote → agent   {"event": "warmed", "error"}   {"event": "forked", "pid"}
 """
@@ -15,39 +15,25 @@ import socket
 import sys
 import traceback
 import warnings
-from importlib import import_module
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn
 
-from guest.agent.languages import MEMORY_WATCHERS
 from guest.agent.user import User
 from guest.environment import apply
+from guest.languages import Kernel, kernel, language
 from guest.prctl import set_dumpable, set_no_new_privs
 
 SOCKET_FD = 3
 MAX_PACKET = 192 * 1024  # bytes; below the kernel's default socket buffer
 
 
-class Kernel(Protocol):
-    """What the module of a language implements."""
-
-    def prepare(self) -> None:
-        """Import and build everything a kernel needs, once, before the first fork."""
-
-    def warm(self, code: str) -> None:
-        """Run warm-up code; whatever it raises is reported to the template's author."""
-
-    def serve(self, control_fd: int, figures: int) -> None:
-        """Run code as the kernel of this process until the agent is gone."""
-
-
 class Zygote:
     """Carries out the agent's orders, one after the other."""
 
-    def __init__(self, control: socket.socket, user: User, kernel: Kernel, *, memory_watched: bool) -> None:
+    def __init__(self, control: socket.socket, user: User, kernel: Kernel, *, in_process: bool) -> None:
         self._control = control
         self._user = user
         self._kernel = kernel
-        self._memory_watched = memory_watched  # the kernel watches the memory of what it runs
+        self._in_process = in_process  # the kernel runs code in its own process
 
     def serve(self) -> None:
         """Serve until the agent is gone, or until this process becomes a kernel."""
@@ -60,6 +46,8 @@ class Zygote:
                 self._report(event="warmed", error=self._warm(order["code"]))
             elif order["op"] == "environment":
                 apply(os.environ, order["changes"])
+            elif order["op"] == "memory":
+                self._user.memory_mb = order["memory_mb"]
             elif order["op"] == "fork":
                 self._fork(order["figures"], fds)
             else:
@@ -111,7 +99,7 @@ class Zygote:
         status = 1
         try:
             self._control.close()
-            self._user.drop_privileges(memory_watched=self._memory_watched)
+            self._user.drop_privileges(addresses=self._in_process)
             control, stdout, stderr = fds
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
@@ -131,10 +119,10 @@ def main() -> None:
     set_no_new_privs()  # before libraries start threads, which inherit it
     if user.shares_id:
         set_dumpable(dumpable=False)
-    language = sys.argv[2]
-    kernel = cast("Kernel", import_module(f"guest.kernels.{language}"))
-    kernel.prepare()
-    Zygote(socket.socket(fileno=SOCKET_FD), user, kernel, memory_watched=language in MEMORY_WATCHERS).serve()
+    name = sys.argv[2]
+    made = kernel(name)
+    made.prepare()
+    Zygote(socket.socket(fileno=SOCKET_FD), user, made, in_process=language(name).in_process).serve()
 
 
 if __name__ == "__main__":

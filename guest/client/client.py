@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -116,6 +116,15 @@ class AgentClient:
         )
 
     @property
+    def timeout_s(self) -> float:
+        """What bounds a request that is not a run."""
+        return self._channel.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._channel.timeout_s = seconds
+
+    @property
     def failure(self) -> GuestError | None:
         """Why every further request fails; None while the agent can be asked."""
         return self._channel.failure
@@ -134,8 +143,10 @@ class AgentClient:
             "machine_id": identity.machine_id,
             "time_ns": sent,
             "reseed": identity.reseed,
+            "reseed_all": identity.reseed_all,
             "network": identity.network,
             "device": asdict(identity.device) if identity.device else None,
+            "size": asdict(identity.size) if identity.size else None,
         }
         self.refreshed = await self._ask(
             "refresh",
@@ -158,14 +169,17 @@ class AgentClient:
     async def run(self, request: RunCode) -> AsyncIterator[Run]:
         """Run code. Leaving the block before the run has finished stops it."""
         code, args = _encoded(request.code), parsing.run_args(request)
-        if request.kind != "code" or request.options is not None:
+        if request.kind != "code" or request.options is not None or request.stdin_open:
             args.update(kind=request.kind, code_bytes=len(code))
             code = _small(code + encode_json(dict(request.options or {})))
 
         async def stop() -> None:
             await self._ask("stop", {"run": number}, parse=_nothing)
 
-        run = Run(request, stop)
+        async def write(data: bytes, end: bool) -> None:
+            await self._ask("stdin", {"run": number, "end": end}, data, parse=_nothing)
+
+        run = Run(request, stop, write)
         number = self._channel.register(run)
         try:
             await self._channel.send(number, "run", args, code)
@@ -193,11 +207,25 @@ class AgentClient:
             self._channel.forget(number)
             raise
         try:
-            await terminal.opened(self._channel.timeout_s)
+            await terminal.opened(self.timeout_s)
             yield terminal
         finally:
             if self._channel.is_open(number):
                 await self._end(terminal, number, HANG_UP_S)
+
+    @asynccontextmanager
+    async def connect(self, port: int) -> AsyncIterator[ByteStream]:
+        """Connect to a port on the machine's loopback, in every network mode. Raises RequestRefused."""
+        try:
+            stream = await self._channel.streams.connect(port, self.timeout_s)
+        except anyio.BrokenResourceError:
+            raise self.failure or AgentGone("the stream to the agent is closed") from None
+        try:
+            yield stream
+        finally:
+            with anyio.CancelScope(shield=True), suppress(GuestError):
+                await stream.aclose()
+                await self.ping()  # after all frames of the stream: now the machine may be frozen
 
     async def read(self, path: str, *, offset: int = 0, limit: int) -> FileChunk:
         """Read up to `limit` bytes of a regular file."""
@@ -212,9 +240,12 @@ class AgentClient:
             if chunk.eof or limit <= 0:
                 return FileChunk(b"".join(parts), chunk.size, chunk.eof)
 
-    async def write(self, path: str, data: bytes) -> FileInfo:
-        """Create or replace a file in one step, with its parent directories. A file that is replaced keeps its mode."""
-        async with self.upload(path) as upload:
+    async def write(self, path: str, data: bytes, *, append: bool = False) -> FileInfo:
+        """Create or replace a file in one step, with its parent directories. A file that is replaced keeps its mode.
+
+        With `append`, the data is added to the file that is there: all of it or nothing.
+        """
+        async with self.upload(path, append=append) as upload:
             sent = 0
             while len(data) - sent > MAX_BODY:
                 await upload.add(data[sent : sent + MAX_BODY])
@@ -222,9 +253,9 @@ class AgentClient:
             return await upload.finish(data[sent:])
 
     @asynccontextmanager
-    async def upload(self, path: str) -> AsyncIterator[Upload]:
+    async def upload(self, path: str, *, append: bool = False) -> AsyncIterator[Upload]:
         """Write a file as `write` does, part by part. Leaving the block before `finish` discards what was sent."""
-        upload = Upload(path, self._ask, self._uploads)
+        upload = Upload(path, self._ask, self._uploads, append=append)
         try:
             yield upload
         finally:

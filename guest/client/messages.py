@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from guest.client.reports import Report
 from guest.client.wire import ExitCode, Flag, Number, Path, SignalName, Text, Whole, line
+from guest.languages import LanguageName
 
-Language = Literal["python", "cpp", "go", "shell"]
 RunKind = Literal["code", "command", "invoke"]
 Stream = Literal["stdout", "stderr"]
 Status = Literal["ok", "error", "interrupted", "killed", "exited"]
@@ -22,6 +22,9 @@ Kind = Literal["file", "dir", "link", "other"]
 MAX_NAME = 200  # characters of a name or a version
 MAX_MESSAGE = 4000  # characters of an error message
 MAX_LOSS = 600  # characters of how a service ended
+MAX_LABEL = 120  # characters of a text in a chart
+MAX_SERIES = 20  # of one chart
+MAX_CHARTS = 20  # of one figure
 
 # The wire carries whole nanoseconds.
 Seconds = Annotated[Number, Field(ge=0, validation_alias="duration_ns"), AfterValidator(lambda ns: ns / 1e9)]
@@ -47,6 +50,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """How much memory and how many CPUs code may use."""
+
+    memory_mb: int
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What distinguishes one clone of a snapshot from all others."""
 
@@ -55,7 +66,9 @@ class Identity:
     entropy: bytes  # at least 32 bytes from the host's generator
     network: str = "none"  # the mode that the machine was leased with
     device: Device | None = None  # in mode "nat"
+    size: Size | None = None  # if it is not the one that the machine was first started with
     reseed: bool = True  # also the generators of running code; not needed if no other machine has this state
+    reseed_all: bool = False  # of these, not only the global ones but all that can be found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,7 @@ class Service:
 class WarmUp:
     """How a machine prepares for its first caller."""
 
-    language: Language = "python"
+    language: LanguageName = "python"
     code: str = ""  # run in the language's kernel
     env: Mapping[str, str] = field(default_factory=dict)  # of every process in the machine
     service: Service | None = None
@@ -111,6 +124,7 @@ class RunCode:
     kind: RunKind = "code"  # code in the machine's language; a shell command; or code with a handler to call
     options: Mapping[str, Any] | None = None  # JSON whose meaning depends on the kind and the language
     keep_processes: bool = False  # those that it leaves running outlive it
+    stdin_open: bool = False  # it reads what `Run.write` sends
     grace_s: float = 2.0  # between the interrupt and the kill when the run is stopped
     head_bytes: int = 64 * 1024  # of each stream, sent while the code runs
     tail_bytes: int = 16 * 1024  # of each stream, sent at the end if there was more
@@ -126,12 +140,42 @@ class Output:
     gap_bytes: int = 0
 
 
+Label = Annotated[Text, line(MAX_LABEL)]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of a chart, and its number of points if that is known."""
+
+    label: Label = ""
+    points: Whole | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What one chart shows. Texts that the code has not set are empty."""
+
+    title: Label = ""
+    type: Label = ""
+    x_label: Label = ""
+    y_label: Label = ""
+    series: Annotated[tuple[Series, ...], Field(max_length=MAX_SERIES)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart(Panel):
+    """A chart, or a figure with several `charts`."""
+
+    charts: Annotated[tuple[Panel, ...], Field(max_length=MAX_CHARTS)] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Display:
-    """A value that the code showed: its forms by MIME type. Images are files; `files` names them."""
+    """A value that the code showed: its forms by MIME type. Images and long forms are files; `files` names them."""
 
     data: dict[str, str]
     files: tuple[str, ...] = ()
+    chart: Chart | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter
 from guest.client.messages import (
     MAX_MESSAGE,
     Artifact,
+    Chart,
     Display,
     FileChunk,
     FileInfo,
@@ -20,12 +21,15 @@ from guest.client.messages import (
 )
 from guest.client.wire import Flag, Path, Text, Whole, check, line, one_line
 from guest.errors import ProtocolError, RequestRefused
+from guest.forms import CHART, PLAIN, TEXTS
 from guest.protocol import MAX_LISTING, PROTOCOL_VERSION, Frame, decode_json
 
 MAX_CODE = 40  # characters of a refusal
 MAX_FILES = 64  # of one display
 MAX_FORMS = 32  # of one display
 MAX_FORM_NAME = 100  # characters
+MAX_CHART = 256 * 1024  # characters; more than the longest labels take
+KNOWN_FORMS = frozenset({PLAIN, *TEXTS})
 MAX_TRACEBACK = 64 * 1024  # characters; kernels send less
 
 
@@ -50,6 +54,7 @@ _FILE_CHUNK = TypeAdapter(FileChunk)
 _LISTING = TypeAdapter(Listing)
 _ARTIFACT = TypeAdapter(Artifact)
 _FINISHED = TypeAdapter(Finished)
+_CHART = TypeAdapter(Chart)
 _FORMS = TypeAdapter(Annotated[dict[Annotated[Text, line(MAX_FORM_NAME)], Text], Field(max_length=MAX_FORMS)])
 _FILES = TypeAdapter(Annotated[tuple[Path, ...], Field(max_length=MAX_FILES)])
 
@@ -77,14 +82,25 @@ def parse_file_info(fields: object) -> FileInfo:
 def parse_display(header: dict[str, Any], body: bytes) -> Display:
     """Parse a displayed value.
 
-    The agent passes its forms on as the code wrote them, unread. Forms that make no sense are dropped: they are not
-    the agent's fault.
+    The agent passes its forms on as the code wrote them, unread. Forms that make no sense or have other types than we
+    know are dropped: they are not the agent's fault.
     """
     try:
         data = check(_FORMS, decode_json(body), "display")
     except ProtocolError:
         data = {}
-    return Display(data, check(_FILES, header.get("files", []), "display"))
+    known = {mime: form for mime, form in data.items() if mime in KNOWN_FORMS}
+    return Display(known, check(_FILES, header.get("files", []), "display"), _parse_chart(data.get(CHART)))
+
+
+def _parse_chart(facts: str | None) -> Chart | None:
+    """Parse what a chart shows, as the code wrote it."""
+    if facts is None or len(facts) > MAX_CHART:
+        return None
+    try:
+        return check(_CHART, decode_json(facts.encode()), "chart")
+    except ProtocolError:
+        return None
 
 
 def parse_artifact(header: dict[str, Any]) -> Artifact:
@@ -168,6 +184,7 @@ def run_args(request: RunCode) -> dict[str, Any]:
     """Return the limits of a run as the wire carries them."""
     return {
         **({"keep_processes": True} if request.keep_processes else {}),
+        **({"stdin_open": True} if request.stdin_open else {}),
         "grace_ms": round(request.grace_s * 1000),
         "head_bytes": request.head_bytes,
         "tail_bytes": request.tail_bytes,

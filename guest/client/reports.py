@@ -17,6 +17,7 @@ Verdict = Literal[
     "time limit exceeded",
     "memory limit exceeded",
     "runtime error",
+    "sanitizer finding",  # whatever the output and the exit code
     "not run",  # the run was stopped first
 ]
 MAX_CASES = 100

@@ -10,12 +10,16 @@ import anyio
 from guest.client import parsing
 from guest.client.messages import Artifact, Display, Event, Finished, Output, RunCode, Stream
 from guest.client.reports import MAX_REPORT_BYTES, parse_report
-from guest.errors import AgentGone, GuestError, ProtocolError
+from guest.errors import AgentGone, GuestError, ProtocolError, RequestRefused
 from guest.protocol import MAX_ARTIFACTS, MAX_BODY, MAX_DISPLAYS, MAX_HEADER, Frame
+from guest.stdin import CHUNK, WINDOW
 
 QUEUE_ENTRY_BYTES = 512  # memory of an unread event besides its text
 QUEUE_SLACK_BYTES = 8 * 1024 * 1024  # unread events beyond the output itself: artifacts, many short prints
 MERGE_BELOW_CHARS = 16 * 1024  # unread output shorter than this is merged with what follows it
+
+
+Write = Callable[[bytes, bool], Awaitable[None]]  # sends input of the run; True: it is the last
 
 
 class _Text:
@@ -46,10 +50,14 @@ class Run:
     the protocol.
     """
 
-    def __init__(self, request: RunCode, stop: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, request: RunCode, stop: Callable[[], Awaitable[None]], write: Write) -> None:
         self.request = request
         self.finished: Finished | None = None
+        self.stdin_open = request.stdin_open  # it takes input
         self._send_stop = stop
+        self._send_input = write
+        self._credit = 0  # bytes of input that the machine takes
+        self._more_credit = anyio.Event()
         self._events: deque[Event] = deque()
         self._news = anyio.Event()
         self._failure: GuestError | None = None
@@ -70,6 +78,38 @@ class Run:
         """
         if self.finished is None:
             await self._send_stop()
+
+    async def write(self, data: bytes) -> int:
+        """Send the beginning of `data` as input once the run takes some; returns how much. 0: it takes no more.
+
+        Raises:
+            RequestRefused: nothing was sent; it can be tried again.
+            GuestError: the machine is lost.
+        """
+        while self.stdin_open and not self._credit:
+            await self._more_credit.wait()
+        if not self.stdin_open:
+            return 0
+        size = min(len(data), self._credit, CHUNK)
+        self._credit -= size
+        try:
+            with anyio.CancelScope(shield=True):  # else nobody would know what was sent
+                await self._send_input(data[:size], False)
+        except RequestRefused:
+            self._add_credit(size)
+            raise
+        return size
+
+    async def close_stdin(self) -> None:
+        """Let the run find the end of its input. Raises as `write` does."""
+        if self.stdin_open:
+            with anyio.CancelScope(shield=True):
+                await self._send_input(b"", True)
+            self._end_input()
+
+    def _end_input(self) -> None:
+        self.stdin_open = False
+        self._more_credit.set()
 
     def __aiter__(self) -> "Run":
         return self
@@ -97,6 +137,7 @@ class Run:
     def fail(self, error: GuestError) -> None:
         """End the run: no more events will come."""
         self._failure = error
+        self._end_input()
         self._news.set()
 
     def take(self, frame: Frame) -> bool:
@@ -118,12 +159,24 @@ class Run:
             self._take_display(header, body)
         elif kind == "artifact":
             self._take_artifact(header)
+        elif kind == "window" and self.request.stdin_open:
+            self._open_window(header.get("bytes"))
         elif kind == "report" and not self._reported:
             self._reported = True
             self._take_report(body)
         else:
             raise ProtocolError(f"the agent sent an unknown event: {str(kind)[:60]!r}")
         return False
+
+    def _open_window(self, size: object) -> None:
+        if type(size) is not int or not 0 < size <= WINDOW - self._credit:
+            raise ProtocolError("the agent opens the window of a run's input by nonsense")
+        self._add_credit(size)
+
+    def _add_credit(self, size: int) -> None:
+        self._credit += size
+        self._more_credit.set()
+        self._more_credit = anyio.Event()
 
     def _take_output(self, header: dict[str, object], body: bytes) -> None:
         # Checked by hand: pydantic would double the cost of an event, and a chatty run has many thousands of them.
@@ -181,6 +234,7 @@ class Run:
             raise ProtocolError("the agent sent more events than the host keeps unread")
         if isinstance(event, Finished):
             self.finished = event
+            self._end_input()
         self._news.set()
 
 

@@ -20,8 +20,9 @@ Ask = Callable[..., Awaitable[FileInfo | None]]  # `AgentClient._ask`
 class Upload:
     """A file on its way. Get one from `AgentClient.upload`."""
 
-    def __init__(self, path: str, ask: Ask, room: anyio.Semaphore) -> None:
+    def __init__(self, path: str, ask: Ask, room: anyio.Semaphore, *, append: bool = False) -> None:
         self._path = path
+        self._append = append  # to what is there, with the last part
         self._ask = ask
         self._room = room
         self._number = secrets.randbits(48)
@@ -56,7 +57,7 @@ class Upload:
 
     async def _send(self, part: bytes, *, last: bool) -> FileInfo | None:
         self._half_sent = self._admitted
-        args = {"path": self._path, "upload": self._number, "last": last}
+        args = {"path": self._path, "upload": self._number, "last": last, "append": self._append}
         try:
             return await self._ask("write", args, part, parse=partial(parsing.parse_written, last=last))
         except GuestError:

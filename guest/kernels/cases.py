@@ -1,5 +1,6 @@
 """Test cases: runs a program with each input and compares its output with what is expected."""
 
+import re
 from itertools import zip_longest
 from typing import Any
 
@@ -14,7 +15,19 @@ MAX_LINE_CHARS = 160
 TOO_LONG = "the output is much longer than expected"
 CASES_ROOM = 320 * 1024  # bytes of a report for all cases together, as JSON
 CASE_ROOM = 12 * 1024  # bytes for one case
-OUT_OF_MEMORY = (b"std::bad_alloc", b"runtime: out of memory", b"cannot allocate memory", b"allocation-size-too-big")
+OUT_OF_MEMORY = (
+    b"std::bad_alloc",
+    b"runtime: out of memory",
+    b"cannot allocate memory",
+    b"allocation-size-too-big",
+    b"java.lang.OutOfMemoryError",
+)
+# How the findings of sanitizers and of Go's race detector begin. UBSan's program goes on and may end with success.
+FINDING = re.compile(
+    rb"^(?:\S+:\d+:\d+: runtime error: |=*\d*=*(?:ERROR|WARNING): (?:Address|Leak|Memory|Thread)Sanitizer: |"
+    rb"WARNING: DATA RACE).*",
+    re.MULTILINE,
+)
 
 
 def run_cases(
@@ -55,6 +68,8 @@ def verdict(ended: Ended, memory_bytes: int | None, expected: str | None, diff: 
         return "time limit exceeded"
     if ran_out_of_memory(ended, memory_bytes):
         return "memory limit exceeded"
+    if finding(ended):
+        return "sanitizer finding"
     if ended.exit_code != 0:
         return "runtime error"
     if expected is None:
@@ -69,6 +84,12 @@ def ran_out_of_memory(ended: Ended, memory_bytes: int | None) -> bool:
     if ended.exit_code == 0 or ended.cause:
         return False
     return any(words in ended.stderr for words in OUT_OF_MEMORY)
+
+
+def finding(ended: Ended) -> str:
+    """Return the first finding of a sanitizer; empty if there is none."""
+    found = FINDING.search(ended.stderr)
+    return found[0].decode("utf-8", "replace").strip() if found else ""
 
 
 def difference(expected: str, written: str) -> str:

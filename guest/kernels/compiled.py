@@ -13,13 +13,15 @@ import resource
 import shutil
 import socket
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from guest.environment import apply
-from guest.kernels.cases import DEFAULT_TIMEOUT_S, cut, ran_out_of_memory, run_cases
+from guest.kernels.cases import DEFAULT_TIMEOUT_S, cut, finding, ran_out_of_memory, run_cases
 from guest.kernels.runner import Ended, Program, Runner
 from guest.places import BUILD, WORKSPACE
+from guest.processes import open_input, set_soft_limits
 from guest.protocol import Decoder, Frame, encode, encode_json, split_code
 from guest.trees import empty_folder
 
@@ -47,6 +49,9 @@ class Toolchain(Protocol):
     compiler: str
     source: str  # the path of the code
 
+    def prepare(self) -> None:
+        """Find what it needs, once."""
+
     def complete(self, code: str) -> Source:
         """Return the code as a complete source file."""
 
@@ -61,6 +66,9 @@ class Toolchain(Protocol):
 
     def without_main(self, messages: str) -> str | None:
         """Return the compiler's messages if only a main function is missing; else None."""
+
+    def program(self, memory_bytes: int | None) -> list[str] | None:
+        """Return the command that runs what was compiled with this much memory; None if there is no program."""
 
 
 class Compiled(NamedTuple):
@@ -79,8 +87,12 @@ class Kernel:
     def __init__(self, toolchain: Toolchain) -> None:
         self._toolchain = toolchain
         self._runner = Runner()
-        resident = resource.getrlimit(resource.RLIMIT_RSS)[0]  # see `User.drop_privileges`
-        self._memory_bytes = None if resident == resource.RLIM_INFINITY else resident
+
+    @property
+    def _memory_bytes(self) -> int | None:
+        """How much memory the machine has for a program, see `User.soft_limits`; None: no limit is known."""
+        resident = resource.getrlimit(resource.RLIMIT_RSS)[0]
+        return None if resident == resource.RLIM_INFINITY else resident
 
     def serve(self, control: socket.socket) -> None:
         """Serve the agent until it is gone."""
@@ -93,6 +105,8 @@ class Kernel:
                     control.sendall(encode({"event": "reseeded"}))
                 elif frame.header["op"] == "environment":
                     apply(os.environ, frame.header["changes"])
+                elif frame.header["op"] == "resize":
+                    set_soft_limits(dict(frame.header["limits"]))
                 elif frame.header["op"] == "run":
                     control.sendall(self._answer(frame))
 
@@ -100,7 +114,8 @@ class Kernel:
         header = frame.header
         self._runner.begin()
         try:
-            report, ended = self.run(*split_code(frame.body, header.get("code_bytes")))
+            code, options = split_code(frame.body, header.get("code_bytes"))
+            report, ended = self.run(code, options, stdin=header.get("stdin"))
         except Exception as error:  # the disk is full, there are too many processes, an option makes no sense, …
             if isinstance(error, OSError) and error.errno == errno.EAGAIN:
                 end_kernel()
@@ -111,8 +126,10 @@ class Kernel:
             return done
         return encode({"event": "report", "run": header["run"]}, encode_json({"kind": "compiled", **report})) + done
 
-    def run(self, code: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Compile code and run it; returns a report and how it ended.
+    def run(
+        self, code: str, options: dict[str, Any], stdin: str | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Compile code and run it; returns a report and how it ended. `stdin` is the path of its open input.
 
         Raises:
             OSError: something could not be written or started.
@@ -130,7 +147,7 @@ class Kernel:
             "cases": [],
         }
         if compiled.runnable:
-            ended = self._run(report, options)
+            ended = self._run(report, options, stdin)
         else:
             ended = {"status": "ok"} if compiled.check else self._not_compiled(compiled.ended)
         report["warnings"] = self._findings(checker, wanted=compiled.runnable or compiled.check)
@@ -150,26 +167,36 @@ class Kernel:
         good = ended.exit_code == 0 and not ended.cause
         if not good and (rest := self._toolchain.without_main(messages)) is not None:
             return Compiled(ended, command, rest, runnable=False, check=True), checker
-        runnable = good and os.access(PROGRAM, os.X_OK)
+        runnable = good and self._toolchain.program(None) is not None
         return Compiled(ended, command, messages, runnable=runnable, check=good and not runnable), checker
 
-    def _run(self, report: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, report: dict[str, Any], options: dict[str, Any], path: str | None) -> dict[str, Any]:
         asked = options.get("memory_limit_mb")
         memory_bytes = self._memory_bytes if asked is None else asked * MIB
+        program = self._toolchain.program(memory_bytes) or [PROGRAM]
         if options.get("cases"):
             timeout_s = options.get("case_timeout_s") or DEFAULT_TIMEOUT_S
-            report["cases"] = run_cases(self._runner, [PROGRAM], options["cases"], timeout_s, memory_bytes)
-            return failed("Interrupted", "stopped before all cases were run") if self._runner.interrupted else OK
-        stdin = (options.get("stdin") or "").encode("utf-8", "replace")
-        ended = self._runner.run([PROGRAM], stdin=stdin, memory_bytes=memory_bytes)
+            report["cases"] = run_cases(self._runner, program, options["cases"], timeout_s, memory_bytes)
+            return self._cases_ended([case["verdict"] for case in report["cases"]])
+        stdin = (options.get("stdin") or "").encode("utf-8", "replace") if path is None else open_input(path)
+        ended = self._runner.run(program, stdin=stdin, memory_bytes=memory_bytes)
         report["end"] = ended.measured()
         if ended.cause == "interrupted":
             return failed("Interrupted", "the program was stopped")
         if ran_out_of_memory(ended, memory_bytes):
             return failed("MemoryLimitExceeded", out_of_memory("the program", ended, memory_bytes))
+        if found := finding(ended):
+            return failed("SanitizerFinding", self._plain(found))
         if ended.signal is not None:
             return {"status": "killed", "signal": ended.signal}
         return OK if ended.exit_code == 0 else {"status": "exited", "exit_code": ended.exit_code}
+
+    def _cases_ended(self, verdicts: list[str]) -> dict[str, Any]:
+        if self._runner.interrupted:
+            return failed("Interrupted", "stopped before all cases were run")
+        if found := verdicts.count("sanitizer finding"):
+            return failed("SanitizerFinding", f"in {found} of {len(verdicts)} cases")
+        return OK
 
     def _not_compiled(self, ended: Ended) -> dict[str, Any]:
         name = self._toolchain.compiler
@@ -199,6 +226,11 @@ class Kernel:
 
 
 OK = {"status": "ok"}
+
+
+def linked_program() -> list[str] | None:
+    """Return the command that runs a program which the linker has made."""
+    return [PROGRAM] if os.access(PROGRAM, os.X_OK) else None
 
 
 def failed(name: str, message: str) -> dict[str, Any]:
@@ -233,36 +265,34 @@ def empty(folder: str) -> None:
     empty_folder(folder)
 
 
-# ---------------------------------------------------------------- shared by the modules of the languages
+class Service:
+    """A compiled language as the zygote uses it."""
 
+    def __init__(self, toolchain: Toolchain, environment: Mapping[str, str] | None = None) -> None:
+        self._toolchain = toolchain
+        self._environment = environment or {}
 
-def prepare(toolchain: Toolchain) -> None:
-    """Set up the environment. Without the compiler the template's build fails."""
-    os.environ.pop("PYTHONPATH", None)
-    os.environ["TMPDIR"] = BUILD  # so that what a killed compiler leaves is removed before the next run
-    os.chdir(WORKSPACE)
-    if shutil.which(toolchain.compiler) is None:
-        raise SystemExit(f"there is no {toolchain.compiler} in this machine: add its package to the template")
+    def prepare(self) -> None:
+        """Set up the environment. Without the compiler the template's build fails."""
+        os.environ.pop("PYTHONPATH", None)
+        os.environ["TMPDIR"] = BUILD  # so that what a killed compiler leaves is removed before the next run
+        for name, value in self._environment.items():
+            os.environ.setdefault(name, value)
+        os.chdir(WORKSPACE)
+        compiler = self._toolchain.compiler
+        if shutil.which(compiler) is None:
+            raise SystemExit(f"there is no {compiler} in this machine: add its package to the template")
+        self._toolchain.prepare()
 
+    def warm(self, code: str) -> None:
+        """Compile and run warm-up code."""
+        if not code.strip():
+            return
+        report, ended = Kernel(self._toolchain).run(code, {})
+        if ended != OK:
+            raise RuntimeError(f"{ended}\n{report['diagnostics']}")
 
-def warm(toolchain: Toolchain, code: str) -> None:
-    """Compile and run warm-up code."""
-    if not code.strip():
-        return
-    report, ended = Kernel(toolchain).run(code, {})
-    if ended != OK:
-        raise RuntimeError(f"{ended}\n{report['diagnostics']}")
-
-
-def serve(toolchain: Toolchain, control_fd: int) -> None:
-    """Run code as the kernel of this process."""
-    limit(resource.RLIMIT_STACK, STACK_BYTES)
-    limit(resource.RLIMIT_CORE, 0)
-    Kernel(toolchain).serve(socket.socket(fileno=control_fd))
-
-
-def limit(kind: int, value: int) -> None:
-    """Set a limit, or as much of it as is allowed."""
-    hard = resource.getrlimit(kind)[1]
-    with suppress(OSError, ValueError):
-        resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+    def serve(self, control_fd: int, _figures: int) -> None:
+        """Run code as the kernel of this process."""
+        set_soft_limits({resource.RLIMIT_STACK: STACK_BYTES, resource.RLIMIT_CORE: 0})
+        Kernel(self._toolchain).serve(socket.socket(fileno=control_fd))

@@ -1,36 +1,30 @@
-"""Displayed values: sent to the agent by MIME type; images and figures become artifacts."""
+"""Displayed values: sent to the agent by MIME type; pictures, and what is better read as a file, become artifacts."""
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
 # ruff: noqa: PTH103, PTH123, PTH208
 
-import base64
 import os
 import re
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.lib import pretty
 
+from guest.forms import PICTURES, PLAIN
+from guest.kernels.forms import prepare
 from guest.places import OUTPUTS
 from guest.protocol import MAX_BODY, encode, encode_json
 
-FILE_TYPES = {
-    "image/png": "png",
-    "image/jpeg": "jpg",
-    "image/gif": "gif",
-    "image/webp": "webp",
-    "image/svg+xml": "svg",
-    "application/pdf": "pdf",
-}
-MAX_TEXT = 64 * 1024  # characters of one form of one value
-PLAIN = {kind: pretty._type_pprinters[kind] for kind in (int, float, str)}  # noqa: SLF001 - they show what `repr` does
+SCALARS = {kind: pretty._type_pprinters[kind] for kind in (int, float, str)}  # noqa: SLF001 - they show what `repr` does
 ACK_BYTES = 256  # more than an acknowledgement has; nothing else arrives during a run
 EMPTY = ""  # what IPython sets `_` to at its start and after `%reset`
-FIGURE_NAME = re.compile(r"figure-(\d+)\.")
+DRAWN = (*PICTURES.values(), "svg", "pdf")  # extensions of figures
+NUMBERED = re.compile(r"(?:figure|display)-(\d+)\.")
 
 
 class Screen:
@@ -70,18 +64,16 @@ class Screen:
             if self._pid:
                 print(data.get("text/plain", ""))  # noqa: T201
             return
-        files: list[str] = []
-        forms: dict[str, str] = {}
-        for mime, value in data.items():
-            if mime in FILE_TYPES:
-                files.append(self.save(as_bytes(value), FILE_TYPES[mime]))
-            elif (form := as_text(mime, value)) is not None:
-                forms[mime] = form
+        forms, contents = prepare(data)
+        files = self.save(contents) if contents else []
+        if not forms and not files:
+            return
         sys.stdout.flush()
         sys.stderr.flush()
         body = encode_json(forms)
-        if forms and len(body) > min(MAX_BODY, self._left):  # the plain form alone may still fit
-            body = encode_json({"text/plain": forms.get("text/plain", "")})
+        if len(body) > min(MAX_BODY, self._left):  # the plain form alone may still fit
+            forms = {mime: form for mime, form in forms.items() if mime == PLAIN}
+            body = encode_json(forms)
         dropped = bool(forms) and len(body) > min(MAX_BODY, self._left)
         self._left -= 0 if dropped else len(body)
         wait = not last and threading.get_ident() == self._thread
@@ -90,21 +82,22 @@ class Screen:
         if wait and self._control is not None:  # until the agent has read all output so far
             self._control.recv(ACK_BYTES)
 
-    def save(self, data: bytes, extension: str) -> str:
-        """Write a file under the next free number; returns its path."""
+    def save(self, contents: dict[str, bytes]) -> list[str]:
+        """Write the files of a value, given by extension, under the next free number; returns their paths."""
         os.makedirs(OUTPUTS, exist_ok=True)
         if not self.figures:
-            numbers = [int(found[1]) for name in os.listdir(OUTPUTS) if (found := FIGURE_NAME.match(name))]
+            numbers = [int(found[1]) for name in os.listdir(OUTPUTS) if (found := NUMBERED.match(name))]
             self.figures = max(numbers, default=0)
+        name = "figure" if any(extension in DRAWN for extension in contents) else "display"
         while True:
             self.figures += 1
-            path = f"{OUTPUTS}/figure-{self.figures}.{extension}"
-            try:
+            paths = [f"{OUTPUTS}/{name}-{self.figures}.{extension}" for extension in contents]
+            if any(map(os.path.lexists, paths)):
+                continue
+            for path, data in zip(paths, contents.values(), strict=True):
                 with open(path, "xb") as file:
                     file.write(data)
-            except FileExistsError:
-                continue
-            return path
+            return paths
 
 
 class Publisher(DisplayPublisher):  # type: ignore[misc]
@@ -124,13 +117,14 @@ class Hook(DisplayHook):  # type: ignore[misc]
     """Python's displayhook: called with the value of a cell's last expression."""
 
     screen: Screen
+    is_part: Callable[[object], bool]  # of a figure that is shown anyway
     last: object = ""  # what `_` was set to
 
     def __call__(self, result: object = None) -> None:
         """Show the value and keep it as `_`, unless it is None or a semicolon suppresses it."""
         if result is None or self.screen.quiet:
             return
-        data = self._forms(result)
+        data = {} if self.is_part(result) else self._forms(result)
         names = self.shell.user_ns
         if names.get("_", self.last) is self.last or names["_"] is EMPTY:  # not the user's own variable
             names["_"] = self.last = result
@@ -144,25 +138,7 @@ class Hook(DisplayHook):  # type: ignore[misc]
         """
         formatter = self.shell.display_formatter
         kind = type(result)
-        if kind in PLAIN and PLAIN[kind] is formatter.formatters["text/plain"].type_printers.get(kind):
+        if kind in SCALARS and SCALARS[kind] is formatter.formatters["text/plain"].type_printers.get(kind):
             return {"text/plain": repr(result)}
         forms: dict[str, Any] = formatter.format(result)[0]
         return forms
-
-
-def as_bytes(value: object) -> bytes:
-    """Return the bytes of an image, which IPython gives as base64 (binary formats) or as text (SVG)."""
-    if isinstance(value, bytes):
-        return value
-    text = str(value)
-    return text.encode() if text.lstrip().startswith("<") else base64.b64decode(text)
-
-
-def as_text(mime: str, value: object) -> str | None:
-    """Return a form of a value as text, or None if it is too long to send."""
-    text = value if isinstance(value, str) else encode_json(value).decode()
-    if len(text) <= MAX_TEXT:
-        return text
-    if mime != "text/plain":
-        return None  # half an HTML table or half a JSON document is useless
-    return f"{text[:MAX_TEXT]}\n[… {len(text) - MAX_TEXT} characters left out; print or save the value …]"

@@ -1,4 +1,4 @@
-"""Matplotlib without a window: every figure becomes one PNG file, whether it is shown or left open.
+"""Matplotlib without a window: every figure becomes one picture, whether it is shown, saved or left open.
 
 Replaces the module `matplotlib_inline.backend_inline` in the kernel, which matplotlib loads by default and for
 `%matplotlib inline`. The original draws a figure that is left open three times, this one twice; and it does not see
@@ -7,13 +7,17 @@ figures of code that chose `Agg`. Nothing here imports matplotlib unless the cod
 
 import io
 import sys
-import traceback
+from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from guest.forms import CHART
+from guest.kernels.charts import facts_of, matplotlib_chart
 from guest.kernels.display import Screen
+from guest.kernels.libraries import ADAPTERS, AfterImport
+from guest.kernels.pictures import is_shown
 
 BACKEND = "matplotlib_inline.backend_inline"
 
@@ -23,7 +27,8 @@ class Figures(Loader, MetaPathFinder):
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._shown: list[object] = []  # figures that this cell has shown already
+        self._shown: list[Any] = []  # figures that this cell has shown
+        self._saved: list[Any] = []  # figures that it has saved as artifacts
 
     def find_spec(self, fullname: str, *_args: object) -> ModuleSpec | None:
         """Find the backend module, for Python's import system."""
@@ -37,33 +42,90 @@ class Figures(Loader, MetaPathFinder):
         vars(module).update(contents)
 
     def show(self, *_args: object, **_kwargs: object) -> None:
-        """Save all open figures and close them: `plt.show()`."""
+        """Show all open figures and close them: `plt.show()`. One that cannot be drawn does not hide the others."""
         pyplot: Any = sys.modules["matplotlib.pyplot"]
+        failures = []
         try:
             for manager in managers():
-                figure = manager.canvas.figure
-                if all(figure is not shown for shown in self._shown):
-                    self._screen.show({"image/png": self.render(figure), "text/plain": repr(figure)})
+                try:
+                    if forms := self.forms(manager.canvas.figure):
+                        self._screen.show(forms)
+                except Exception as error:
+                    failures.append(error)
         finally:
             pyplot.close("all")
+        if failures:
+            raise failures[0]
 
-    def render(self, figure: Any) -> bytes:  # noqa: ANN401 - a matplotlib Figure
-        """Return a figure as PNG."""
+    def forms(self, figure: Any) -> dict[str, Any]:  # noqa: ANN401 - a matplotlib Figure
+        """Return a figure as PNG with its facts: the PNG unless it is saved, nothing if it was shown already."""
+        unchanged = not figure.stale
+        if unchanged and among(figure, self._shown):
+            return {}
+        forms: dict[str, Any] = {"text/plain": repr(figure)}
+        if not (unchanged and among(figure, self._saved)):
+            forms["image/png"] = drawn(figure)
         self._shown.append(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", bbox_inches="tight")
-        return buffer.getvalue()
+        figure.stale = False  # any change sets it again
+        return {**forms, CHART: facts_of(figure, matplotlib_chart)}
+
+    def is_part(self, value: object) -> bool:
+        """Return whether a value is part of a figure that this cell shows, such as what `plt.plot` returns."""
+        artist: Any = getattr(sys.modules.get("matplotlib.artist"), "Artist", None)
+        if artist is None or "matplotlib._pylab_helpers" not in sys.modules:
+            return False
+        if isinstance(value, (list, tuple)) or type(value).__name__ == "ndarray":
+            items: Any = getattr(value, "flat", value)
+            value = next(iter(items), None)
+        figure = getattr(value, "figure", None) if isinstance(value, artist) else None
+        figures = [*self._shown, *(manager.canvas.figure for manager in managers())]
+        return figure is not None and figure is not value and among(figure, figures)
 
     def end_cell(self) -> None:
-        """Save the figures that a cell has left open."""
+        """Show the figures that a cell has left open. Raises what one that cannot be drawn raises."""
         if "matplotlib._pylab_helpers" not in sys.modules:
             return
         try:
             if managers():
                 self.show()
-        except Exception:  # a figure that cannot be drawn is an error of the user's code
-            traceback.print_exc()
-        self._shown.clear()
+        finally:
+            self._shown.clear()
+            self._saved.clear()
+
+    # ------------------------------------------------------------ after matplotlib's import
+
+    def adapt_agg(self, module: Any) -> None:  # noqa: ANN401 - matplotlib.backends.backend_agg
+        """Let `plt.show()` show figures of code that chose Agg, where it would leave them open for the next plot."""
+        module.show = self.show
+
+    def adapt_saving(self, module: Any) -> None:  # noqa: ANN401 - matplotlib.figure
+        """Notice the figures that are saved as artifacts: these are shown."""
+        save = module.Figure.savefig
+
+        @wraps(save)  # pyplot looks at its name
+        def savefig(figure: Any, fname: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as in matplotlib
+            save(figure, fname, *args, **options)
+            if is_shown(fname, options.get("format")):
+                self._saved.append(figure)
+                figure.stale = False
+
+        module.Figure.savefig = savefig
+
+
+def drawn(figure: Any) -> bytes:  # noqa: ANN401 - a matplotlib Figure
+    """Return a figure as PNG."""
+    buffer = io.BytesIO()
+    try:
+        figure.savefig(buffer, format="png", bbox_inches="tight")
+    except Exception as error:
+        error.add_note("The figure could not be drawn.")
+        raise error.with_traceback(None) from None  # the frames are matplotlib's own
+    return buffer.getvalue()
+
+
+def among(figure: object, figures: list[Any]) -> bool:
+    """Return whether a figure is in a list."""
+    return any(figure is other for other in figures)
 
 
 def managers() -> list[Any]:
@@ -76,10 +138,11 @@ def ignore(*_args: object) -> None:
     """Configure nothing."""
 
 
-def install(shell: Any, screen: Screen) -> Figures:  # noqa: ANN401 - IPython's shell
+def install(screen: Screen, imports: AfterImport) -> Figures:
     """Install the backend, and make `display` show figures."""
     figures = Figures(screen)
     sys.meta_path.insert(0, figures)
-    png = shell.display_formatter.formatters["image/png"]
-    png.for_type_by_name("matplotlib.figure", "Figure", figures.render)
+    imports.calls["matplotlib.backends.backend_agg"] = figures.adapt_agg
+    imports.calls["matplotlib.figure"] = figures.adapt_saving
+    ADAPTERS["matplotlib.figure", "Figure"] = figures.forms
     return figures

@@ -23,23 +23,25 @@ from traitlets.config import Config
 
 from guest.environment import apply
 from guest.errors import ProtocolError
-from guest.kernels import handlers
+from guest.kernels import display, figures, handlers, libraries, pictures
 from guest.kernels.display import Hook, Publisher, Screen
-from guest.kernels.figures import BACKEND, install
 from guest.kernels.handlers import Invocation, run_coroutine
+from guest.kernels.libraries import Formatter
 from guest.kernels.reseed import Generators
+from guest.kernels.threads import use_cpus
 from guest.places import SETTINGS, WORKSPACE
-from guest.processes import input_file
+from guest.processes import input_file, open_input, set_soft_limits
 from guest.protocol import Decoder, Frame, split_code
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
+    from contextlib import AbstractContextManager
 
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing inspect
 MAX_TRACEBACK = 32 * 1024  # characters; the middle of a longer one is left out
 MAX_MESSAGE = 4000  # characters
-OWN_FILES = (__file__, handlers.__file__)
+OWN_FILES = (__file__, *(module.__file__ for module in (display, figures, handlers, libraries, pictures)))
 FUTURE_FLAGS = 0x1FF0000  # the compiler flags that `from __future__` sets; they last from cell to cell
 
 INPUT = builtins.input  # before it is replaced
@@ -69,6 +71,10 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         self.display_pub = Publisher(parent=self, shell=self)
         self.configurables.append(self.display_pub)
 
+    def init_display_formatter(self) -> None:
+        self.display_formatter = Formatter(parent=self)
+        self.configurables.append(self.display_formatter)
+
     def init_displayhook(self) -> None:
         self.displayhook = Hook(parent=self, shell=self, cache_size=0)
         self.configurables.append(self.displayhook)
@@ -90,10 +96,10 @@ def no_input(prompt: object = "") -> NoReturn:
 
 
 @contextmanager
-def standard_input(data: bytes) -> "Iterator[None]":
-    """Let a cell, and the processes it starts, read `data` from standard input."""
+def standard_input(source: int) -> "Iterator[None]":
+    """Let a cell, and the processes it starts, read from a descriptor as standard input."""
     ours = sys.stdin
-    become_stdin(input_file(data))
+    become_stdin(source)
     builtins.input, sys.stdin = INPUT, open(0, closefd=False)  # noqa: SIM115 - a descriptor
     try:
         yield
@@ -126,7 +132,10 @@ class Kernel:
         sys.displayhook = self.shell.displayhook
         self.screen = Screen()
         self.shell.display_pub.screen = self.shell.displayhook.screen = self.screen
-        self.figures = install(self.shell, self.screen)
+        imports = libraries.install(self.screen.show)
+        self.figures = figures.install(self.screen, imports)
+        self.pictures = pictures.install(imports)
+        self.shell.displayhook.is_part = self.figures.is_part
         self.pid = 0
         self._flags = AWAIT
         self._in_cell = False
@@ -173,7 +182,11 @@ class Kernel:
             self._end_fork(ended)
         if events["post_execute"]:
             self.shell.events.trigger("post_execute")
-        self.figures.end_cell()
+        self.pictures.end_cell()
+        try:
+            self.figures.end_cell()
+        except Exception as error:  # a figure that cannot be drawn is an error of the user's code
+            ended = describe(error) if ended[0]["status"] == "ok" else ended
         flush(sys.stdout)
         flush(sys.stderr)
         return ended
@@ -246,10 +259,10 @@ class Kernel:
 
     # ------------------------------------------------------------ the agent's requests
 
-    def serve(self, control: socket.socket, figures: int) -> None:
+    def serve(self, control: socket.socket, figure_count: int) -> None:
         """Serve the agent until it is gone."""
         self.pid = os.getpid()
-        self.screen.attach(control, figures)
+        self.screen.attach(control, figure_count)
         _signal.signal(_signal.SIGINT, self._on_sigint)
         self._generators.seed()
         self.screen.send({"event": "ready"})
@@ -263,8 +276,8 @@ class Kernel:
         number = frame.header["run"]
         try:
             code, options = split_code(frame.body, frame.header.get("code_bytes"))
-            stdin = standard_input(options["stdin"].encode("utf-8", "replace")) if "stdin" in options else nullcontext()
-        except (ProtocolError, AttributeError) as error:  # nested too deeply for this Python, or not text
+            stdin = self._stdin(frame.header, options)
+        except (ProtocolError, AttributeError, OSError) as error:  # nested too deeply for this Python, or not text
             return describe(error)
         invocation = Invocation(options, number) if frame.header["kind"] == "invoke" else None
         with stdin:
@@ -273,13 +286,25 @@ class Kernel:
             self.screen.send({"event": "report", "run": number}, report, hold=True)
         return ended
 
+    def _stdin(self, header: dict[str, Any], options: dict[str, Any]) -> "AbstractContextManager[None]":
+        if "stdin" in header:
+            return standard_input(open_input(header["stdin"]))
+        return (
+            standard_input(input_file(options["stdin"].encode("utf-8", "replace")))
+            if "stdin" in options
+            else nullcontext()
+        )
+
     def _handle(self, frame: Frame) -> None:
         header = frame.header
         if header["op"] == "reseed":
-            self._generators.reseed()
+            self._generators.reseed(everything=header.get("everything") is True)
             self.screen.send({"event": "reseeded"})
         if header["op"] == "environment":
             apply(os.environ, header["changes"])
+        if header["op"] == "resize":
+            set_soft_limits(dict(header["limits"]))
+            use_cpus(header["cpus"])
         if header["op"] != "run":
             return  # an acknowledgement of a display that was interrupted
         self._generators.used |= header["run"] > 0  # the cells of the warm-up do not use them
@@ -358,7 +383,9 @@ def prepare() -> None:
     """Import and build everything a kernel needs, once, before the first fork."""
     global _kernel  # noqa: PLW0603 - one kernel in each process
     os.environ["IPYTHONDIR"] = SETTINGS
-    os.environ["MPLBACKEND"] = f"module://{BACKEND}"
+    os.environ.setdefault("POLARS_FMT_MAX_COLS", str(libraries.MAX_COLUMNS))
+    os.environ.setdefault("POLARS_TABLE_WIDTH", str(libraries.MAX_WIDTH))
+    os.environ["MPLBACKEND"] = f"module://{figures.BACKEND}"
     os.chdir(WORKSPACE)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _kernel = Kernel()
@@ -385,11 +412,11 @@ def find_installed_packages() -> None:
         sys.path.insert(place, installed)
 
 
-def serve(control_fd: int, figures: int) -> None:
+def serve(control_fd: int, figure_count: int) -> None:
     """Run code as the kernel of this process."""
     assert _kernel is not None
     kernel = _kernel
     find_installed_packages()
     for name in [name for name in sys.modules if name == "guest" or name.startswith("guest.")]:
         del sys.modules[name]  # the user may have a module with this name
-    kernel.serve(socket.socket(fileno=control_fd), figures)
+    kernel.serve(socket.socket(fileno=control_fd), figure_count)

@@ -22,17 +22,19 @@ class Generators:
             self._numpy_key = numpy_key(numpy_random)
         self._seed_others()
 
-    def reseed(self) -> None:
-        """Seed them again, in a clone.
+    def reseed(self, *, everything: bool = False) -> None:
+        """Seed them again, in a clone; `everything`: also the generators that code has made.
 
         On an emulated CPU numpy's own seeding takes a third of a restore. So if no code has run yet, the key of its
         generator is overwritten in place.
         """
         if self.used or self._numpy_key is None:
             self.seed()
-            return
-        self._numpy_key[:] = os.urandom(MT19937_BYTES)
-        self._seed_others()
+        else:
+            self._numpy_key[:] = os.urandom(MT19937_BYTES)
+            self._seed_others()
+        if everything:
+            reseed_found()
 
     def _seed_others(self) -> None:
         random.seed()
@@ -45,6 +47,25 @@ class Generators:
             uuid._node = uuid._last_timestamp = None  # noqa: SLF001 - the same
         if process := modules.get("multiprocessing.process"):
             process.current_process().authkey = os.urandom(32)
+
+
+def reseed_found() -> None:
+    """Give a new state to all generators of `random` and numpy that the garbage collector knows.
+
+    Those of the warm-up are not among them (`gc.freeze`), but code has not made them either. What cannot be seeded,
+    such as a subclass that needs arguments, is left as it is.
+    """
+    import gc
+
+    bit_generator = getattr(sys.modules.get("numpy.random"), "BitGenerator", None)
+    for found in gc.get_objects():
+        try:
+            if isinstance(found, random.Random):
+                found.seed()
+            elif bit_generator is not None and isinstance(found, bit_generator):
+                found.state = type(found)().state
+        except Exception:  # noqa: S112 - code can define anything, even `__class__`
+            continue
 
 
 def numpy_key(numpy_random: Any) -> memoryview | None:  # noqa: ANN401 - a module that may not be there

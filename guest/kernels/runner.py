@@ -1,7 +1,6 @@
 """Runs programs for a kernel: with limits, with their output kept or passed on, and with nothing left behind."""
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
-# ruff: noqa: PTH123
 
 import math
 import os
@@ -19,6 +18,7 @@ from guest.processes import (
     Process,
     end_all,
     input_file,
+    oom_kills,
     process_count,
     process_table,
     signal_everything,
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from resource import struct_rusage
 
 CHUNK_BYTES = 64 * 1024
+COPY_BYTES, COPY_END_BYTES = 256 * 1024, 16 * 1024  # kept of errors that are passed on
 MAX_LAST_READS = 32  # after a program has ended; a process that escaped from it may go on writing
 WATCH_S = 0.02  # between two looks at a program's memory; the machine must have room for what it takes meanwhile
 INTERRUPT_GRACE_S = 1.0  # after an interrupt; less than the agent grants the kernel itself
+OOM_BYTES = 64 * 1024 * 1024  # a program that the kernel kills for its memory has more
 LEFTOVERS_S = 5.0  # for what a program has left to be killed and reaped
 
 Cause = Literal["", "interrupted", "time", "memory"]
@@ -93,6 +95,10 @@ class Pipe:
         self.cut |= len(data) > room
         return bool(data)
 
+    def all_kept(self) -> bytes:
+        """Return what was kept."""
+        return bytes(self.kept)
+
     def drain(self) -> None:
         """Read the rest."""
         for _ in range(MAX_LAST_READS):
@@ -100,20 +106,49 @@ class Pipe:
                 return
 
 
+class Copy(Pipe):
+    """Passes a program's errors on to our own, and keeps their beginning and their end."""
+
+    def __init__(self, keep: int) -> None:
+        super().__init__(keep)
+        self._end = b""
+
+    def read(self) -> bool:
+        """Read and write the available bytes; False when all writers have closed the pipe."""
+        try:
+            data = os.read(self.fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        with suppress(OSError), open(2, "wb", closefd=False) as ours:
+            ours.write(data)
+        room = self._keep - len(self.kept)
+        self.kept += data[:room]
+        self._end = (self._end + data[room:])[-COPY_END_BYTES:]
+        return bool(data)
+
+    def all_kept(self) -> bytes:
+        """Return the beginning and the end."""
+        return bytes(self.kept) + self._end
+
+
 class Program:
     """A running program, the leader of its own process group."""
 
-    def __init__(self, command: list[str], *, stdin: bytes = b"", keep: int | None = None) -> None:
-        """Start it in this directory. With `keep`, that much of its output is kept; else it shares our output.
+    def __init__(self, command: list[str], *, stdin: bytes | int = b"", keep: int | None = None) -> None:
+        """Start it in this directory. With `keep`, that much of its output is kept; else it shares our stdout, and its
+        errors are passed on to our own.
+
+        `stdin` is what it reads, or a descriptor to read from, which is closed here.
 
         Raises:
             OSError: it cannot be started.
         """
         self.end: tuple[int, struct_rusage] | None = None  # when it has been reaped
-        self.pipes = () if keep is None else (Pipe(keep), Pipe(keep))
-        source = input_file(stdin)
+        self.pipes = {2: Copy(COPY_BYTES)} if keep is None else {1: Pipe(keep), 2: Pipe(keep)}
+        self.oom_kills = oom_kills()
+        source = stdin if isinstance(stdin, int) else input_file(stdin)
         actions = [(os.POSIX_SPAWN_DUP2, source, 0)]
-        actions += [(os.POSIX_SPAWN_DUP2, pipe.theirs, number) for number, pipe in enumerate(self.pipes, 1)]
+        actions += [(os.POSIX_SPAWN_DUP2, pipe.theirs, number) for number, pipe in self.pipes.items()]
         self.began = time.monotonic_ns()
         try:
             self.pid = os.posix_spawnp(
@@ -124,7 +159,7 @@ class Program:
             raise
         finally:
             os.close(source)
-            for pipe in self.pipes:
+            for pipe in self.pipes.values():
                 os.close(pipe.theirs)
 
     def signal(self, number: int) -> None:
@@ -134,7 +169,7 @@ class Program:
 
     def close(self) -> None:
         """Close the pipes of its output."""
-        for pipe in self.pipes:
+        for pipe in self.pipes.values():
             os.close(pipe.fd)
 
 
@@ -148,7 +183,6 @@ class Runner:
     def __init__(self) -> None:
         self.interrupted = False
         self._running: dict[int, Program] = {}
-        self._oom_kills = oom_kills()
         self._few = process_count() + FEW
         become_subreaper()
         self._wakeups, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -162,10 +196,9 @@ class Runner:
         self.interrupted = False
         for program in tuple(self._running.values()):
             self.wait(program, wall_s=0)
-        self._oom_kills = oom_kills()
         self._few = process_count() + FEW
 
-    def start(self, command: list[str], *, stdin: bytes = b"", keep: int | None = None) -> Program:
+    def start(self, command: list[str], *, stdin: bytes | int = b"", keep: int | None = None) -> Program:
         """Start a program, to be waited for later. Raises OSError if it cannot be started."""
         program = Program(command, stdin=stdin, keep=keep)
         self._running[program.pid] = program
@@ -175,7 +208,7 @@ class Runner:
         self,
         command: list[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | int = b"",
         keep: int | None = None,
         wall_s: float | None = None,
         memory_bytes: int | None = None,
@@ -187,7 +220,7 @@ class Runner:
         """Wait until a program has ended, or end it when it exceeds a limit. All its processes have ended then."""
         poll = select.poll()
         poll.register(self._wakeups, select.POLLIN)
-        pipes = {pipe.fd: pipe for pipe in program.pipes}
+        pipes = {pipe.fd: pipe for pipe in program.pipes.values()}
         for fd in pipes:
             poll.register(fd, select.POLLIN)
         watch = _Watch(self, program, wall_s, memory_bytes)
@@ -203,21 +236,22 @@ class Runner:
                     poll.unregister(fd)
         wall_ns = time.monotonic_ns() - program.began
         self._end_leftovers()
-        for pipe in program.pipes:
+        for pipe in program.pipes.values():
             pipe.drain()
         program.close()
         status, usage = program.end
-        kept = [bytes(pipe.kept) for pipe in program.pipes] or [b"", b""]
+        kept = {number: pipe.all_kept() for number, pipe in program.pipes.items()}
+        peak_bytes = max(usage.ru_maxrss * 1024, watch.peak_bytes)
         return Ended(
             status=status,
             cause=watch.cause,
             wall_ns=wall_ns,
             cpu_s=usage.ru_utime + usage.ru_stime,
-            peak_bytes=max(usage.ru_maxrss * 1024, watch.peak_bytes),
-            stdout=kept[0],
-            stderr=kept[1],
-            cut=any(pipe.cut for pipe in program.pipes[:1]),
-            oom_killed=not watch.cause and self._was_oom_killed(status),
+            peak_bytes=peak_bytes,
+            stdout=kept.get(1, b""),
+            stderr=kept[2],
+            cut=1 in program.pipes and program.pipes[1].cut,
+            oom_killed=not watch.cause and was_oom_killed(program, status, peak_bytes),
         )
 
     def used_bytes(self, program: Program) -> int:
@@ -251,12 +285,6 @@ class Runner:
     def _take_signals(self) -> None:
         with suppress(BlockingIOError):
             self.interrupted |= signal.SIGINT in os.read(self._wakeups, CHUNK_BYTES)
-
-    def _was_oom_killed(self, status: int) -> bool:
-        if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
-            return False
-        before, self._oom_kills = self._oom_kills, oom_kills()
-        return self._oom_kills > before
 
 
 class _Watch:
@@ -298,13 +326,13 @@ class _Watch:
         self._program.signal(signal.SIGKILL)
 
 
-def oom_kills() -> int:
-    """Return how many processes the kernel has OOM-killed; 0 if it does not say, as in gVisor."""
-    with suppress(OSError), open("/proc/vmstat", "rb") as file:
-        for line in file:
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
-    return 0
+def was_oom_killed(program: Program, status: int, peak_bytes: int) -> bool:
+    """Return whether the kernel killed a program for its memory. A small one was killed for another reason.
+
+    The kernel counts all processes that it killed so, in bubblewrap even those of other machines.
+    """
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return killed and peak_bytes > OOM_BYTES and oom_kills() > program.oom_kills
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from guest.client.messages import RunKind
+from tests.functional.guest_harness import active, send
 from tests.functional.machines import Clone
 
 pytestmark = pytest.mark.vm
@@ -23,6 +25,43 @@ async def test_stopping_a_command_ends_no_process_that_an_earlier_one_kept(clone
     ran = await clone.command("echo begun; sleep 1000", stop_after_s=0.5)
     assert (ran.end.status, ran.end.state) == ("interrupted", "kept")
     assert (await clone.command("kill -0 $(cat /workspace/pid) && echo alive")).out == "alive"
+
+
+SERVER = "echo begun; exec python3 -u -m http.server 8000 --bind 127.0.0.1"
+COUNT_SLEEPS = "cat /proc/[0-9]*/comm 2>/dev/null | grep -cx sleep || true"
+GET = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/served').read().decode())"
+
+
+async def test_a_server_in_the_background_is_reachable_from_later_commands_and_code(clone: Clone):
+    await clone.agent.write("/workspace/served", b"found")
+    async with (
+        active(clone.agent, SERVER) as server,
+        active(clone.agent, "setsid sleep 99 & echo begun; exec sleep 98") as beside,
+    ):
+        await server.wrote("Serving HTTP")
+        assert (await clone.command(f'python3 -c "{GET}"')).out == "found"
+        assert (await clone.run(GET)).out == "found"
+        await server.run.stop()
+        assert (await server.end()).stderr.count("GET /served") == 2
+        assert (await clone.command(COUNT_SLEEPS)).out == "2"
+        await beside.run.stop()
+        await beside.end()
+    assert (await clone.command(COUNT_SLEEPS)).out == "0"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("echo begun; while read -r line; do echo got $line; done", "command"),
+        ("print('begun')\nprint('got', input())", "code"),
+    ],
+)
+async def test_a_run_reads_input_that_is_sent_while_it_is_active(shared: Clone, code: str, kind: RunKind):
+    async with active(shared.agent, code, kind, stdin_open=True) as reader:
+        await send(reader.run, "one\n")
+        await reader.wrote("got one\n")
+        await reader.run.close_stdin()
+        assert (await reader.end()).finished.status == "ok"
 
 
 @pytest.mark.parametrize(

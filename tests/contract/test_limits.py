@@ -1,5 +1,6 @@
 """Code can exhaust its own machine and nothing else."""
 
+import os
 from pathlib import Path
 
 import anyio
@@ -8,7 +9,7 @@ import pytest
 
 from guest.errors import AgentGone, AgentTimeout
 from tests.footprint import groups_of
-from tests.functional.machines import SHOWN_BYTES, Clone, Machines, Ran
+from tests.functional.machines import SHOWN_BYTES, Clone, Machines, Ran, run
 from tests.waiting import promised
 
 pytestmark = pytest.mark.vm
@@ -19,6 +20,43 @@ MEMORY_BOMB = """
 hoard = []
 while True:
     hoard.append(b"x" * (16 << 20))
+"""
+THREADS = """
+import numpy, threading
+from concurrent.futures import ThreadPoolExecutor
+square = numpy.ones((300, 300))
+with ThreadPoolExecutor(8) as pool:
+    barrier = threading.Barrier(8)  # so that all eight run at once
+    print(sum(pool.map(lambda _: barrier.wait() * 0 + (square @ square).sum(), range(8))))
+"""
+WORKERS = """
+import multiprocessing
+from multiprocessing import shared_memory
+shared = shared_memory.SharedMemory(create=True, size=8 << 20)
+def write(number):
+    view = shared_memory.SharedMemory(name=shared.name)
+    view.buf[number] = number
+    view.close()
+barrier = multiprocessing.Barrier(8)
+def work(number):
+    write(number)
+    barrier.wait()
+with multiprocessing.get_context("fork").Pool(8) as pool:
+    pool.map(work, range(8), chunksize=1)
+print(bytes(shared.buf[:8]))
+shared.close()
+shared.unlink()
+"""
+SIZE_SEEN = """
+import os, re, subprocess
+memory = re.search(r"MemTotal: +([0-9]+) kB", open("/proc/meminfo").read())
+nproc = int(subprocess.run(["nproc"], capture_output=True, text=True).stdout)
+listed = open("/proc/cpuinfo").read().count("processor\\t")
+print(int(memory[1]) // 1024, {os.cpu_count(), len(os.sched_getaffinity(0)), nproc, listed})
+"""
+GREEDY_CHILD = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "hoard = [bytearray(16 << 20) for _ in range(1000)]"])
 """
 FORK_BOMB = """
 import os
@@ -92,17 +130,56 @@ async def assert_works(machines: Machines) -> None:
         assert (await clone.run("print('fine')")).out == "fine"
 
 
-async def test_code_that_exhausts_memory_is_killed_or_gets_an_error(machines: Machines, clone: Clone):
-    ran = await outcome(clone, MEMORY_BOMB, stop_after_s=25)
-    if ran is not None:
-        assert ran.end.status in ("killed", "error")
-        if ran.end.status == "killed":
-            assert ran.end.state == "lost"
-        else:
-            assert ran.end.error is not None
-            assert ran.end.error.name == "MemoryError"
-        assert (await clone.run("print('fine')")).out == "fine"
-    await assert_works(machines)
+@pytest.mark.parametrize("code", [MEMORY_BOMB, GREEDY_CHILD])
+async def test_code_that_exhausts_memory_is_ended_with_that_reason(machines: Machines, clone: Clone, code: str):
+    await clone.agent.write("/workspace/kept", b"file")
+    ran = await outcome(clone, code, stop_after_s=45)
+    assert ran is not None, "the machine was lost"
+    guest_kernel = machines.host.driver.capabilities.boots_kernel
+    if not (guest_kernel and code == GREEDY_CHILD):  # the guest's kernel kills only the child
+        assert ran.end.error is not None
+        assert ran.end.error.name == "MemoryLimitExceeded"
+        size = "" if guest_kernel else machines.built.template.machine.memory_mb  # it keeps some for itself
+        assert f"more than its {size}" in ran.end.error.message
+        assert ran.end.state == "lost"
+    assert (await clone.run("print(open('kept').read())")).out == "file"
+
+
+async def test_eight_threads_run_in_the_kernel_and_in_a_script(shared: Clone):
+    assert (await shared.run(THREADS)).out == "216000000.0"
+    await shared.agent.write("/workspace/threads.py", THREADS.encode())
+    assert (await shared.command("python3 threads.py")).out == "216000000.0"
+
+
+async def test_eight_workers_share_memory(shared: Clone):
+    assert (await shared.run(WORKERS)).out == repr(bytes(range(8)))
+
+
+async def test_an_absurd_allocation_is_an_error_that_costs_no_variables(shared: Clone):
+    ran = await shared.run("kept = 'kept'\nimport numpy\nnumpy.zeros(10**11)")
+    assert ran.end.error is not None
+    assert ran.end.error.name == "MemoryError"
+    assert (await shared.run("print(kept)")).out == "kept"
+
+
+async def test_code_sees_the_size_of_its_machine(machines: Machines, shared: Clone):
+    seen, cpus = (await shared.run(SIZE_SEEN)).out.split(" ", 1)
+    size = machines.built.template.machine
+    assert cpus == repr({size.vcpus})
+    assert size.memory_mb * 0.8 < int(seen) <= size.memory_mb  # a guest kernel keeps some
+
+
+async def test_a_machine_has_the_size_that_was_asked_for(machines: Machines):
+    if machines.host.driver.capabilities.fixed_size:
+        pytest.skip("it would have to take another snapshot")
+    size = machines.built.template.machine.model_copy(update={"memory_mb": 640, "vcpus": len(os.sched_getaffinity(0))})
+    async with machines.leased(size=size) as lease:
+        assert lease.template.machine == size
+        assert (await run(lease.agent, SIZE_SEEN)).out == f"640 {{{size.vcpus}}}"
+        ran = await run(lease.agent, MEMORY_BOMB)
+        assert ran.end.error is not None
+        assert "more than its 640 MB of memory" in ran.end.error.message
+        assert (await run(lease.agent, SIZE_SEEN)).out == f"640 {{{size.vcpus}}}"  # in a new kernel
 
 
 async def test_a_fork_bomb_stays_in_its_machine_and_can_be_stopped(machines: Machines, clone: Clone):

@@ -13,8 +13,9 @@ from typing import Any
 from anyio.abc import SocketStream
 
 from guest.client import AgentClient
-from guest.client.messages import CodeError, Display, Event, Finished, Output, RunCode, WarmUp
+from guest.client.messages import CodeError, Display, Event, Finished, Output, RunCode, RunKind, WarmUp
 from guest.client.reports import CompiledReport
+from guest.client.runs import Run
 from guest.client.streams import ServeStream
 from tests.functional.checkout import REPO, folders, readable
 from tests.waiting import HANG_S
@@ -185,3 +186,40 @@ async def command(client: AgentClient, line: str, *, keep_processes: bool = Fals
     request = RunCode(line, kind="command", options=options, keep_processes=keep_processes)
     async with client.run(request) as events:
         return Result([event async for event in events])
+
+
+class Active:
+    """A run that has written something and goes on."""
+
+    def __init__(self, run: Run, events: list[Event]) -> None:
+        self.run = run
+        self.events = events
+
+    async def wrote(self, text: str) -> None:
+        """Return when it has written `text`."""
+        while text not in "".join(event.text for event in self.events if isinstance(event, Output)):
+            self.events.append(await anext(self.run))
+
+    async def end(self) -> Result:
+        """Return its result when it has ended."""
+        async for event in self.run:
+            self.events.append(event)
+        return Result(self.events)
+
+
+@asynccontextmanager
+async def active(client: AgentClient, code: str, kind: RunKind = "command", **more: Any) -> AsyncIterator[Active]:
+    """A run that has begun: its first output is `begun`."""
+    async with client.run(RunCode(code, kind, grace_s=0.5, **more)) as events:
+        begun = Active(events, [])
+        await begun.wrote("begun")
+        yield begun
+
+
+async def send(running: Run, text: str) -> None:
+    """Send input to a run, all of it."""
+    data = text.encode()
+    while data:
+        size = await running.write(data)
+        assert size
+        data = data[size:]

@@ -27,6 +27,7 @@ from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.runs.results import Fold, HeadTail
 from mcp_sandbox.views import StreamView
 from templates.build import BuiltTemplate
+from templates.model import MachineSize
 from tests.footprint import (
     assert_gone,
     assert_no_more_empty_groups,
@@ -177,10 +178,13 @@ class Machines:
 
     @asynccontextmanager
     async def leased(
-        self, network: NetworkMode = NetworkMode.NONE, serve: ServeStream | None = None
+        self,
+        network: NetworkMode = NetworkMode.NONE,
+        serve: ServeStream | None = None,
+        size: MachineSize | None = None,
     ) -> AsyncIterator[Lease]:
         """Acquire a machine as the service does."""
-        request = MachineRequest(self.built.template.name, network=network, serve_stream=serve)
+        request = MachineRequest(self.built.template.name, size=size, network=network, serve_stream=serve)
         async with self.provider().acquire(request) as lease:
             self._note(lease.machine)
             yield lease

@@ -12,7 +12,7 @@ from guest.client.messages import Output, RunCode, WarmUp
 from guest.client.reports import CaseResult, CompiledReport, ProcessEnd
 from guest.errors import RequestRefused
 from guest.places import BUILD
-from tests.functional.guest_harness import Result, agent_client, command, run
+from tests.functional.guest_harness import Result, active, agent_client, command, run, send
 from tests.waiting import HANG_S
 
 LIMIT_S = HANG_S
@@ -78,6 +78,23 @@ async def limit(anyio_backend: str) -> AsyncIterator[None]:
         yield
 
 
+CONVERSATION = """
+#include <cstdio>
+int main() { puts("begun"); fflush(stdout); char w[99]; while (scanf("%98s", w) == 1) { puts(w); fflush(stdout); } }
+"""
+
+
+async def test_a_program_reads_input_that_is_sent_while_it_is_active(machine):
+    async with active(machine, CONVERSATION, "code", stdin_open=True) as program:
+        await send(program.run, "one ")
+        await program.wrote("one\n")
+        assert (await command(machine, "echo beside")).stdout == "beside\n"
+        await send(program.run, "two")
+        await program.run.close_stdin()
+        assert (await program.end()).stdout == "begun\none\ntwo\n"
+    assert (await run(machine, ECHO)).stdout == ""
+
+
 def report_of(result: Result) -> CompiledReport:
     assert result.report is not None
     return result.report
@@ -114,7 +131,7 @@ async def test_a_program_is_compiled_and_run_and_both_are_measured(machine):
     assert (result.stdout, result.finished.status, result.finished.exit_code) == ("hello\n", "ok", 0)
     assert report.phase == "run"
     assert report.command.startswith("g++ ")
-    assert "-O2 -std=c++20" in report.command
+    assert "-O2 -std=c++23" in report.command
     assert report.compile_ms > 0
     assert (end_of(report).exit_code, end_of(report).signal) == (0, None)
     assert (end_of(report).peak_bytes or 0) > 0
@@ -234,10 +251,10 @@ async def test_a_program_that_fails_is_reported_with_its_exit_code_or_signal(mac
     assert finished.state == "kept"
 
 
-async def test_flags_replace_the_default_ones(machine):
-    result = await run(machine, "#ifndef WANTED\n#error\n#endif\nint main() {}", options={"flags": ["-DWANTED"]})
+async def test_flags_are_added_to_the_default_ones(machine):
+    code = "#if !defined(WANTED) || !defined(__OPTIMIZE__) || __cplusplus != 202002L\n#error\n#endif\nint main() {}"
+    result = await run(machine, code, options={"flags": ["-DWANTED", "-std=c++20"]})
     assert result.finished.status == "ok"
-    assert "-O2" not in report_of(result).command
 
 
 async def test_a_sanitizer_reports_the_line(machine):
@@ -245,7 +262,32 @@ async def test_a_sanitizer_reports_the_line(machine):
     result = await run(machine, code, options={"sanitize": ["address"]})
     assert "heap-buffer-overflow" in result.stderr
     assert "main.cpp:3" in result.stderr
-    assert result.finished.status == "exited"
+    assert "AddressSanitizer: heap-buffer-overflow" in result.error.message
+
+
+OVERFLOW = '#include <cstdio>\nint main() { int n = 0; scanf("%d", &n); printf("%d\\n", n + 2147483647); }'
+
+
+async def test_a_finding_of_ubsan_is_not_ok_though_the_program_succeeds(machine):
+    result = await run(machine, OVERFLOW, options={"sanitize": ["undefined"], "stdin": "1"})
+    assert (result.finished.status, result.error.name) == ("error", "SanitizerFinding")
+    assert result.error.message.startswith("main.cpp:2:")
+    assert "signed integer overflow" in result.error.message
+    assert "runtime error: signed integer overflow" in result.stderr
+
+
+async def test_a_finding_of_a_sanitizer_is_a_verdict_of_its_own(machine):
+    cases = [{"stdin": "0", "expected": "2147483647"}, {"stdin": "1"}]
+    result = await run(machine, OVERFLOW, options={"sanitize": ["undefined"], "cases": cases})
+    assert [case.verdict for case in report_of(result).cases] == ["passed", "sanitizer finding"]
+    assert "signed integer overflow" in report_of(result).cases[1].stderr
+    assert (result.error.name, result.error.message) == ("SanitizerFinding", "in 1 of 2 cases")
+
+
+async def test_memory_that_cannot_be_allocated_is_the_memory_limit(machine):
+    """As in QEMU, whose kernel refuses an allocation that is larger than the machine."""
+    code = "#include <new>\nint main() { throw std::bad_alloc(); }"
+    assert (await run(machine, code)).error.name == "MemoryLimitExceeded"
 
 
 async def test_a_sanitizer_ignores_leaks(machine):

@@ -168,17 +168,6 @@ async def test_the_output_of_a_kept_process_comes_with_the_next_command(machine)
     assert result.stdout == "heard it\n"
 
 
-async def test_a_second_run_is_refused_as_busy(machine):
-    async with machine.run(RunCode("echo begun; sleep 1000", kind="command", grace_s=0.1)) as running:
-        async for event in running:
-            if isinstance(event, Output):
-                break
-        for kind in ("command", "code"):
-            with pytest.raises(RequestRefused) as refusal:
-                await result_of(machine, RunCode("true", kind=kind))
-            assert refusal.value.code == "busy"
-
-
 async def result_of(client: AgentClient, request: RunCode) -> Result:
     async with client.run(request) as events:
         return Result([event async for event in events])

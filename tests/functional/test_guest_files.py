@@ -102,7 +102,7 @@ async def test_refusals_name_the_reason(machine):
     assert await refused(machine.read("pipe", limit=1)) == "not_a_file"
     assert await refused(machine.write("pipe", b"x")) == "not_a_file"
     assert await refused(machine.read("/dev/zero", limit=1)) == "not_a_file"
-    assert await refused(machine.read("a-file/below", limit=1)) == "not_found"
+    assert await refused(machine.read("a-file/below", limit=1)) == "not_a_directory"
     assert await refused(machine.read("nul\0byte", limit=1)) == "bad_request"
     assert await refused(machine.read("x" * 300, limit=1)) == "bad_request"
     assert await refused(machine.write("/usr/evil", b"x")) == "denied"
@@ -113,6 +113,39 @@ async def test_refusals_name_the_reason(machine):
 @pytest.mark.skipif(not SEPARATE_USER, reason="needs root, to map a second user id")
 async def test_file_requests_have_no_more_privileges_than_code(machine):
     assert await refused(machine.write("/etc/new", b"x")) == "denied"
+    with pytest.raises(RequestRefused, match=r"may not write to the directory /etc$"):
+        await machine.write("/etc/new/file", b"x")
+    await run(machine, "import os; os.mkdir('closed', 0)")
+    with pytest.raises(RequestRefused, match=r"may not read /workspace/closed$"):
+        await machine.list("closed", recursive=False, max_entries=1)
+    with pytest.raises(RequestRefused, match=r"may not enter /workspace/closed$"):
+        await machine.read("closed/file", limit=1)
+
+
+async def test_a_file_where_a_directory_is_needed_is_named(machine):
+    await machine.write("plain", b"x")
+    for call in (
+        machine.list("plain", recursive=False, max_entries=1),
+        machine.write("plain/below/it", b"x"),
+        machine.read("plain/below/it", limit=1),
+        machine.make_folder("plain/below"),
+        machine.make_folder("plain"),
+    ):
+        with pytest.raises(RequestRefused, match=r"^/workspace/plain$") as caught:
+            await call
+        assert caught.value.code == "not_a_directory"
+
+
+async def test_data_is_appended_whole_or_not_at_all(machine):
+    assert (await machine.write("grows", b"one ", append=True)).size == 4
+    large = os.urandom(3_000_000)
+    assert (await machine.write("grows", large, append=True)).size == 3_000_004
+    assert (await machine.read("grows", limit=4_000_000)).data == b"one " + large
+    assert await refused(machine.write("grows", b"x" * 250_000_000, append=True)) == "no_space"
+    listing = await machine.list("/workspace", recursive=False, max_entries=100)
+    assert [entry.size for entry in listing.entries if "grows" in entry.path] == [3_000_004]
+    await run(machine, "import os; os.symlink('grows', 'to-grows')")
+    assert (await machine.write("to-grows", b"!", append=True)).size == 3_000_005
 
 
 async def test_a_listing_is_sorted_complete_and_bounded(machine):

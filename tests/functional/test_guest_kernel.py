@@ -550,6 +550,22 @@ async def test_a_refresh_changes_what_random_generators_give(machine, expression
         assert (await run(machine, f"{expression} == expected")).shown == ["False"]
 
 
+@pytest.mark.parametrize("everything", [False, True])
+async def test_generators_that_code_has_made_are_reseeded_if_all_are(machine, everything):
+    made = """import random, numpy
+class Picky(random.Random):
+    def __init__(self, seed): super().__init__(seed)
+def draws(): return [
+    numpy.random.default_rng(3), numpy.random.Generator(numpy.random.Philox(3)), numpy.random.RandomState(3),
+    random.Random(3), Picky(3)]
+expected = [made.random() for made in draws()]
+kept = draws()"""
+    await run(machine, made)
+    await machine.refresh(Identity("clone", "f" * 32, bytes(range(32)), reseed_all=everything))
+    result = await run(machine, "[made.random() == value for made, value in zip(kept, expected)]")
+    assert result.shown == [str([not everything] * 5)]
+
+
 async def test_a_refresh_without_reseed_leaves_generators_alone(machine):
     await run(machine, "import random\nrandom.seed(1); expected = random.random(); random.seed(1)")
     await machine.refresh(Identity("clone", "f" * 32, bytes(32), reseed=False))

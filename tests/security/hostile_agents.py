@@ -5,8 +5,6 @@ agent that executes the code of a run itself, with the channel to the host in it
 """
 
 import gc
-import io
-import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -15,6 +13,8 @@ from pathlib import Path
 import psutil
 
 from mcp_sandbox.app import Host
+from mcp_sandbox.commands.bench.hostile_agent import DONE as DONE
+from mcp_sandbox.commands.bench.hostile_agent import pack_hostile_agent as pack_hostile_agent
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.provider import Lease, MachineRequest
@@ -22,57 +22,10 @@ from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.views import RunView
 from templates.build import BuiltTemplate
-from templates.guest_code import pack_agent
+from templates.model import MachineSize
 from vmm.types import GuestCode
 
 ATTACKER, NEIGHBOUR = "attacker", "neighbour"
-
-# Ends a run.
-DONE = """send({"ok": True, "status": "ok", "state": "kept", "exit_code": 0, "duration_ns": 1, "output":
-    {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0}})
-"""
-
-# The honest agent but for two requests. What a run executes finds the channel in `raw` and `send`.
-HOSTILE_MAIN = """
-import os
-from functools import partial
-
-from guest.agent.requests import Agent
-from guest.agent.user import User
-from guest.protocol import encode
-
-pipes = os.dup(0), os.dup(1)
-
-def raw(data):
-    view = memoryview(data)
-    while view:
-        view = view[os.write(pipes[1], view):]
-
-def send(request, header, body=b""):
-    raw(encode({"id": request, **header}, body))
-
-def run(header, body):
-    os.set_blocking(pipes[1], True)
-    names = {"agent": agent, "encode": encode, "raw": raw, "send": partial(send, header["id"]), "id": header["id"]}
-    exec(body.decode(), names)
-    os.set_blocking(pipes[1], False)
-
-agent = Agent(User(None, None))
-agent._operations["warm"] = lambda header, body: agent._answer(header["id"], {})
-agent._operations["run"] = run
-agent.serve_pipes(pipes)
-"""
-
-
-def pack_hostile_agent(archive: Path, *, first: str = "") -> None:
-    """Write the archive of an agent that executes the code of runs itself, and some code before it greets its host."""
-    main = HOSTILE_MAIN.replace("agent = ", f"{first}\nagent = ", 1).encode()
-    packed = io.BytesIO(pack_agent())
-    with tarfile.open(fileobj=packed, mode="a") as tar:
-        file = tarfile.TarInfo("guest/agent/__main__.py")  # the last file of this name counts
-        file.size, file.mode = len(main), 0o644
-        tar.addfile(file, io.BytesIO(main))
-    archive.write_bytes(packed.getvalue())
 
 
 class HostileBuilds(Builds):
@@ -80,8 +33,8 @@ class HostileBuilds(Builds):
 
     archive: Path
 
-    async def hold(self, name: str, stack: ExitStack) -> BuiltTemplate:
-        built = await super().hold(name, stack)
+    async def hold(self, name: str, stack: ExitStack, size: MachineSize | None = None) -> BuiltTemplate:
+        built = await super().hold(name, stack, size)
         return replace(built, boot=GuestCode(self.archive), snapshot=None)
 
 

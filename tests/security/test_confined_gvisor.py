@@ -31,7 +31,9 @@ NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
 NEARLY_ALL = """
 with open("/workspace/half", "wb") as file:
     for _ in range(15): file.write(bytes(16 << 20))
-hoard = b"x" * (150 << 20)
+import re
+left = re.search("MemAvailable: +([0-9]+) kB", open("/proc/meminfo").read())
+hoard = b"x" * (int(left[1]) * 1024 - (40 << 20))  # each process counts for 1 MB more
 """
 FULL_SOCKETS = """
 import resource, socket

@@ -9,14 +9,20 @@ from anyio.abc import ByteStream
 from guest.protocol import Decoder, Frame, encode
 
 NOTHING_WRITTEN = {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0}
+END: dict[str, Any] = {"ok": True, "state": "kept", "duration_ns": 1, "output": NOTHING_WRITTEN}
 
 
 class FakeGuest:
-    """Has one variable, which the code `count` increments and prints. `forever` and `stubborn` run until stopped."""
+    """Has one variable, which the code `count` increments and prints. `forever` and `stubborn` run until stopped.
+
+    Commands run beside code. Those with open input read all of it.
+    """
 
     def __init__(self, memory: dict[str, Any]) -> None:
         self.memory = memory
         self.run: tuple[int, str] | None = None  # the active request and its code
+        self.commands: set[int] = set()  # active ones
+        self.input = b""
         self.files: dict[str, bytes] = {}
         self.uploads: dict[int, bytes] = {}  # incomplete files
         self._stream: ByteStream
@@ -54,7 +60,10 @@ class FakeGuest:
         await self._ok(frame)
 
     async def _run(self, frame: Frame) -> None:
-        number, code = frame.header["id"], frame.body.decode()
+        number, code = frame.header["id"], frame.body[: frame.header.get("code_bytes")].decode()
+        if frame.header.get("kind") == "command":
+            await self._command(number, code, reads=frame.header.get("stdin_open") is True)
+            return
         if self.run is not None:
             await self._send(number, {"ok": False, "error": {"code": "busy", "message": "another run is active"}})
             return
@@ -64,7 +73,26 @@ class FakeGuest:
             await self._send(number, {"event": "output", "stream": "stdout"}, f"{self.count}\n".encode())
             await self._finish("ok")
 
+    async def _command(self, number: int, code: str, *, reads: bool) -> None:
+        self.commands.add(number)
+        if reads:
+            await self._send(number, {"event": "window", "bytes": 10})
+        if code != "forever":
+            await self._end_command(number, "ok")
+
+    async def _end_command(self, number: int, status: str) -> None:
+        self.commands.remove(number)
+        await self._send(number, {**END, "status": status})
+
+    async def _stdin(self, frame: Frame) -> None:
+        self.input += frame.body
+        if frame.body and frame.header["run"] in self.commands:
+            await self._send(frame.header["run"], {"event": "window", "bytes": len(frame.body)})
+        await self._ok(frame)
+
     async def _stop(self, frame: Frame) -> None:
+        if frame.header["run"] in self.commands:
+            await self._end_command(frame.header["run"], "interrupted")
         if self.run is not None and self.run[0] == frame.header["run"]:
             if self.run[1] == "stubborn":
                 self.memory["count"] = 0
@@ -76,8 +104,7 @@ class FakeGuest:
     async def _finish(self, status: str, state: str = "kept", **more: Any) -> None:
         assert self.run is not None
         (number, _), self.run = self.run, None
-        end = {"ok": True, "status": status, "state": state, "duration_ns": 1, "output": NOTHING_WRITTEN}
-        await self._send(number, {**end, **more})
+        await self._send(number, {**END, "status": status, "state": state, **more})
 
     async def _write(self, frame: Frame) -> None:
         header = frame.header

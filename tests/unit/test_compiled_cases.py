@@ -59,7 +59,13 @@ def test_only_the_first_differences_are_shown_and_long_lines_are_cut():
         (ended(signal.SIGABRT, stderr=b"terminate called after throwing 'std::bad_alloc'"), "memory limit exceeded"),
         (ended(2 << 8, stderr=b"fatal error: runtime: out of memory"), "memory limit exceeded"),
         (ended(stderr=b"caught std::bad_alloc"), "passed"),
+        (ended(1 << 8, stderr=b'Exception in thread "main" java.lang.OutOfMemoryError: heap'), "memory limit exceeded"),
         (ended(signal.SIGINT, "interrupted"), "not run"),
+        (ended(stderr=b"hi\nmain.cpp:3:9: runtime error: signed integer overflow: 2 + 1\n"), "sanitizer finding"),
+        (ended(1 << 8, stderr=b"==7==ERROR: AddressSanitizer: heap-buffer-overflow on"), "sanitizer finding"),
+        (ended(66 << 8, stderr=b"=====\nWARNING: ThreadSanitizer: data race (pid=7)"), "sanitizer finding"),
+        (ended(66 << 8, stderr=b"=====\nWARNING: DATA RACE\nRead at"), "sanitizer finding"),
+        (ended(stderr=b"my own runtime error: no"), "passed"),
     ],
 )
 def test_the_verdict_follows_from_how_the_program_ended(end: Ended, expected: str):

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guest.client.messages import Artifact, Display, Finished, Identity, Output, RunCode
+from guest.client.messages import Artifact, Chart, Display, Finished, Identity, Output, RunCode, Series
 from guest.client.parsing import parse_display, parse_listing
 from guest.errors import AgentGone, AgentTimeout, GuestError, ProtocolError, RequestRefused, first_error
 from guest.protocol import MAGIC, MAX_BODY, MAX_LISTING, PREFIX, PROTOCOL_VERSION, Frame, encode, encode_json
+from guest.stdin import WINDOW
 from tests.unit.json_values import JSON
 from tests.unit.scripted_agent import DONE, TIMEOUT_S, FakeAgent, collect, connected, forever
 
@@ -300,6 +301,7 @@ RUN_ATTACKS: dict[str, dict[str, Any]] = {
     "infinite duration": {**DONE, "duration_ns": 1e300},
     "a signal of two lines": {**DONE, "signal": "SIGKILL\n[ok]"},
     "a signal that is a sentence": {**DONE, "signal": "SIGKILL or so"},
+    "a window for input that is not open": {"event": "window", "bytes": 1},
 }
 
 
@@ -313,6 +315,85 @@ async def test_an_attack_on_a_run_is_a_protocol_error(attack):
     async with connected(script) as client:
         with pytest.raises(ProtocolError):
             await collect(client, RunCode("1"))
+
+
+@pytest.mark.parametrize("size", [0, -1, True, "1", None, WINDOW + 1])
+async def test_a_window_for_input_is_a_number_within_its_limit(size):
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, {"event": "window", "bytes": size})
+        await anyio.sleep_forever()
+
+    async with connected(script) as client:
+        with pytest.raises(ProtocolError):
+            await collect(client, RunCode("1", stdin_open=True))
+
+
+async def test_input_waits_for_the_window_and_ends_with_the_run():
+    parts: list[bytes] = []
+
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        for size in (5, 2):
+            await agent.reply(run, {"event": "window", "bytes": size})
+            frame = await agent.next()
+            parts.append(frame.body)
+            await agent.reply(frame.header["id"], {"ok": True})
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client, client.run(RunCode("1", stdin_open=True)) as run:
+        assert [await run.write(b"0123456789"), await run.write(b"56789"), await run.write(b"789")] == [5, 2, 0]
+        await run.close_stdin()
+    assert parts == [b"01234", b"56"]
+
+
+async def test_input_and_its_end_that_were_refused_can_be_sent_again():
+    taken: list[tuple[bytes, bool]] = []
+
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        await agent.reply(run, {"event": "window", "bytes": 5})
+        for refused in (True, False, True, False):
+            frame = await agent.next()
+            if refused:
+                await agent.reply(frame.header["id"], {"ok": False, "error": {"code": "busy", "message": "not now"}})
+            else:
+                taken.append((frame.body, frame.header["end"]))
+                await agent.reply(frame.header["id"], {"ok": True})
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client, client.run(RunCode("1", stdin_open=True)) as run:
+        with pytest.raises(RequestRefused, match="not now"):
+            await run.write(b"01234")
+        assert await run.write(b"01234") == 5
+        with pytest.raises(RequestRefused, match="not now"):
+            await run.close_stdin()
+        await run.close_stdin()
+        assert not run.stdin_open
+    assert taken == [(b"01234", False), (b"", True)]
+
+
+async def test_the_end_of_input_is_sent_though_the_caller_has_left():
+    asked, left = anyio.Event(), anyio.Event()
+
+    async def script(agent: FakeAgent) -> None:
+        run = await agent.expect("run")
+        end = await agent.expect("stdin")
+        asked.set()
+        await left.wait()
+        await agent.reply(end, {"ok": True})
+        await agent.reply(run, DONE)
+        await anyio.sleep_forever()
+
+    async with connected(script) as client, client.run(RunCode("1", stdin_open=True)) as run:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.close_stdin)
+            await asked.wait()
+            tasks.cancel_scope.cancel()
+            left.set()
+        assert not run.stdin_open
 
 
 @pytest.mark.parametrize(
@@ -608,10 +689,40 @@ def test_a_hostile_agent_causes_only_guest_errors(frames):
     anyio.run(main)
 
 
-@pytest.mark.parametrize(("forms", "kept"), [(32, 32), (33, 0)])
+@pytest.mark.parametrize(("forms", "kept"), [(32, 1), (33, 0)])
 def test_a_display_with_too_many_forms_has_none(forms: int, kept: int):
-    body = encode_json({f"x/{number}": "" for number in range(forms)})
+    body = encode_json({"text/html": "<b>7</b>", **{f"x/{number}": "" for number in range(1, forms)}})
     assert len(parse_display({}, body).data) == kept
+
+
+def test_a_display_keeps_the_forms_whose_types_we_know():
+    body = encode_json({"text/plain": "7", "text/x-evil": "<b>", "application/vnd.jupyter.widget-view+json": "{}"})
+    assert parse_display({}, body).data == {"text/plain": "7"}
+
+
+CHART = {"type": "line", "title": "T\n[ok · sandbox", "series": [{"label": "a", "points": 3}], "extra": 1}
+
+
+def test_what_a_chart_shows_is_parsed_and_stays_on_its_line():
+    display = parse_display({}, encode_json({"application/vnd.mcp-sandbox.chart+json": json.dumps(CHART)}))
+    assert display == Display({}, (), Chart(title="T\\n[ok · sandbox", type="line", series=(Series("a", 3),)))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        "",
+        "[",
+        "[]",
+        '{"title": 7}',
+        '{"series": [{"points": -1}]}',
+        json.dumps({"charts": [CHART] * 21}),
+        " " * 300_000,
+    ],
+)
+def test_a_chart_that_makes_no_sense_is_dropped(facts: str):
+    body = encode_json({"application/vnd.mcp-sandbox.chart+json": facts, "text/plain": "7"})
+    assert parse_display({}, body) == Display({"text/plain": "7"})
 
 
 def test_a_listing_of_too_many_bytes_is_not_parsed():

@@ -26,6 +26,9 @@ class Left:
     def end(self, *, below: int = 0) -> int:
         return 2 + below
 
+    def release(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize(("kind", "told"), [("code", True), ("command", True), ("invoke", False)])
 def test_only_runs_that_can_keep_processes_are_told_how(monkeypatch, kind: str, told: bool):

@@ -45,7 +45,7 @@ def proc(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 def test_processes_are_listed_once_while_none_is_started(proc: Proc):
     listed = ProcessList(lambda: KERNEL)
     assert [listed.pids(), listed.pids()] == [{1, KERNEL}] * 2
-    assert not listed.may_have_orphans()
+    assert not listed.may_have_orphans(listed.mark)
     assert proc.lists == 1
 
 
@@ -54,7 +54,7 @@ def test_an_orphan_is_noticed(proc: Proc):
     listed.pids()
     proc.adopt(1, KERNEL, 41)
     proc.start(41 if listed._counts else 0)
-    assert listed.may_have_orphans()
+    assert listed.may_have_orphans(listed.mark)
 
 
 def test_a_child_of_the_kernel_is_listed(proc: Proc):
@@ -64,6 +64,18 @@ def test_a_child_of_the_kernel_is_listed(proc: Proc):
     proc.start(41 if listed._counts else 0)
     proc.pids.add(41)
     assert listed.pids() == {1, KERNEL, 41}
+
+
+def test_what_the_interpreter_below_the_kernel_starts_is_listed(proc: Proc):
+    proc.adopt(KERNEL, 40)
+    proc.adopt(40)
+    proc.pids.add(40)
+    listed = ProcessList(lambda: KERNEL)
+    assert listed.pids() == {1, KERNEL, 40}
+    proc.adopt(40, 41)
+    proc.start(41 if listed._counts else 0)
+    proc.pids.add(41)
+    assert listed.pids() == {1, KERNEL, 40, 41}
 
 
 def test_the_children_of_a_new_kernel_are_listed(proc: Proc):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from guest import processes
-from guest.kernels.runner import oom_kills
-from guest.processes import Process, end_all, process_table, tree_of
+from guest.processes import Process, end_all, oom_kills, process_table, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,13 +1,28 @@
-"""The C++ kernel."""
+"""C++: one file, compiled by g++."""
 
-import os
 import re
 import shlex
 
 from guest.kernels import compiled
+from guest.languages import Language
 from guest.places import BUILD, WORKSPACE
 
-FLAGS = ["-O2", "-std=c++20"]  # the template's precompiled headers were built with them
+LANGUAGE = Language(
+    title="C++",
+    template="cpp-algorithm",
+    image="docker.io/library/gcc:14",
+    suffixes=(".cpp", ".cc", ".cxx"),
+    version=("g++", "-dumpfullversion"),
+    warm_cells=(
+        "#include <bits/stdc++.h>\nint main() { std::vector<int> v{2, 1}; std::sort(v.begin(), v.end());"
+        ' std::cout << v[0] << "\\n"; }',
+        "int main() { return }",
+    ),
+    compiled=True,
+    sanitizers=("address", "undefined", "thread"),
+    output_flag="-o|--output",  # g++ accepts the path in the same word
+)
+FLAGS = ["-O2", "-std=c++23"]  # the template's precompiled headers were built with them
 TRACEABLE = ["-g", "-fno-omit-frame-pointer"]  # for line numbers; UBSan needs neither
 NO_MAIN = re.compile(r"undefined reference to .main.(?!\S)")
 # How the messages of linkers begin: GNU's with its own name, gold's with a file of the C library.
@@ -20,12 +35,15 @@ class Cpp:
     compiler = "g++"
     source = f"{BUILD}/main.cpp"
 
+    def prepare(self) -> None:
+        """Find everything ready."""
+
     def complete(self, code: str) -> compiled.Source:
         """Return the code unchanged."""
         return compiled.Source(code)
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
-        """Return the command with the flags last, because a library has to come after what needs it.
+        """Return the command with the flags last: they override ours, and a library has to come after what needs it.
 
         Without -pipe: in gVisor, a file in memory is faster than two processes and a pipe.
         """
@@ -33,7 +51,7 @@ class Cpp:
         if sanitize and sanitize != ["undefined"]:
             checks += TRACEABLE
         place = ["-iquote", WORKSPACE, self.source, "-o", compiled.PROGRAM]
-        return [self.compiler, *place, *checks, *(FLAGS if flags is None else flags)]
+        return [self.compiler, *place, *checks, *FLAGS, *(flags or ())]
 
     def shown(self, command: list[str]) -> str:
         """Return the command unchanged."""
@@ -47,22 +65,12 @@ class Cpp:
         linker = LINKER.search(messages)
         return messages[: linker.start()] if linker and NO_MAIN.search(messages, linker.start()) else None
 
+    def program(self, _memory_bytes: int | None) -> list[str] | None:
+        """Return the command that runs the program."""
+        return compiled.linked_program()
 
-_cpp = Cpp()
 
-
-def prepare() -> None:
-    """Set up the environment."""
+def kernel() -> compiled.Service:
+    """Return the kernel."""
     # Finding leaks needs ptrace, which not every machine has, and leaks are common in programs for algorithms.
-    os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0")
-    compiled.prepare(_cpp)
-
-
-def warm(code: str) -> None:
-    """Compile and run warm-up code."""
-    compiled.warm(_cpp, code)
-
-
-def serve(control_fd: int, _figures: int) -> None:
-    """Run code as the kernel of this process."""
-    compiled.serve(_cpp, control_fd)
+    return compiled.Service(Cpp(), {"ASAN_OPTIONS": "detect_leaks=0"})

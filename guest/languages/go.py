@@ -1,4 +1,4 @@
-"""The Go kernel.
+"""Go: one file, compiled with or without the go command.
 
 The go command looks at hundreds of files to find out what to compile, which takes a second in gVisor. A single file
 that imports only the standard library does not need that if the image has the library compiled and a list of its
@@ -12,10 +12,29 @@ import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
 from contextlib import suppress
 
 from guest.kernels import compiled
+from guest.languages import Language
 from guest.places import BUILD, WORKSPACE
+
+LANGUAGE = Language(
+    title="Go",
+    template="go-algorithm",
+    image="docker.io/library/golang:1.24",
+    suffixes=(".go",),
+    version=("go", "env", "GOVERSION"),
+    warm_cells=(
+        'package main\nimport ("bufio"; "fmt"; "os"; "sort"; "strings")\nfunc main() { v := []int{2, 1}; sort.Ints(v);'
+        " w := bufio.NewWriter(os.Stdout); defer w.Flush(); fmt.Fprintln(w, v, strings.ToUpper(`a`)) }",
+        "func main() { return 1 }",
+    ),
+    compiled=True,
+    sanitizers=("thread",),
+    output_flag="--?o(=|$)",  # go takes the path after an equals sign
+)
 
 # Comments and white space before the first word of a file.
 BEFORE_CODE = re.compile(r"(?:\s+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -24,6 +43,11 @@ NO_MAIN = re.compile(r"^.*(function main is undeclared in the main package|: not
 
 OBJECT = f"{BUILD}/main.a"
 VET_ORDER = f"{BUILD}/vet.cfg"
+RACE_RUNTIME = "{}/src/runtime/race/internal/amd64v1/race_linux.syso"
+NO_RACE = (
+    "the race detector needs gcc and Go's compiled race runtime, which Debian leaves out of its packages. "
+    "Use a template made from Go's own image, such as golang:1.24"
+)
 # No tables for debuggers: a panic names functions and lines without them.
 LINKED = ("-buildmode=exe", "-s", "-w")
 
@@ -75,11 +99,16 @@ class Go:
 
     def __init__(self) -> None:
         self._library: Library | None = None
+        self._root = ""
 
     def prepare(self) -> None:
         """Find a compiled standard library."""
+        self._root = os.environ.get("GOROOT", "")
         with suppress(OSError):
-            self._library = Library(os.environ.get("GOROOT", ""))
+            self._library = Library(self._root)
+        if not self._root:  # as in images of Go's own
+            asked = subprocess.run([self.compiler, "env", "GOROOT"], capture_output=True, text=True, check=False)
+            self._root = asked.stdout.strip()
 
     def complete(self, code: str) -> compiled.Source:
         """Return the code with a package clause, added on the first line so that line numbers stay right."""
@@ -88,15 +117,20 @@ class Go:
         return compiled.Source(f"package main; {code}", "`package main` was added: the code has no package clause")
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
-        """Return the command with the flags before the file."""
-        assert not sanitize, "the host never asks for it"
-        if self._library and flags is None and not in_module():
+        """Return the command with the flags before the file. Raises RuntimeError if the race detector is missing."""
+        flags = [*(["-race"] if sanitize else []), *(flags or ())]
+        if self._library and not flags and not in_module():
             return self._library.build()
-        return [self.compiler, "build", "-o", compiled.PROGRAM, *(flags or ()), self.source]
+        build = [self.compiler, "build", "-o", compiled.PROGRAM, *flags, self.source]
+        if "-race" not in flags:
+            return build
+        if not os.path.exists(RACE_RUNTIME.format(self._root)) or shutil.which("gcc") is None:
+            raise RuntimeError(NO_RACE)
+        return ["env", "CGO_ENABLED=1", *build]
 
     def shown(self, command: list[str]) -> str:
         """Return what was run, shortened if it was not `go build`."""
-        return shlex.join(command) if command[0] == self.compiler else "go tool compile main.go, go tool link"
+        return shlex.join(command) if self.compiler in command else "go tool compile main.go, go tool link"
 
     def checker(self) -> list[str]:
         """Return the command that finds mistakes which compile."""
@@ -108,26 +142,16 @@ class Go:
         """Return the compiler's messages if the linker misses main: then everything was compiled."""
         return NO_MAIN.sub("", messages) if NO_MAIN.search(messages) else None
 
+    def program(self, _memory_bytes: int | None) -> list[str] | None:
+        """Return the command that runs the program."""
+        return compiled.linked_program()
+
 
 def in_module() -> bool:
     """Return whether the user has a module, which may have packages of its own."""
     return os.path.exists(f"{WORKSPACE}/go.mod")
 
 
-_go = Go()
-
-
-def prepare() -> None:
-    """Set up the environment."""
-    compiled.prepare(_go)
-    _go.prepare()
-
-
-def warm(code: str) -> None:
-    """Compile and run warm-up code."""
-    compiled.warm(_go, code)
-
-
-def serve(control_fd: int, _figures: int) -> None:
-    """Run code as the kernel of this process."""
-    compiled.serve(_go, control_fd)
+def kernel() -> compiled.Service:
+    """Return the kernel."""
+    return compiled.Service(Go())

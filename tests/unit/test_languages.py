@@ -1,0 +1,92 @@
+"""The contract of languages: one module and one template each."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from guest.kernels import runner
+from guest.kernels.runner import OOM_BYTES, Program, was_oom_killed
+from guest.languages import NAMES, go, kernel, language
+from guest.languages.cpp import Cpp
+from guest.languages.go import Go
+from guest.languages.java import Java, Names
+from templates.catalogue import Catalogue
+from templates.guest_code import guest_files
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_language_has_a_built_in_template(name: str):
+    assert Catalogue().load(language(name).template).language == name
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"python", "shell"}))
+def test_every_other_language_has_a_kernel_that_needs_only_the_standard_library(name: str):
+    made = kernel(name)
+    assert all(callable(getattr(made, method)) for method in ("prepare", "warm", "serve"))
+
+
+def test_no_two_languages_share_a_suffix():
+    suffixes = [suffix for name in NAMES for suffix in language(name).suffixes]
+    assert len(suffixes) == len(set(suffixes))
+
+
+def test_host_programs_of_interpreters_are_in_machines():
+    assert {"guest/languages/javascript.js", "guest/languages/r.R"} <= guest_files().keys()
+
+
+def test_flags_are_added_to_the_default_ones():
+    command = Cpp().command(["-std=c++20"], [])
+    assert command[-3:] == ["-O2", "-std=c++23", "-std=c++20"]  # g++ takes the last standard
+
+
+@pytest.mark.parametrize(
+    ("code", "file", "main"),
+    [
+        ("public class A { static class B {} public static void main(String[] a) {} }", "A", "A"),
+        ("class X {} class Y { void f() {} public static void main(String... a) {} }", "Y", "Y"),
+        ('package q.w; public record R(int a) { static void main(String[] a) { var s = "class Z {"; } }', "R", "q.w.R"),
+        ("public final class S {}\nclass H { public static void main(String[] x) {} }", "S", "H"),
+        ("/* class No { */ class N { }", "N", ""),
+        ("int x;", "Main", ""),
+    ],
+)
+def test_java_code_goes_into_the_file_of_its_class_and_its_main_class_runs(code: str, file: str, main: str):
+    names = Names(code)
+    assert (names.file, names.runnable) == (file, main)
+
+
+def test_a_jvm_gets_less_heap_than_its_program_may_use():
+    java = Java()
+    java.complete("class Main { public static void main(String[] a) {} }")
+    command = java.program(256 * 2**20)
+    assert command is not None
+    assert "-Xmx190m" in command
+    java.complete("class Main {}")
+    assert java.program(None) is None
+
+
+def test_the_race_detector_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GOROOT", str(tmp_path))
+    kernel_of_go = Go()
+    kernel_of_go.prepare()
+    for flags, sanitize in ((["-race"], []), (None, ["thread"])):
+        with pytest.raises(RuntimeError, match="Debian leaves out"):
+            kernel_of_go.command(flags, sanitize)
+    runtime = Path(go.RACE_RUNTIME.format(tmp_path))
+    runtime.parent.mkdir(parents=True)
+    runtime.touch()
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert kernel_of_go.command(None, ["thread"])[:4] == ["env", "CGO_ENABLED=1", "go", "build"]
+
+
+def test_a_small_program_that_kills_itself_was_not_killed_for_its_memory(monkeypatch: pytest.MonkeyPatch):
+    program = Program(["sh", "-c", "kill -KILL $$"])
+    status = os.waitpid(program.pid, 0)[1]
+    program.close()
+    monkeypatch.setattr(runner, "oom_kills", lambda: program.oom_kills + 1)  # of another process at the same time
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert not was_oom_killed(program, status, 20 * 2**20)
+    assert was_oom_killed(program, status, OOM_BYTES + 1)
