@@ -11,17 +11,12 @@ twice.
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
-
-import anyio
-import anyio.lowlevel
 
 from guest.client.messages import WarmUp
-from guest.errors import first_error
 from templates import debian, dockerfile, guest_code, image, interpreter, kernel, oci, program, snapshot
 from templates.catalogue import Catalogue
 from templates.image_config import check_service, explain
@@ -39,19 +34,17 @@ from templates.inventory import (
 )
 from templates.kernel import OwnKernel
 from templates.locks import hold
-from templates.model import Template
+from templates.model import DebianSource, Template
 from templates.revisions import Revisions
 from templates.snapshot import warm_up_of
 from templates.steps import MakeTools, Progress, Steps
-from templates.store import META, Entry, Store, key_of
+from templates.store import META, Entry, Inputs, Store, key_of
+from templates.together import both
 from templates.tools import LoggedTools
 from vmm.driver import Driver, SnapshotDriver
 from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, NetworkMode, Program, Snapshot
 
 __all__ = ["Builder", "BuiltTemplate", "Progress"]
-
-_First = TypeVar("_First")
-_Second = TypeVar("_Second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +109,7 @@ class Builder:
             InvalidTemplate: the template wants a service, but neither it nor its image has a command for it.
         """
         self._store.sweep()
-        root, boot = await _both(
+        root, boot = await both(
             partial(self._root, template, driver.capabilities),
             partial(self._boot, driver.capabilities),
         )
@@ -160,6 +153,18 @@ class Builder:
         inputs = snapshot.snapshot_inputs(template, cold.warm_up, root.id, boot.id, await driver.fingerprint())
         entry = self._store.find("snapshot", inputs)
         return _warm(cold, driver, entry) if entry else None
+
+    async def remove_resized(self, template: Template, driver: Driver, *, keep: int) -> None:
+        """Remove the oldest snapshots of a template that were taken with another size than its own, but for `keep`."""
+        resized = [
+            entry
+            for entry in self._store.entries()
+            if entry.kind == "snapshot"
+            and (entry.details.get("template"), entry.details.get("driver")) == (template.name, driver.name)
+            and entry.inputs.get("machine") != template.machine.model_dump()
+        ]
+        for entry in sorted(resized, key=lambda entry: entry.made, reverse=True)[keep:]:
+            await self._store.remove(entry.kind, entry.key)
 
     async def damaged(self, built: BuiltTemplate) -> list[Entry]:
         """Return the entries of a build whose files have changed since they were made."""
@@ -255,11 +260,14 @@ class Builder:
             return await self._image_of_layers(template, plan)
         base = await self._steps.run("base", "base", plan.base, partial(debian.make_base, suite=source.suite))
         tar = base.path / debian.BASE_TAR
-        if plan.layer is not None:
-            add = partial(debian.make_layer, source=source, base_tar=tar)
-            tar = (await self._steps.run("packages", "base", plan.layer, add)).path / debian.BASE_TAR
-        make = partial(image.make_image, template=template, base_tar=tar)
+
+        layer = partial(self._layer, plan.layer, source, tar) if plan.layer else None
+        make = partial(image.make_image, template=template, base_tar=tar, layer=layer)
         return await self._steps.run("image", "image", plan.image, make)
+
+    async def _layer(self, inputs: Inputs, source: DebianSource, base_tar: Path) -> Path:
+        add = partial(debian.make_layer, source=source, base_tar=base_tar)
+        return (await self._steps.run("packages", "base", inputs, add)).path / debian.BASE_TAR
 
     async def _image_of_layers(self, template: Template, plan: ImagePlan) -> Entry:
         fetch = oci.make_oci if template.source.oci else dockerfile.make_dockerfile
@@ -293,23 +301,3 @@ def _warm(cold: BuiltTemplate, driver: Driver, entry: Entry) -> BuiltTemplate:
     """Return a build with its snapshot. A snapshot that is taken again is another version."""
     snapshot = Snapshot(driver.name, entry.path)
     return replace(cold, snapshot=snapshot, version=key_of({"cold": cold.version, "snapshot": entry.id}))
-
-
-async def _both(
-    first: Callable[[], Awaitable[_First]], second: Callable[[], Awaitable[_Second]]
-) -> tuple[_First, _Second]:
-    """Run two functions concurrently. If one fails, cancel the other and raise the error without its group."""
-    firsts: list[_First] = []
-
-    async def run_first() -> None:
-        firsts.append(await first())
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run_first)
-            result = await second()
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
-    # A task group that is cancelled from outside can end without an error and without a result; then this raises.
-    await anyio.lowlevel.checkpoint_if_cancelled()
-    return firsts[0], result

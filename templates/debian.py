@@ -66,6 +66,8 @@ async def make_layer(tools: Tools, staging: Path, source: DebianSource, base_tar
         "--variant=custom",
         "--skip=check/empty",
         f"--setup-hook=tar-in {shlex.quote(str(base_tar))} /",
+        # Packages with alternatives, such as Java's, fail to install without it.
+        '--setup-hook=mkdir -p "$1"/usr/share/man/man1',
         *(f'--customize-hook=chroot "$1" env HOME=/root sh -ec {shlex.quote(command)}' for command in source.run),
         visible=(base_tar,),
     )

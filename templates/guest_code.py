@@ -13,6 +13,7 @@ AGENT = "agent.tar"
 RECIPE = 1  # part of the cache key: raise it when a change here requires a rebuild
 # The folder of the guest package that runs on the host. A change there must not make snapshots stale.
 _HOST_ONLY = "client"
+_CODE = (".py", ".js", ".R")  # also the programs that languages with an interpreter of their own run
 
 
 def guest_files() -> dict[str, bytes]:
@@ -20,8 +21,8 @@ def guest_files() -> dict[str, bytes]:
     package = Path(guest.__file__).parent
     return {
         f"guest/{path.relative_to(package)}": path.read_bytes()
-        for path in sorted(package.rglob("*.py"))
-        if _HOST_ONLY not in path.relative_to(package).parts
+        for path in sorted(package.rglob("*"))
+        if path.suffix in _CODE and _HOST_ONLY not in path.relative_to(package).parts
     }
 
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ import anyio.to_thread
 
 from templates.disk import require_free
 from templates.model import Template
+from templates.namespaces import Private
 from templates.removal import remove_tree
+from templates.together import both
 from templates.tools import Tools
 from templates.untrusted_tree import clear_path_in, link_in, mount_point_in, read_in, remove_in, resolve_in, write_in
-from templates.wheels import compile_python, install_wheels
+from templates.wheels import add_to_tree, compile_python, guest_python, install_wheels, installed_wheels, site_of
 from vmm.agent import PYTHON
 
 IMAGE = "root.erofs"
 TREE = "root"
-RECIPE = 6  # part of the cache key: raise it when a change here requires a rebuild
+RECIPE = 7  # part of the cache key: raise it when a change here requires a rebuild
 TREE_RECIPE = 1  # the same for trees
 READABLE = 0o644  # regardless of the umask: machines run as other users
 SANDBOX_UID = 1000  # user code runs as this user; the agent has the same number
@@ -55,13 +57,17 @@ _ACCOUNTS = {
     "etc/shadow": ("sandbox:!:20000:0:99999:7:::", "root:!:20000:0:99999:7:::"),
     "etc/gshadow": ("sandbox:!::", "root:!::"),
 }
+# Takes the tree and a command for a shell in it. The mount ends with the namespace that this runs in.
+_IN_TREE = 'mount --rbind /dev "$1/dev"; exec chroot "$1" sh -ec "$2"'
 _ID_FIELD = 2  # position of the id in a line of passwd or group
 
 
 def image_inputs(template: Template, base_key: str) -> dict[str, Any]:
     """Return the inputs of a template's image."""
     assert template.source.debian is not None
-    return {"recipe": RECIPE, "base": base_key, "wheels": sorted(template.source.debian.wheels)}
+    source = template.source.debian
+    inputs = {"recipe": RECIPE, "base": base_key, "wheels": sorted(source.wheels), "finish": source.finish}
+    return inputs if source.dependencies is None else {**inputs, "dependencies": sorted(source.dependencies)}
 
 
 def layered_image_inputs(layers_key: str, interpreter_key: str) -> dict[str, Any]:
@@ -69,17 +75,41 @@ def layered_image_inputs(layers_key: str, interpreter_key: str) -> dict[str, Any
     return {"recipe": RECIPE, "layers": layers_key, "interpreter": interpreter_key}
 
 
-async def make_image(tools: Tools, staging: Path, template: Template, base_tar: Path) -> dict[str, Any]:
-    """Write `staging`/root.erofs: the base, the wheels, and an account for user code."""
-    tree = staging / "tree"
-    await extract_tree(tools, base_tar, tree)
+async def make_image(
+    tools: Tools, staging: Path, template: Template, base_tar: Path, layer: Callable[[], Awaitable[Path]] | None
+) -> dict[str, Any]:
+    """Write `staging`/root.erofs: the base or a layer on top of it, the wheels, and an account for user code.
+
+    Wheels need only the base, so they are installed while `layer` is made.
+    """
+    source = template.source.debian
+    assert source is not None
+    tree, site = staging / "tree", staging / "site"
+    base = staging / "base" if layer else tree
+
+    async def install() -> None:
+        await extract_tree(tools, base_tar, base)
+        await install_wheels(tools, base, site, source)
+        await compile_python(tools, base, {site: f"/{site_of(base)}"})
+
+    if layer is None:
+        await install()
+    else:
+        _, layer_tar = await both(install, layer)
+        await anyio.to_thread.run_sync(remove_tree, base)
+        await extract_tree(tools, layer_tar, tree)
     prepare_tree(tree)
     link_in(tree, PYTHON.lstrip("/"), "/usr/bin/python3")
-    assert template.source.debian is not None
-    wheels = await install_wheels(tools, tree, template.source.debian.wheels)
-    await compile_python(tools, tree)
+    add_to_tree(site, tree)
+    remove_tree(site)
+    libraries = (f"usr/lib/{guest_python(tree).name}", "usr/lib/python3")
+    await compile_python(tools, tree, {tree / name: f"/{name}" for name in libraries})
+    for command in source.finish:
+        private = Private(staging / "scratch", (tree,), subordinate_ids=False)
+        await tools.run(["sh", "-ec", _IN_TREE, "sh", str(tree), command], private=private, env={"HOME": "/root"})
+    installed = installed_wheels(tree)
     await _finish(tools, tree, staging)
-    return {"template": template.name, "wheels": wheels}
+    return {"template": template.name, "wheels": installed}
 
 
 async def make_layered_image(

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from guest.languages import LanguageName
 from vmm.types import OVERHEAD_MB, NetworkMode
 
-Language = Literal["python", "cpp", "go", "shell"]
 PoolMode = Literal["pooled", "cold"]
 SourceKind = Literal["debian", "oci", "dockerfile"]
 VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -37,6 +37,10 @@ class DebianSource(_Strict):
     packages: list[DebianPackage] = Field(default=[], description="one of another suite is written golang-go/trixie")
     run: list[Command] = Field(default=[], description="shell commands, run as root in the image after its packages")
     wheels: list[Wheel] = Field(default=[], description="exact versions, so that a rebuild gives the same image")
+    dependencies: list[Wheel] | None = Field(
+        default=None, description="all wheels that `wheels` depend on; then pip resolves nothing, which is faster"
+    )
+    finish: list[Command] = Field(default=[], description="shell commands, run as root in the image after its wheels")
 
 
 class Source(_Strict):
@@ -101,7 +105,7 @@ class Template(_Strict):
     folder: Path = Field(description="the directory with its template.toml", exclude=True)
     title: str = Field(min_length=1, max_length=100)
     description: str = Field(min_length=1, max_length=2000)
-    language: Language
+    language: LanguageName
     source: Source
     machine: MachineSize
     env: dict[Variable, str] = Field(default={}, description="environment of code, commands and the service")
@@ -113,8 +117,12 @@ class Template(_Strict):
     )
     user_namespaces: bool = Field(default=False, description="whether code may create namespaces and mount in them")
 
+    def resized(self, size: MachineSize) -> "Template":
+        """Return the same template with machines of another size."""
+        return self.model_copy(update={"machine": size})
+
     @property
     def packages(self) -> tuple[str, ...]:
         """The Debian packages and Python wheels that it names; empty for images, whose contents are unknown."""
         debian = self.source.debian
-        return (*debian.packages, *debian.wheels) if debian else ()
+        return (*debian.packages, *debian.wheels, *(debian.dependencies or ())) if debian else ()

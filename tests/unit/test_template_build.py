@@ -78,6 +78,7 @@ class Workshop:
         self.simulated: list[str] = []  # what a simulated upgrade prints
         self.newest = ["linux_6.1_amd64"]  # packages in the archive
         self.started = anyio.Event()
+        self.on_sh: Callable[[Sequence[str]], None] = lambda _argv: None
 
     def tools(self, log_path: Path, on_line: Callable[[str], None]) -> "FakeTools":
         return FakeTools(self, LoggedTools(log_path, on_line))
@@ -113,6 +114,8 @@ class FakeTools:
         if tool == shop.broken:
             self.note("E: out of luck")
             raise StepFailed(f"{tool} ended with status 1")
+        if tool == "sh":
+            shop.on_sh(argv)
         return self._fake_output(tool, argv, cwd)
 
     def _fake_output(self, tool: str, argv: Sequence[str], cwd: Path | None) -> list[str]:
@@ -123,6 +126,8 @@ class FakeTools:
                 return []
             case "tar":
                 _grow_tree(Path(argv[-1].partition("=")[2]))
+            case "pip":
+                _install_fakes(Path(argv[argv.index("--target") + 1]), [word for word in argv if "==" in word])
             case "mkfs.erofs":
                 Path(argv[-2]).write_text("erofs")
             case "fsck.erofs":
@@ -173,6 +178,17 @@ def _grow_tree(tree: Path) -> None:
     (tree / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
     (tree / "usr/bin/python3").symlink_to("python3.11")
     (tree / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2").write_text("")
+
+
+def _install_fakes(target: Path, wheels: Sequence[str]) -> None:
+    """Install what pip would: of each package a module in a shared namespace, its version and a script."""
+    for folder in ("shared", "bin"):
+        (target / folder).mkdir(parents=True)
+    for name, version in (wheel.split("==") for wheel in wheels):
+        (target / f"shared/{name}.py").write_text("")
+        (target / f"{name}-{version}.dist-info").mkdir()
+        header = "#!/bin/sh\n'''exec' /host/python \"$0\" \"$@\"\n' '''\n"
+        (target / f"bin/{name}").write_text(f"{header}import {name}\n")
 
 
 class FakeAgent:
@@ -310,7 +326,7 @@ async def test_a_change_rebuilds_only_what_depends_on_it(builder: Builder, works
     assert (workshop.ran, driver.launched) == ([], 2)
     source = {"debian": {"suite": "bookworm", "wheels": ["numpy==2.4.7"]}}
     await builder.build(template(source=source), driver)
-    assert (workshop.ran, driver.launched) == (["tar", "pip", "compileall", "mkfs.erofs"], 3)
+    assert (workshop.ran, driver.launched) == (["tar", "pip", "compileall", "compileall", "mkfs.erofs"], 3)
 
 
 async def test_more_packages_are_a_layer_on_the_shared_base(builder: Builder, workshop: Workshop):
@@ -319,7 +335,7 @@ async def test_more_packages_are_a_layer_on_the_shared_base(builder: Builder, wo
     workshop.argv.clear()
     source = {"debian": {"suite": "bookworm", "packages": ["jq"], "wheels": []}}
     await builder.build_image(template(source=source))
-    assert workshop.ran == ["mmdebstrap", "tar", "compileall", "mkfs.erofs"]
+    assert workshop.ran == ["mmdebstrap", "tar", "compileall", "tar", "compileall", "mkfs.erofs"]
     assert "--include=dpkg,jq" in workshop.argv[0]
     assert any(word.startswith("--setup-hook=tar-in ") for word in workshop.argv[0])
 
@@ -348,6 +364,44 @@ async def test_commands_run_in_the_image_after_its_packages_and_are_part_of_its_
     assert workshop.ran == []
     await builder.build_image(template(source={"debian": {"suite": "bookworm", "run": ["true"]}}))
     assert workshop.ran[0] == "mmdebstrap"
+
+
+async def test_wheels_with_all_their_dependencies_are_installed_side_by_side_without_resolving(
+    builder: Builder, workshop: Workshop, tmp_path: Path
+):
+    dependencies = [f"b{i}=={i}" for i in range(9)]
+    debian = {"suite": "bookworm", "wheels": ["a==1"], "dependencies": dependencies}
+    await builder.build_image(template(source={"debian": debian}))
+    installs = [argv for argv in workshop.argv if "install" in argv]
+    assert len(installs) > 1
+    assert all("--no-deps" in argv for argv in installs)
+    named = sorted(word for argv in installs for word in argv if "==" in word)
+    assert named == sorted(["a==1", *dependencies])
+    (entry,) = [entry for entry in Store(tmp_path).entries() if entry.kind == "image"]
+    assert entry.details["wheels"] == named
+
+
+async def test_dependencies_that_are_not_named_are_left_to_pip(builder: Builder, workshop: Workshop):
+    await builder.build_image(template())
+    assert [("--no-deps" in argv) for argv in workshop.argv if "install" in argv] == [False]
+
+
+async def test_finishing_commands_run_in_the_tree_that_has_the_wheels(builder: Builder, workshop: Workshop):
+    seen: list[tuple[str, bool, str]] = []
+
+    def look(command: Sequence[str]) -> None:
+        tree = Path(command[-2])
+        site = tree / "usr/local/lib/python3.11/dist-packages"
+        seen.append((command[-1], (site / "shared/a.py").exists(), (tree / "usr/local/bin/a").read_text()))
+
+    workshop.on_sh = look
+    debian = {"suite": "bookworm", "packages": ["jq"], "wheels": ["a==1"], "finish": ["true"]}
+    await builder.build_image(template(source={"debian": debian}))
+    assert seen == [("true", True, "#!/usr/bin/python3\nimport a\n")]
+    workshop.ran.clear()
+    await builder.build_image(template(source={"debian": {**debian, "finish": []}}))
+    assert "sh" not in workshop.ran
+    assert "pip" in workshop.ran
 
 
 @pytest.mark.parametrize("host_has_sources", [True, False])
@@ -382,6 +436,16 @@ async def test_a_snapshot_is_only_used_with_the_image_it_was_taken_with(builder:
     assert again.root == built.root
     assert again.snapshot != built.snapshot
     assert [entry.path for entry in await builder.outdated(template(), driver)] == [built.snapshot.path]
+
+
+async def test_of_snapshots_in_other_sizes_the_last_are_kept(builder: Builder):
+    driver, own = FakeVm(), template()
+    sizes = [own.machine.model_copy(update={"memory_mb": 128 + more}) for more in range(4)]
+    for size in sizes:  # the first is the template's own
+        await builder.build(own.resized(size), driver)
+    await builder.remove_resized(own, driver, keep=2)
+    found = [await builder.find(own.resized(size), driver) is not None for size in sizes]
+    assert (found[0], sum(found)) == (True, 3)
 
 
 async def test_a_build_with_a_service_is_not_outdated_at_once(builder: Builder):

@@ -45,14 +45,18 @@ def test_machines_are_pooled_by_default(tmp_path: Path):
 
 def test_the_built_in_templates_are_valid():
     template = Catalogue().load("python-data-analysis")
-    assert template.machine.memory_mb == 512
+    assert template.machine.memory_mb == 1024
     compile(template.warmup.code, "warmup", "exec")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('language = "python"', 'language = "cobol"', "4: language: Input should be 'python'"),
+        (
+            'language = "python"',
+            'language = "cobol"',
+            "4: language: Input should be 'cpp', 'go', 'java', 'javascript', 'python', 'r' or 'shell'",
+        ),
         ('title = "T"', "", "1: title: this field is required"),
         ('title = "T"', 'titel = "T"', "2: titel: there is no such field"),
         ('title = "T"', 'title = "T"\nname = "x"', "3: name: remove it"),
