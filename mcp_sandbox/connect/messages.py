@@ -10,7 +10,14 @@ INVALID_REQUEST = -32600
 SERVER_ERROR = -32000  # the first of those that JSON-RPC leaves to servers
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 # What a 2026-07-28 request names in its Mcp-Name header.
-NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+NAMED = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
 
 
 class NoMessage(Exception):

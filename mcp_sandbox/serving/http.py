@@ -208,7 +208,7 @@ async def opened_app(
         open_host(settings) as host,
         open_operated(host, pooled=True, url=url, current_quota=current_quota) as (service, panel),
     ):
-        server = create_server(settings, in_force(host), lambda: nullcontext(service))
+        server = create_server(for_http(settings), in_force(host), lambda: nullcontext(service))
         routes: list[BaseRoute] = [
             Route("/healthz", _answer("alive")),
             Route("/readyz", _answer("ready") if host.facts else _answer(in_force(host), 503)),
@@ -219,6 +219,11 @@ async def opened_app(
             opened_gate(settings, server, [Mount(REST, rest), *routes], find_token) as gate,
         ):
             yield HttpFace(gate, service)
+
+
+def for_http(settings: Settings) -> Settings:
+    """Return the settings with only those directories of the host that are opened for clients over HTTP, too."""
+    return settings.changed({"host_dirs": tuple(folder for folder in settings.host_dirs if folder.http)})
 
 
 @asynccontextmanager

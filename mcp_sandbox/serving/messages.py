@@ -81,8 +81,8 @@ def _parse_json(line: bytes) -> tuple[Any, bytes]:
 def too_long(start: bytes, end: bytes, max_bytes: int) -> str:
     """Return the answer to a message of which only the ends were kept."""
     message = (
-        f"The message is longer than {max_bytes:,} bytes and was not read. Send large files in parts, "
-        "or let code in the sandbox create them."
+        f"The message is longer than {max_bytes:,} bytes and was not read. Send large files in parts with "
+        "write_file(append=true), or let code in the sandbox create them."
     )
     return _error(INVALID_REQUEST, message, find_id(start, end))
 

@@ -1,11 +1,12 @@
 """The MCP server: tools and resources over a SandboxService, served on stdio."""
 
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import anyio
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.shared.inbound import X_MCP_HEADER_KEY
 from mcp_types import CallToolResult, InputRequiredResult, Tool
 from pydantic import AnyUrl, ValidationError
 
@@ -25,9 +27,11 @@ from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
 from mcp_sandbox.operating.metrics import enable_tracing
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.arguments import invalid_arguments, lean, unknown_argument
+from mcp_sandbox.serving.argument_errors import invalid_arguments, unknown_argument, unknown_tool
+from mcp_sandbox.serving.arguments import lean, plain
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
+from mcp_sandbox.serving.tasks import RunTasks, check_listener
 from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
 from mcp_sandbox.tools.common import lifetime_of, network_of, tool_errors
 from mcp_sandbox.views import mime_of
@@ -40,15 +44,31 @@ LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then w
 class SandboxServer(MCPServer[SandboxService]):
     """An MCP server with short schemas, errors for unknown arguments, and resources typed by their file name."""
 
-    _arguments: dict[str, tuple[str, ...]] | None = None  # of each tool
+    _schemas: dict[str, dict[str, Any]] | None = None  # of each tool's arguments
+
+    def _tool_input_schema(self, name: str) -> dict[str, Any] | None:
+        """Return a tool's schema if clients repeat arguments in headers. The SDK searches it in every call."""
+        return super()._tool_input_schema(name) if name in self._with_headers else None
+
+    @cached_property
+    def _with_headers(self) -> frozenset[str]:
+        tools = self._tool_manager.list_tools()
+        return frozenset(tool.name for tool in tools if X_MCP_HEADER_KEY in json.dumps(tool.parameters))
 
     async def list_tools(self) -> list[Tool]:
-        """Return the tools that the caller may use, with short schemas of their arguments."""
+        """Return the tools that the caller may use, with short schemas of their arguments.
+
+        Schemas of results would be more than half of the list, and some clients show all of it to the model. Results
+        say themselves what they have, and docs/tools.md describes them.
+        """
         tools = await super().list_tools()
         if not may_change():
             reading = reading_tools(self)
             tools = [tool for tool in tools if tool.name in reading]
-        return [tool.model_copy(update={"input_schema": lean(tool.input_schema)}) for tool in tools]
+        return [
+            tool.model_copy(update={"input_schema": lean(plain(tool.input_schema)), "output_schema": None})
+            for tool in tools
+        ]
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[SandboxService, Any] | None = None
@@ -71,13 +91,16 @@ class SandboxServer(MCPServer[SandboxService]):
         The SDK ignores unknown arguments; a model that misspells one must learn about it. It also puts "Error
         executing tool …" before every error, and pydantic's whole report after wrong arguments.
         """
-        if self._arguments is None:
+        if self._schemas is None:
             tools = await super().list_tools()
-            self._arguments = {tool.name: tuple(tool.input_schema["properties"]) for tool in tools}
-        if name in self._arguments and not (may_change() or name in reading_tools(self)):
+            self._schemas = {tool.name: plain(tool.input_schema) for tool in tools}
+        if name not in self._schemas:
+            raise ToolError(unknown_tool(name, self._schemas))
+        schema = self._schemas[name]
+        if not (may_change() or name in reading_tools(self)):
             with tool_errors():
                 raise TokenReadOnly
-        problem = unknown_argument(name, arguments, self._arguments.get(name, tuple(arguments)))
+        problem = unknown_argument(name, arguments, tuple(schema["properties"]))
         if problem is not None:
             raise ToolError(problem)
         try:
@@ -86,7 +109,7 @@ class SandboxServer(MCPServer[SandboxService]):
             raise
         except ToolError as error:
             if isinstance(error.__cause__, ValidationError):
-                raise ToolError(invalid_arguments(name, error.__cause__)) from error
+                raise ToolError(invalid_arguments(name, error.__cause__, schema)) from error
             if isinstance(error.__cause__, ToolError):
                 raise error.__cause__ from error.__cause__.__cause__
             raise
@@ -128,6 +151,8 @@ def create_server(
         instructions=instructions(settings, isolation),
         lifespan=lifespan,
         log_level=settings.log.level,
+        extensions=[RunTasks()],
+        middleware=[check_listener],
     )
     add_tools(server, settings)
     return server

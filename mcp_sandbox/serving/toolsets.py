@@ -10,6 +10,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp_sandbox.config import Settings, Toolset
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.arguments import keep_text
 from mcp_sandbox.tools import (
     code_tools,
     command_tools,
@@ -17,6 +18,7 @@ from mcp_sandbox.tools import (
     file_tools,
     fork_tools,
     handler_tools,
+    host_tools,
     sandbox_tools,
     search_tools,
 )
@@ -30,11 +32,16 @@ def _register_web(server: MCPServer[SandboxService], settings: Settings) -> None
         fetch_tools.register(server, settings)
 
 
+def _register_files(server: MCPServer[SandboxService], settings: Settings) -> None:
+    file_tools.register(server, settings)
+    host_tools.register(server, settings)
+
+
 FAMILIES: dict[Toolset, Register] = {
     "sandboxes": sandbox_tools.register,
     "code": code_tools.register,
     "commands": command_tools.register,
-    "files": file_tools.register,
+    "files": _register_files,
     "web": _register_web,
     "forks": fork_tools.register,
     "handlers": handler_tools.register,
@@ -71,6 +78,7 @@ def add_tools(server: MCPServer[SandboxService], settings: Settings) -> None:
             close = difflib.get_close_matches(name, tools, n=1)
             raise UnknownTool(name, f"; did you mean {close[0]}?" if close else "")
     for name, tool in tools.items():
+        keep_text(tool)
         if (settings.tools and name not in settings.tools) or (settings.read_only and not _reads_only(tool)):
             server.remove_tool(name)
 

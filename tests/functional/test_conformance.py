@@ -9,7 +9,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.serving.server import SandboxServer
-from tests.functional import conformance_content, conformance_questions
+from tests.functional import conformance_content, conformance_questions, conformance_tasks
 from tests.functional.http_fake import serving_fakes
 from tests.functional.node_tools import node_tool
 from tests.unit.fakes import FakeProvider
@@ -19,6 +19,7 @@ from vmm.process import find_tool
 pytestmark = pytest.mark.skipif(find_tool("npm") is None, reason="needs npm")
 
 SUMMARY = re.compile(r"^([✓✗]) (\S+): ", re.MULTILINE)
+FAILED = re.compile(r"^  - (\w+): ", re.MULTILINE)
 NOT_SCORED = re.compile(r"^  [✓✗] (\S+) \(", re.MULTILINE)
 
 
@@ -56,3 +57,22 @@ async def test_the_inspector_finds_no_fault_with_the_tools():
         status, output = await output_of([*inspector, "--cli", address, "--method", "tools/list", "--strict"])
     assert "invoke_handler" in output
     assert status == 0, output
+
+
+@pytest.mark.parametrize(
+    ("scenario", "checks", "failing"),
+    [
+        ("tasks-capability-negotiation", 5, []),
+        ("tasks-request-headers", 5, []),
+        ("tasks-wire-fields", 4, []),
+        ("tasks-lifecycle", 9, ["TasksProtocolErrorFailedShape"]),  # no run of ours ends in a JSON-RPC error
+    ],
+)
+async def test_background_runs_are_tasks_as_the_extension_has_them(scenario: str, checks: int, failing: list[str]):
+    provider = FakeProvider()
+    with anyio.fail_after(BUILD_S):
+        suite = await node_tool("@modelcontextprotocol/conformance", "dist/index.js")
+    async with serving_fakes(provider, lambda server: conformance_tasks.register(server, provider)) as address:
+        _, output = await output_of([*suite, "server", "--url", address, "--scenario", scenario])
+    assert FAILED.findall(output) == failing, output
+    assert f"Passed: {checks - len(failing)}/{checks}, " in output, output

@@ -119,6 +119,7 @@ def test_a_stateless_request_repeats_its_method_and_name_in_headers():
         "Mcp-Method": "tools/call",
         "Mcp-Name": "run_code",
     }
+    assert parse(stateless("tasks/get", taskId="task")).headers["Mcp-Name"] == "task"
     assert "Mcp-Name" not in parse(stateless("tools/list")).headers
 
 

