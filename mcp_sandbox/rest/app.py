@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from mcp_sandbox.accounts.owners import may_change
-from mcp_sandbox.rest import archives, files, runs, sandboxes, terminals, web
+from mcp_sandbox.rest import archives, files, ports, runs, sandboxes, sockets, terminals, web
 from mcp_sandbox.rest.idempotency import Keys
 from mcp_sandbox.rest.openapi import document
 from mcp_sandbox.rest.operations import Operation
@@ -45,8 +45,9 @@ async def open_rest(
         routes: list[BaseRoute] = [
             Route(path, _endpoint(there, service, keys, tools_now), methods=list(there)) for path, there in paths
         ]
-        if terminals.TOOL in tools:
+        if sockets.TOOL in tools:
             routes.append(WebSocketRoute(terminals.PATH, terminals.TerminalEndpoint(service).serve))
+            routes.append(WebSocketRoute(ports.PATH, ports.PortEndpoint(service).serve))
         app = Starlette(
             routes=[Route("/openapi.json", _described(offered)), *routes], exception_handlers={HTTPException: refused}
         )

@@ -18,6 +18,7 @@ from mcp_sandbox.runs.requests import (
     Variables,
 )
 from mcp_sandbox.sandboxes.forks import MAX_COPIES
+from mcp_sandbox.views.sandboxes import Reseed
 from mcp_sandbox.web.fetching import MAX_CHARS, FetchRequest, Format
 from mcp_sandbox.web.searching import MAX_PAGE, MAX_QUERY, MAX_RESULTS
 from vmm.types import NetworkMode
@@ -77,6 +78,12 @@ class OutputQuery(Given):
     )
 
 
+class InputQuery(Given):
+    """Whether more input follows."""
+
+    close: bool = Field(False, description="The run finds the end of its input after this.")
+
+
 class EventsQuery(Given):
     """Where a stream of events begins."""
 
@@ -94,6 +101,8 @@ class NewSandbox(Given):
     template: str | None = Field(None, min_length=1, max_length=63, description="null: the default template.")
     ttl_s: float | None = Field(None, gt=0, description="Seconds after which it ends in any case.")
     idle_s: float | None = Field(None, gt=0, description="Seconds without use after which it ends.")
+    memory_mb: int | None = Field(None, ge=1, description="Memory, files included; null: the template's.")
+    cpus: int | None = Field(None, ge=1, description="null: the template's.")
     network: NetworkMode = Field(NetworkMode.NONE, description="What it may reach, if the operator allows it.")
     allow_domains: list[Annotated[str, Field(min_length=1, max_length=253)]] | None = Field(
         None, min_length=1, max_length=MAX_DOMAINS, description="With proxy: reach only these, such as *.example.com."
@@ -106,6 +115,9 @@ class Fork(Given):
     model_config = ConfigDict(json_schema_extra={"examples": [{"count": 2}]})
 
     count: int = Field(1, ge=1, le=MAX_COPIES)
+    reseed: Reseed = Field(
+        "global", description="Random generators that get a new state: those of modules, or all that can be found."
+    )
 
 
 class StartedRun(Given):
@@ -122,6 +134,7 @@ class KeepingRun(StartedRun):
     """A run that may leave something running."""
 
     keep_processes: bool = Field(False, description="Leave processes running that it started in the background.")
+    stdin_open: bool = Field(False, description="Send its input while it runs, to its path /stdin. Implies background.")
 
 
 class Case(Given):
@@ -139,10 +152,10 @@ class CodeBody(KeepingRun):
     kind: Literal["code"] = "code"
     code: str
     stdin: str | None = None
-    cases: list[Case] | None = Field(None, min_length=1, max_length=MAX_CASES, description="C++, Go: test cases.")
+    cases: list[Case] | None = Field(None, min_length=1, max_length=MAX_CASES, description="C++, Go, Java: test cases.")
     case_timeout_s: float | None = Field(None, gt=0, description="Time limit of each case in seconds; default 10.")
-    memory_limit_mb: int | None = Field(None, ge=MIN_MEMORY_MB, lt=2**31, description="C++, Go: of the program.")
-    flags: list[str] | None = Field(None, max_length=MAX_FLAGS, description="C++, Go: flags of the compiler.")
+    memory_limit_mb: int | None = Field(None, ge=MIN_MEMORY_MB, lt=2**31, description="C++, Go, Java: of the program.")
+    flags: list[str] | None = Field(None, max_length=MAX_FLAGS, description="C++, Go, Java: added flags.")
     sanitize: list[Literal["address", "undefined", "thread"]] | None = Field(None, max_length=len(SANITIZERS))
 
     def request(self, owner: str, sandbox_id: str | None) -> RunRequest:
@@ -155,6 +168,7 @@ class CodeBody(KeepingRun):
             self.template,
             self.timeout_s,
             keep_processes=self.keep_processes,
+            stdin_open=self.stdin_open,
             stdin=self.stdin,
             cases=cases,
             case_timeout_s=self.case_timeout_s,
@@ -178,7 +192,14 @@ class CommandBody(KeepingRun):
     def request(self, owner: str, sandbox_id: str | None) -> RunRequest:
         """Return the run."""
         given = (owner, self.command, sandbox_id, self.template, self.timeout_s)
-        return CommandRun(*given, keep_processes=self.keep_processes, cwd=self.cwd, env=self.env, stdin=self.stdin)
+        return CommandRun(
+            *given,
+            keep_processes=self.keep_processes,
+            stdin_open=self.stdin_open,
+            cwd=self.cwd,
+            env=self.env,
+            stdin=self.stdin,
+        )
 
 
 class HandlerBody(StartedRun):

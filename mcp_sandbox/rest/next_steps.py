@@ -20,6 +20,7 @@ FOR_OPERATORS = (
     "bad_token_name",
     "bad_url",
     "cannot_copy",
+    "cannot_forward",
     "client_not_found",
     "configuration_not_editable",
     "control_failed",
@@ -36,6 +37,9 @@ FOR_OPERATORS = (
     "unknown_tool",
     "unsafe_address",
 )
+
+# Errors of tools that REST does not have: files travel in requests there.
+FOR_MODELS = ("host_dir_not_found", "host_dir_read_only", "host_file_failed")
 
 # Errors of the SDK.
 FOR_CLIENTS = ("no_connection", "not_offered", "token_refused", "unexpected_answer")
@@ -60,6 +64,8 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "run_not_found": (404, ("Use a run_id that a run in this sandbox was answered with.",)),
     "run_result_dropped": (410, ("Files it wrote are still there; otherwise run it again.",)),
     "sandbox_busy": (409, (f"GET {RUN}?wait_s=10 waits for it, POST {RUN}/stop stops it.", "Or use another sandbox.")),
+    "stdin_closed": (409, ('Start a run with "stdin_open": true.',)),
+    "stdin_full": (409, ("Send the rest when the run reads again.",)),
     "sandbox_changing": (409, ("Try again in a second.",)),
     "sandbox_paused": (409, (f"POST {ROOT}/sandboxes/{{sandbox_id}}/resume first.",)),
     "cannot_freeze": (501, (f"POST {ROOT}/sandboxes creates the sandboxes you need.",)),
@@ -71,6 +77,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "run_not_started": (503, ("Run the code again.",)),
     "terminal_refused": (409, (AGAIN,)),
+    "port_refused": (409, ("Start a server in the sandbox that listens on 127.0.0.1:{port}, or try again.",)),
     "terminal_closed": (409, ("Open another one.",)),
     "run_refused": (502, (NEW_SANDBOX,)),
     "start_failed": (503, (AGAIN, f"If it keeps failing: {OPERATOR.lower()} run `mcp-sandbox doctor`.")),
@@ -118,7 +125,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "token_read_only": (403, ("Use a token that was made without --read-only.",)),
     "idempotency_key_reused": (422, ("Give each new request its own key.",)),
     "too_many_keys": (429, ("Wait until one of them has an answer.",)),
-    **dict.fromkeys((*FOR_OPERATORS, *FOR_CLIENTS), (500, ())),
+    **dict.fromkeys((*FOR_OPERATORS, *FOR_MODELS, *FOR_CLIENTS), (500, ())),
 }
 STATUSES = {code: status for code, (status, _) in ANSWERS.items()}
 NEXT_STEPS = {code: steps for code, (_, steps) in ANSWERS.items()}

@@ -1,4 +1,4 @@
-"""Operations on runs: start, follow, stop."""
+"""Operations on runs: start, send input, follow, stop."""
 
 import re
 from collections.abc import AsyncIterator
@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 
-from mcp_sandbox.errors import BadRequest, SandboxError
-from mcp_sandbox.rest.bodies import EventsQuery, Nothing, OutputQuery, RunBody
+from mcp_sandbox.errors import BadRequest, InputTooLarge, SandboxError
+from mcp_sandbox.rest.bodies import EventsQuery, InputQuery, Nothing, OutputQuery, RunBody
+from mcp_sandbox.rest.files import received
 from mcp_sandbox.rest.next_steps import ROOT
 from mcp_sandbox.rest.operations import Call, Operation, answered
 from mcp_sandbox.rest.problems import problem_of
-from mcp_sandbox.views import RunProgress, RunView
+from mcp_sandbox.views import RunProgress, RunView, SentInput
 
 PING_S = 15  # between signs of life: proxies close connections that are silent
 LOOK_S = 30.0  # how long one look for more output waits; it also shows that the sandbox is in use
+MAX_INPUT_BYTES = 1 << 20  # of one request
 LAST_EVENT = "end"  # the id of the event after which nothing comes
 OFFSET = re.compile(r"[0-9]{1,18}")
 TOOLS = {"code": "run_code", "command": "run_command", "invoke": "invoke_handler"}  # by the kind of a run
@@ -45,6 +47,18 @@ async def get(call: Call[OutputQuery, Nothing]) -> Response:
 async def stop(call: Call[Nothing, Nothing]) -> Response:
     """Answer with the result of the stopped run."""
     return answered(await call.service.stop_run(call.owner, call.sandbox_id, call.run_id))
+
+
+async def send_input(call: Call[InputQuery, Nothing]) -> Response:
+    """Answer when the run has taken the content of the request as input."""
+    data = bytearray()
+    async for part in received(call.request, "stdin"):
+        data += part
+        if len(data) > MAX_INPUT_BYTES:
+            raise InputTooLarge(f"The input has more than {MAX_INPUT_BYTES:,} bytes. Send it in parts.")
+    return answered(
+        await call.service.write_stdin(call.owner, call.sandbox_id, call.run_id, bytes(data), close=call.query.close)
+    )
 
 
 async def follow(call: Call[EventsQuery, Nothing]) -> Response:
@@ -135,6 +149,17 @@ OPERATIONS = (
         follow,
         ("read_output",),
         query=EventsQuery,
+    ),
+    Operation(
+        "POST",
+        f"{RUNS}/{{run_id}}/stdin",
+        "send_input",
+        "Send input to a run that was started with stdin_open",
+        {200: SentInput},
+        send_input,
+        ("run_code", "run_command"),
+        query=InputQuery,
+        uploads=True,
     ),
     Operation("POST", f"{RUNS}/{{run_id}}/stop", "stop_run", "Stop a run", {200: RunView}, stop, ("stop_run",)),
 )

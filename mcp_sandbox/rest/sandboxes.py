@@ -22,6 +22,8 @@ async def create(call: Call[Nothing, NewSandbox]) -> Response:
         wanted.template,
         ttl_s=wanted.ttl_s,
         idle_s=wanted.idle_s,
+        memory_mb=wanted.memory_mb,
+        cpus=wanted.cpus,
         network=wanted.network,
         allow_domains=wanted.allow_domains,
     )
@@ -46,7 +48,8 @@ async def close(call: Call[Nothing, Nothing]) -> Response:
 
 async def fork(call: Call[Nothing, Fork]) -> Response:
     """Answer with the copies."""
-    return answered(ForkedSandboxes(copies=await call.service.fork(call.owner, call.sandbox_id, call.body.count)), 201)
+    copies = await call.service.fork(call.owner, call.sandbox_id, call.body.count, call.body.reseed)
+    return answered(ForkedSandboxes(copies=copies), 201)
 
 
 async def pause(call: Call[Nothing, Nothing]) -> Response:

@@ -6,7 +6,7 @@ So it works where a loop runs already, as in Jupyter. The thread exists as long 
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,8 +28,10 @@ from mcp_sandbox.sdk.options import (
     SearchOptions,
 )
 from mcp_sandbox.sdk.results import RunResult
+from mcp_sandbox.sdk.runs import AsyncRun
 from mcp_sandbox.sdk.sandbox import AsyncSandbox
 from mcp_sandbox.views import ArtifactView, FileView, OutputPage, PageView, SandboxView, SearchView, WrittenFile
+from mcp_sandbox.views.sandboxes import Reseed
 
 LOOP = BlockingPortalProvider()
 
@@ -104,6 +106,39 @@ class Files:
     def list(self, path: str = WORKSPACE, *, recursive: bool = False) -> list[FileView]:
         """Return the entries of a directory."""
         return call(lambda: self._files.list(path, recursive=recursive))
+
+
+class Run:
+    """A run in the background: until its end, its time limit or `stop`, or until its sandbox is closed."""
+
+    def __init__(self, run: AsyncRun) -> None:
+        self._run = run
+        self.run_id = run.run_id
+
+    def __iter__(self) -> Iterator[OutputPage | RunResult]:
+        """Yield the output as it comes, from its start, then the result. Leaving the loop does not stop the run."""
+        return _iterated(aiter(self._run))
+
+    def wait(self) -> RunResult:
+        """Return its result when it has ended."""
+        return call(self._run.wait)
+
+    def stop(self) -> RunResult:
+        """Stop it and return its result."""
+        return call(self._run.stop)
+
+    def write_stdin(self, data: bytes | str, *, close: bool = False) -> None:
+        """Send input, if it was started with `stdin_open`. It waits a little if the run does not read.
+
+        Raises:
+            StdinClosed: the run takes no input, or none any more.
+            StdinFull: it does not read; `taken` says how much of the last 256 KiB it has.
+        """
+        call(lambda: self._run.write_stdin(data, close=close))
+
+    def close_stdin(self) -> None:
+        """Let it find the end of its input."""
+        call(self._run.close_stdin)
 
 
 class Sandbox:
@@ -198,25 +233,22 @@ class Sandbox:
 
     def stream(self, code: str, **options: Unpack[CodeOptions]) -> Iterator[OutputPage | RunResult]:
         """Run code and yield its output as it comes, then its result. Leaving the loop early stops the run."""
-        events = self._box.stream(code, **options)
+        return _iterated(self._box.stream(code, **options))
 
-        async def next_event() -> OutputPage | RunResult | None:
-            return await anext(events, None)
+    def start(self, code: str, *, stdin_open: bool = False, **options: Unpack[CodeOptions]) -> Run:
+        """Run code in the background. With `stdin_open`, it reads what `write_stdin` sends."""
+        return Run(call(lambda: self._box.start(code, stdin_open=stdin_open, **options)))
 
-        async def leave() -> None:
-            await events.aclose()
-
-        try:
-            while (event := call(next_event)) is not None:
-                yield event
-        finally:
-            call(leave)
+    def start_command(self, command: str, *, stdin_open: bool = False, **options: Unpack[CommandOptions]) -> Run:
+        """Run a shell command in the background, such as a server, beside other commands and code."""
+        return Run(call(lambda: self._box.start_command(command, stdin_open=stdin_open, **options)))
 
     # -- copies, pauses, the web, artifacts ----------------------------------------------------------------
 
-    def fork(self, count: int = 1) -> "list[Sandbox]":
+    def fork(self, count: int = 1, *, reseed: Reseed = "global") -> "list[Sandbox]":
         """Return copies with all variables, processes and files. Each must be closed, too."""
-        return [Sandbox()._adopt(copy)._hold() for copy in call(lambda: self._box.fork(count))]  # noqa: SLF001
+        copies = call(lambda: self._box.fork(count, reseed=reseed))
+        return [Sandbox()._adopt(copy)._hold() for copy in copies]  # noqa: SLF001
 
     def pause(self) -> SandboxView:
         """Save the sandbox to disk and free its memory. `resume` continues it."""
@@ -241,6 +273,20 @@ class Sandbox:
     def read_artifact(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the content of a file in /tmp/outputs."""
         return call(lambda: self._box.read_artifact(path, max_bytes=max_bytes))
+
+
+def _iterated(events: AsyncGenerator[OutputPage | RunResult, None]) -> Iterator[OutputPage | RunResult]:
+    async def next_event() -> OutputPage | RunResult | None:
+        return await anext(events, None)
+
+    async def leave() -> None:
+        await events.aclose()
+
+    try:
+        while (event := call(next_event)) is not None:
+            yield event
+    finally:
+        call(leave)
 
 
 async def _thread() -> int:

@@ -12,6 +12,8 @@ class SandboxOptions(TypedDict, total=False):
 
     ttl_s: float  # seconds after which it ends in any case
     idle_s: float  # seconds without use after which it ends
+    memory_mb: int  # default: the template's
+    cpus: int  # default: the template's
     network: Literal["none", "proxy", "nat"]
     allow_domains: Sequence[str]
 
@@ -32,7 +34,7 @@ class Case(TypedDict):
 
 
 class CodeOptions(RunOptions, total=False):
-    """Of code. All but the first three are for C++ and Go."""
+    """Of code. All but the first three are for C++, Go and Java."""
 
     cases: Sequence[Case]
     case_timeout_s: float

@@ -14,7 +14,6 @@ from guest.places import OUTPUTS
 from mcp_sandbox.errors import BadRequest, SandboxClosed, SandboxError, SandboxNotFound
 from mcp_sandbox.sdk.errors import hinted
 from mcp_sandbox.sdk.files import MAX_ENTRIES, MAX_READ_BYTES, AsyncFiles
-from mcp_sandbox.sdk.following import follow
 from mcp_sandbox.sdk.link import Ask, Link, only_once
 from mcp_sandbox.sdk.options import (
     BASE_URL,
@@ -26,6 +25,7 @@ from mcp_sandbox.sdk.options import (
     SearchOptions,
 )
 from mcp_sandbox.sdk.results import RunResult
+from mcp_sandbox.sdk.runs import AsyncRun
 from mcp_sandbox.views import (
     ArtifactList,
     ArtifactView,
@@ -38,6 +38,7 @@ from mcp_sandbox.views import (
     SandboxView,
     SearchView,
 )
+from mcp_sandbox.views.sandboxes import Reseed
 
 TOKEN = "MCP_SANDBOX_TOKEN"  # noqa: S105 - the variable that has it
 FAREWELL_S = 30.0  # for stopping a run or closing a sandbox
@@ -143,6 +144,22 @@ class AsyncSandbox:
         """Run code and yield its output as it comes, then its result. Leaving the loop early stops the run."""
         return self._events({"code": code, **options})
 
+    async def start(self, code: str, *, stdin_open: bool = False, **options: Unpack[CodeOptions]) -> AsyncRun:
+        """Run code in the background. With `stdin_open`, it reads what `write_stdin` sends."""
+        return await self._start({"code": code, "stdin_open": stdin_open, **options})
+
+    async def start_command(
+        self, command: str, *, stdin_open: bool = False, **options: Unpack[CommandOptions]
+    ) -> AsyncRun:
+        """Run a shell command in the background, such as a server, beside other commands and code."""
+        return await self._start({"kind": "command", "command": command, "stdin_open": stdin_open, **options})
+
+    async def _start(self, body: Mapping[str, Any]) -> AsyncRun:
+        link, box = self._where()
+        # In the background, so that there is an id to follow and stop the run by, whatever happens to connections.
+        run = await make(link, only_once(f"{box}/runs", {**body, "background": True}), RunProgress, stop)
+        return AsyncRun(self._where, run.run_id)
+
     async def _result(self, body: Mapping[str, Any]) -> RunResult:
         async with aclosing(self._events(body)) as events:
             async for event in events:
@@ -151,13 +168,10 @@ class AsyncSandbox:
         raise AssertionError("events end with a result or an error")
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncGenerator[OutputPage | RunResult, None]:
-        link, box = self._where()
-        # In the background, so that there is an id to follow and stop the run by, whatever happens to connections.
-        ask = only_once(f"{box}/runs", {**body, "background": True})
-        run = await make(link, ask, RunProgress, stop)
+        run = await self._start(body)
         over = False
         try:
-            async with aclosing(follow(link, f"{box}/runs/{run.run_id}")) as events:
+            async with aclosing(aiter(run)) as events:
                 async for event in events:
                     over = isinstance(event, RunResult)
                     yield event
@@ -167,16 +181,22 @@ class AsyncSandbox:
         finally:
             if not over:
                 with anyio.move_on_after(FAREWELL_S, shield=True), suppress(SandboxError):
-                    await stop(link, run)
+                    await run.stop()
 
     # -- copies, pauses, the web ---------------------------------------------------------------------------
 
-    async def fork(self, count: int = 1) -> "list[AsyncSandbox]":
-        """Return copies with all variables, processes and files. Each must be closed, too."""
+    async def fork(self, count: int = 1, *, reseed: Reseed = "global") -> "list[AsyncSandbox]":
+        """Return copies with all variables, processes and files. Each must be closed, too.
+
+        Random generators that code has made (`numpy.random.default_rng(3)`) continue equally in all copies, unless
+        `reseed` is "all".
+        """
         link, box = self._where()
         async with AsyncExitStack() as stack:
             opened = [await self._own_link(stack) for _ in range(count)]
-            made = await make(link, only_once(f"{box}/fork", {"count": count}), ForkedSandboxes, discard)
+            made = await make(
+                link, only_once(f"{box}/fork", {"count": count, "reseed": reseed}), ForkedSandboxes, discard
+            )
             stack.pop_all()
         return [
             AsyncSandbox(base_url=self._base_url, token=self._token)._take(copy, *own)  # noqa: SLF001 - one of us

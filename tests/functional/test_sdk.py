@@ -104,6 +104,19 @@ def test_leaving_a_stream_stops_the_run(box: Sandbox):
     assert box.run("print('free')").output == "free\n"
 
 
+def test_a_server_in_the_background_is_reachable_and_a_run_reads_what_is_sent(box: Sandbox):
+    server = box.start_command("exec python3 -u -m http.server 8000 --bind 127.0.0.1")
+    assert any("Serving" in event.text for event in server if isinstance(event, OutputPage))
+    box.files.write("served", "found")
+    get = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/served').read().decode())"
+    assert box.run_command(f'python3 -c "{get}"').output == "found\n"
+    assert box.run(get).output == "found\n"
+    asking = box.start("print('hello', input('name? '))", stdin_open=True)
+    asking.write_stdin("you\n")
+    assert asking.wait().output == "name? hello you\n"
+    assert "GET /served" in server.stop().stderr.head
+
+
 def test_files_go_in_and_out(box: Sandbox, tmp_path: Path):
     box.files.write("deep/text.txt", "grüße")
     assert box.files.read_text("deep/text.txt") == "grüße"

@@ -1,6 +1,7 @@
 """The REST face over fake machines: every operation, its errors, and the document that describes them."""
 
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import anyio
@@ -18,7 +19,7 @@ from mcp_sandbox.accounts.tokens import Scope as TokenScope
 from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import StartFailed
-from mcp_sandbox.rest import files, operations
+from mcp_sandbox.rest import files, openapi, operations
 from mcp_sandbox.rest.app import OPERATIONS
 from mcp_sandbox.rest.ranges import Span, wanted
 from mcp_sandbox.sandboxes.file_access import CHUNK_BYTES
@@ -64,6 +65,11 @@ def problem(answer: httpx2.Response, status: int, code: str | None) -> dict[str,
 
 
 # -- sandboxes ---------------------------------------------------------------------------------------------
+
+
+async def test_a_sandbox_has_the_size_that_was_asked_for(client: httpx2.AsyncClient):
+    made = await client.post("/sandboxes", json={"memory_mb": 2048, "cpus": 1})
+    assert (made.status_code, made.json()["memory_mb"], made.json()["vcpus"]) == (201, 2048, 1)
 
 
 async def test_a_sandbox_is_created_listed_shown_and_closed(client: httpx2.AsyncClient, provider: FakeProvider):
@@ -227,6 +233,7 @@ async def test_a_server_with_few_tools_offers_only_what_they_do(provider: FakePr
         "/sandboxes/{sandbox_id}",
         "/runs",
         "/sandboxes/{sandbox_id}/runs",
+        "/sandboxes/{sandbox_id}/runs/{run_id}/stdin",
     }
 
 
@@ -273,6 +280,19 @@ async def test_a_background_run_is_read_from_an_offset_and_stopped(client: httpx
     read = (await client.get(run, params={"offset": 3, "wait_s": 1})).json()
     assert (read["page"]["text"], read["result"]["stopped"]) == ("tial", True)
     problem(await client.get(f"{box}/runs/run-9"), 404, "run_not_found")
+
+
+async def test_a_run_takes_input_until_it_is_closed(client: httpx2.AsyncClient, box: str, provider: FakeProvider):
+    body = {"kind": "command", "command": "forever", "stdin_open": True}
+    started = await client.post(f"{box}/runs", json=body)
+    assert started.status_code == 202, "at once: its input needs its id"
+    run = f"{box}/runs/{started.json()['run_id']}"
+    sent = await client.post(f"{run}/stdin", content=b"a \xff line\n")
+    assert (sent.json()["sent_bytes"], sent.json()["closed"]) == (9, False)
+    assert (await client.post(f"{run}/stdin", params={"close": "true"})).json()["closed"]
+    assert provider.agent.input == b"a \xff line\n<end>"
+    problem(await client.post(f"{run}/stdin", content=b"x"), 409, "stdin_closed")
+    problem(await client.post(f"{run}/stdin", content=bytes(2 * MB)), 413, "input_too_large")
 
 
 async def test_a_run_ends_with_the_client_that_waits_for_it(app: ASGIApp, box: str, provider: FakeProvider):
@@ -566,6 +586,24 @@ async def test_the_document_names_every_operation_and_its_examples_are_valid(cli
     for place, schema, example in examples(document):
         validator = jsonschema.Draft202012Validator({**document, **schema})
         assert list(validator.iter_errors(example)) == [], place
+
+
+def test_the_document_does_not_send_callers_to_tools():
+    tools = tools_with(Settings(toolsets=("advanced",)))
+    described = list(descriptions(openapi.document(OPERATIONS)))
+    assert len(described) > len(OPERATIONS)
+    assert [text for text in described if any(re.search(rf"\b{tool}\b", text) for tool in tools)] == []
+
+
+def descriptions(part: object) -> Iterator[str]:
+    """Every description in a part of the document."""
+    if isinstance(part, list):
+        part = dict(enumerate(part))
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name in ("description", "summary") and isinstance(value, str):
+                yield value
+            yield from descriptions(value)
 
 
 def examples(document: Mapping[str, Any]):

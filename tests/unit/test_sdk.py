@@ -1,6 +1,7 @@
 """The SDK over fake machines: lost connections, cancelled calls, errors as the service raised them, and notebooks."""
 
 import base64
+import html
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import anyio
 import httpx2
 import pytest
 
-from guest.client.messages import Display, FileInfo, Kind, Listing, Output
+from guest.client.messages import Chart, Display, FileInfo, Kind, Listing, Output
 from mcp_sandbox.errors import (
     BadRequest,
     FileNotFound,
@@ -20,6 +21,7 @@ from mcp_sandbox.errors import (
     SandboxClosed,
     SandboxError,
     SearchFailed,
+    StdinClosed,
     UnknownTemplate,
     WrongFileKind,
     error_types,
@@ -30,6 +32,7 @@ from mcp_sandbox.sdk import RunResult, files
 from mcp_sandbox.sdk import sandbox as sdk_sandbox
 from mcp_sandbox.sdk.errors import NoConnection, NotOffered, TokenRefused, UnexpectedAnswer, error_of
 from mcp_sandbox.sdk.link import authorization, checked_address, view
+from mcp_sandbox.sdk.runs import INPUT_BYTES
 from mcp_sandbox.views import ImageView, OutputPage, StreamView
 from tests.unit import test_fetch_tool, test_web_search
 from tests.unit.fakes import PNG, FakeProvider, finished
@@ -133,6 +136,29 @@ async def test_a_cancelled_run_is_stopped(provider: FakeProvider, transport: Fau
             tasks.cancel_scope.cancel()
         assert provider.agent.stops == 1
         assert (await box.run("1")).output == "ran\n"
+
+
+async def test_a_command_runs_in_the_background_beside_others(provider: FakeProvider, transport: FaultyTransport):
+    async with sandbox() as box:
+        server = await box.start_command("forever")
+        assert (await box.run_command("ls")).output == "ran\n"
+        assert (await box.run("1")).output == "ran\n"
+        assert (await box.info()).run_ids == [server.run_id]
+        assert (await server.stop()).status == "interrupted"
+        result = [event async for event in server][-1]
+        assert isinstance(result, RunResult)
+        assert (await server.wait()).run_id == result.run_id
+
+
+async def test_a_run_gets_input_in_requests_of_a_bounded_size(provider: FakeProvider, transport: FaultyTransport):
+    async with sandbox() as box:
+        run = await box.start("forever", stdin_open=True)
+        await run.write_stdin("x" * (INPUT_BYTES + 1))
+        await run.close_stdin()
+        assert provider.agent.input == b"x" * (INPUT_BYTES + 1) + b"<end>"
+        assert transport.count("stdin") == 3
+        with pytest.raises(StdinClosed):
+            await run.write_stdin(b"more")
 
 
 async def test_leaving_a_stream_stops_its_run(provider: FakeProvider, transport: FaultyTransport):
@@ -340,13 +366,28 @@ def test_a_result_has_output_and_metrics():
     assert long.output == "a\n[… 1,000 bytes omitted …]\nz"
 
 
+def test_the_values_of_a_result_have_their_forms():
+    chart = Chart(type="line", title="T")
+    shown = result(
+        displays=(
+            Display({"text/markdown": "# a", "text/html": "<h1>a</h1>", "application/json": "[1]"}),
+            Display({"text/plain": 'line chart "T"'}, ("/tmp/outputs/figure-1.png",), chart),
+        ),
+        images=(ImageView(path="/tmp/outputs/figure-1.png", mime_type="image/png", data=PNG),),
+    )
+    first, last = shown.results
+    assert (first.text, first.html, first.json, first.png, first.chart) == ("# a", "<h1>a</h1>", "[1]", None, None)
+    assert (last.png, last.jpeg, last.chart, last.html, shown.result) == (PNG, None, chart, None, last)
+    assert shown.output == '42\n# a\nline chart "T"\n'
+
+
 def test_nothing_that_code_wrote_is_html_in_a_notebook():
     evil = "<script>alert(1)</script>"
     shown = result(
         status="error",
         stdout=StreamView(head=evil),
         stderr=StreamView(head=evil),
-        displays=(Display({"text/html": evil, "text/plain": evil}),),
+        displays=(Display({"text/html": evil, "text/plain": "x"}), Display({"image/svg+xml": evil})),
         error={"name": "E", "message": evil, "traceback": f"\x1b[31m{evil}"},
         artifacts=({"path": f"/tmp/outputs/{evil}", "size": 1, "mime_type": "text/html"},),
         images=(
@@ -356,8 +397,12 @@ def test_nothing_that_code_wrote_is_html_in_a_notebook():
     )._repr_html_()
     assert "<script" not in shown
     assert shown.count("&lt;script&gt;") == 5
+    assert (
+        f'<iframe sandbox="allow-scripts" style="width:100%;height:30em;border:0" srcdoc="{html.escape(evil)}">'
+        in shown
+    )
     assert f'<img src="data:image/png;base64,{base64.b64encode(PNG).decode()}">' in shown
-    assert "svg" not in shown
+    assert f'<img src="data:image/svg+xml;base64,{base64.b64encode(evil.encode()).decode()}">' in shown
     assert "\x1b" not in shown
 
 
