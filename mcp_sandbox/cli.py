@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mcp_sandbox.cli_base import EXIT_USAGE, fail, settings_of
-from mcp_sandbox.cli_sandbox import cp, logs, sandbox_app, shell
+from guest.languages import LanguageName
+from mcp_sandbox.cli_base import EXIT_USAGE, Cpus, MemoryMb, fail, settings_of
+from mcp_sandbox.cli_sandbox import cp, logs, port, sandbox_app, shell
 from mcp_sandbox.private import keep_private
 
 if TYPE_CHECKING:
@@ -24,15 +25,16 @@ app = typer.Typer(
 template_app = typer.Typer(no_args_is_help=True, help="Build and manage templates, which sandboxes start from.")
 app.add_typer(template_app, name="template")
 app.add_typer(sandbox_app, name="sandbox")
-for command in (shell, cp, logs):
+for command in (shell, port, cp, logs):
     app.command()(command)
 web_app = typer.Typer(no_args_is_help=True, help="Search the web and fetch pages, as the web tools do.")
 app.add_typer(web_app, name="web")
 token_app = typer.Typer(no_args_is_help=True, help="Manage the tokens that open a shared server.")
 app.add_typer(token_app, name="token")
 
+MIN_TIMEOUT_S = 0.001  # 0 is not "without a limit"
+
 # The same as in templates.model, which takes long to import.
-Language = Literal["python", "cpp", "go", "shell"]
 Source = Literal["debian", "oci", "dockerfile"]
 TimeRange = Literal["day", "week", "month", "year"]  # as in websearch.search
 PageFormat = Literal["markdown", "text", "html", "raw"]
@@ -120,21 +122,32 @@ def run(
     ctx: typer.Context,
     file: Annotated[typer.FileText, typer.Argument(help="Source file; - reads it from stdin.")],
     template: Annotated[
-        str | None, typer.Option(help="Template of the sandbox. Default: by the file's suffix (.py, .cpp, .go).")
+        str | None, typer.Option(help="Template of the sandbox. Default: by the file's suffix, such as .py or .cpp.")
     ] = None,
     stdin: Annotated[typer.FileText | None, typer.Option(help="File to use as the code's standard input.")] = None,
-    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Time limit in seconds.")] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Send this command's own input to the code while it runs.")
+    ] = False,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=MIN_TIMEOUT_S, help="Time limit in seconds.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Directory to save the run's artifacts in.")] = None,
+    memory_mb: MemoryMb = None,
+    cpus: Cpus = None,
     sandbox: Annotated[str | None, typer.Option(help="Run it in this sandbox of a server instead.")] = None,
     url: Annotated[str | None, typer.Option(help="Run it on the server at this address.")] = None,
 ) -> None:
     """Run a file in a fresh sandbox, print its output, and destroy the sandbox."""
     from mcp_sandbox.commands.run import Source, run_once, template_for
 
-    if sandbox and template:
-        fail("A sandbox has its template already: give --sandbox or --template.", EXIT_USAGE)
+    if sandbox and (template or memory_mb or cpus):
+        fail("A sandbox has its template and size already: give --sandbox, or the others.", EXIT_USAGE)
+    if interactive and (stdin or file.name == "<stdin>"):
+        fail("With --interactive the input is this command's own: give a file, and no --stdin.", EXIT_USAGE)
     template = template if template or sandbox else template_for(file.name)
-    source = Source(_text_of(file), template, _text_of(stdin) if stdin else None)
+    source = Source(
+        _text_of(file), template, _text_of(stdin) if stdin else None, memory_mb, cpus, interactive=interactive
+    )
     if url or sandbox:
         from mcp_sandbox.commands.remote.run import run_there
 
@@ -215,6 +228,12 @@ def selftest(
     security: Annotated[
         bool, typer.Option("--security", help="Attack sandboxes from inside instead, and show what holds.")
     ] = False,
+    compat: Annotated[
+        bool,
+        typer.Option(
+            "--compat", help="Run HumanEval, imports and the tests of numpy and CPython in sandboxes instead."
+        ),
+    ] = False,
     driver: Annotated[str | None, typer.Option(help="Driver to test. Default: the one that would be used.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -222,7 +241,7 @@ def selftest(
     from mcp_sandbox.commands.selftest import command
 
     ctx.find_root().obj |= {"driver": driver} if driver else {}
-    raise typer.Exit(command.main(settings_of(ctx), security=security, as_json=as_json))
+    raise typer.Exit(command.main(settings_of(ctx), security=security, compat=compat, as_json=as_json))
 
 
 @template_app.command("init")
@@ -230,7 +249,7 @@ def template_init(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the new template.")],
     language: Annotated[
-        Language | None, typer.Option(help="Language of its code. Default: python for Debian, shell for images.")
+        LanguageName | None, typer.Option(help="Language of its code. Default: python for Debian, shell for images.")
     ] = None,
     source: Annotated[Source, typer.Option(help="Source of its files.")] = "debian",
     directory: Annotated[

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+MemoryMb = Annotated[int | None, typer.Option(min=1, help="Memory of the sandbox. Default: the template's.")]
+Cpus = Annotated[int | None, typer.Option(min=1, help="CPUs of the sandbox. Default: the template's.")]
 Url = Annotated[
     str | None, typer.Option(help="Address of the server. Default: the setting connect, or the server of this home.")
 ]

@@ -4,12 +4,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from mcp_sandbox.cli_base import EXIT_USAGE, AsJson, Url, fail, settings_of
+from mcp_sandbox.cli_base import EXIT_USAGE, AsJson, Cpus, MemoryMb, Url, fail, settings_of
 
 sandbox_app = typer.Typer(no_args_is_help=True, help="Create, list, copy and close the sandboxes of running servers.")
 
+LAST_PORT = 65535
 SandboxId = Annotated[str, typer.Argument(help="Sandbox ID.")]
 Mode = Literal["none", "proxy", "nat"]  # as in vmm.types, which takes long to import
+Reseed = Literal["global", "all"]  # as in mcp_sandbox.views
 
 
 @sandbox_app.command("create")
@@ -18,6 +20,8 @@ def create(
     template: Annotated[str | None, typer.Option(help="Template. Default: the server's.")] = None,
     ttl_s: Annotated[float | None, typer.Option("--ttl", help="Seconds after which it ends in any case.")] = None,
     idle_s: Annotated[float | None, typer.Option("--idle", help="Seconds without use after which it ends.")] = None,
+    memory_mb: MemoryMb = None,
+    cpus: Cpus = None,
     network: Annotated[Mode, typer.Option(help="What it may reach, if the operator allows it.")] = "none",
     allow_domain: Annotated[
         list[str] | None, typer.Option(help="With proxy: reach only this domain; may be repeated.")
@@ -32,6 +36,8 @@ def create(
         "template": template,
         "ttl_s": ttl_s,
         "idle_s": idle_s,
+        "memory_mb": memory_mb,
+        "cpus": cpus,
         "network": network,
         "allow_domains": allow_domain or None,
     }
@@ -74,13 +80,16 @@ def fork(
     ctx: typer.Context,
     sandbox_id: SandboxId,
     count: Annotated[int, typer.Option(min=1, help="Number of copies.")] = 1,
+    reseed: Annotated[
+        Reseed, typer.Option(help="Random generators that get a new state: those of modules, or all that are found.")
+    ] = "global",
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
     """Copy a sandbox with its variables, processes and files, and print the IDs of the copies."""
     from mcp_sandbox.commands.remote import sandboxes
 
-    raise typer.Exit(sandboxes.fork(settings_of(ctx), url, sandbox_id, count, as_json=as_json))
+    raise typer.Exit(sandboxes.fork(settings_of(ctx), url, sandbox_id, count, reseed, as_json=as_json))
 
 
 def shell(
@@ -95,6 +104,25 @@ def shell(
     if sandbox_id and template:
         fail("A sandbox has its template already: give an ID or --template.", EXIT_USAGE)
     raise typer.Exit(terminal.shell(settings_of(ctx), url, sandbox_id, template))
+
+
+def port(
+    ctx: typer.Context,
+    sandbox_id: SandboxId,
+    ports: Annotated[
+        str,
+        typer.Argument(metavar="PORT[:HOST_PORT]", help="Port in the sandbox, and of this host. Default: the same."),
+    ],
+    url: Url = None,
+) -> None:
+    """Open a port of a sandbox on the loopback of this host, such as that of a web server, until Ctrl-C."""
+    from mcp_sandbox.commands.remote import port as forwarding
+
+    inner, _, outer = ports.partition(":")
+    numbers = [int(text) if text.isdecimal() else -1 for text in (inner, outer or inner)]
+    if not 0 < numbers[0] <= LAST_PORT or not 0 <= numbers[1] <= LAST_PORT:
+        fail(f"{ports!r} is not PORT or PORT:HOST_PORT, as in 8000 or 8000:8080.", EXIT_USAGE)
+    raise typer.Exit(forwarding.forward(settings_of(ctx), url, sandbox_id, *numbers))
 
 
 def cp(
@@ -112,7 +140,7 @@ def cp(
 def logs(
     ctx: typer.Context,
     sandbox_id: SandboxId,
-    run_id: Annotated[str | None, typer.Argument(help="Run. Default: the active one.")] = None,
+    run_id: Annotated[str | None, typer.Argument(help="Run. Default: the newest active one.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print output as it comes, until the run ends.")
     ] = False,

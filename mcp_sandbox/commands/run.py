@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from guest.languages import NAMES, language
 from guest.places import OUTPUTS
 from mcp_sandbox.app import open_host, open_service
 from mcp_sandbox.commands.common import report_errors
+from mcp_sandbox.commands.interactive import run_interactively
 from mcp_sandbox.commands.run_output import exit_code, print_run, safe_name
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import FileError
@@ -18,22 +20,26 @@ from mcp_sandbox.serving.lifetime import run_command
 from mcp_sandbox.views import ArtifactView, RunView
 
 OWNER = "command line"
-TEMPLATES = dict.fromkeys((".cpp", ".cc", ".cxx"), "cpp-algorithm") | {".go": "go-algorithm"}
 MAX_LISTED = 5000  # files and directories; no honest agent lists more
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The code to run, its input, and the template of its sandbox."""
+    """The code to run, its input, and the template and size of its sandbox; None: the default."""
 
     code: str
     template: str | None
     stdin: str | None
+    memory_mb: int | None = None
+    cpus: int | None = None
+    interactive: bool = False  # its input is this command's own
 
 
 def template_for(file_name: str) -> str | None:
     """Return the template for a file by its suffix; None means the default template."""
-    return TEMPLATES.get(PurePosixPath(file_name).suffix)
+    suffix = PurePosixPath(file_name).suffix
+    found = (name for name in NAMES if name != "python" and suffix in language(name).suffixes)
+    return next((language(name).template for name in found), None)
 
 
 def run_once(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
@@ -43,9 +49,13 @@ def run_once(settings: Settings, source: Source, timeout_s: float | None, save: 
 
 async def _run(settings: Settings, source: Source, timeout_s: float | None, save: Path | None) -> int:
     async with open_host(settings) as host, open_service(host, pooled=False) as service:
-        box = (await service.create(OWNER, source.template)).sandbox_id
-        result = await service.run(CodeRun(OWNER, source.code, box, timeout_s=timeout_s, stdin=source.stdin))
-        print_run(result)
+        view = await service.create(OWNER, source.template, memory_mb=source.memory_mb, cpus=source.cpus)
+        box = view.sandbox_id
+        request = CodeRun(
+            OWNER, source.code, box, timeout_s=timeout_s, stdin=source.stdin, stdin_open=source.interactive
+        )
+        result = await (run_interactively(service, request) if source.interactive else service.run(request))
+        print_run(result, output=not source.interactive)
         if save is not None:
             await _save(service, box, result, save)
     return exit_code(result)

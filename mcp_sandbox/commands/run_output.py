@@ -9,7 +9,7 @@ from guest.client.reports import CompiledReport
 from guest.places import OUTPUTS
 from mcp_sandbox.commands.common import EXIT_ERROR
 from mcp_sandbox.views import RunView, StreamView
-from mcp_sandbox.views.text import compiled_parts, readable
+from mcp_sandbox.views.text import compiled_parts, missing_module, readable
 
 EXIT_TIMEOUT = 124  # as timeout(1) returns
 _CONTROLS = re.compile(
@@ -17,19 +17,23 @@ _CONTROLS = re.compile(
 )  # colours, and control characters but tab and newline
 
 
-def print_run(result: RunView) -> None:
-    """Print what a run has written, shown and failed with."""
-    write_output(sys.stdout, _text(result.stdout))
+def print_run(result: RunView, *, output: bool = True) -> None:
+    """Print what a run has written, shown and failed with; without `output`, that was printed before."""
+    if output:
+        write_output(sys.stdout, _text(result.stdout))
     for display in result.displays:
         if value := readable(display):
             write_output(sys.stdout, f"{value.rstrip()}\n")
     sys.stdout.flush()
-    write_output(sys.stderr, _text(result.stderr))
+    if output:
+        write_output(sys.stderr, _text(result.stderr))
     if isinstance(result.report, CompiledReport):
         for part in compiled_parts(result.report):
             write_output(sys.stderr, f"{part}\n" if part else "")
     if result.error is not None:
         write_output(sys.stderr, f"{result.error.traceback.rstrip() or result.error.message}\n")
+    if result.missing_module is not None:
+        sys.stderr.write(f"mcp-sandbox: {missing_module(result.missing_module, '--template {}')}\n")
     if result.timed_out_after_s is not None:
         sys.stderr.write(f"mcp-sandbox: the run was stopped after {result.timed_out_after_s:g} s (--timeout)\n")
 

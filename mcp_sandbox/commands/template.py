@@ -55,10 +55,12 @@ async def _view(host: Host, entry: CatalogueEntry) -> TemplateView:
         name=entry.name,
         folder=folder,
         title=template.title,
+        description=template.description,
         language=template.language,
         memory_mb=template.machine.memory_mb,
         vcpus=template.machine.vcpus,
         disk_mb=template.machine.disk_mb,
+        packages=list(template.packages),
         built=host.facts is not None and await host.builder.find(template, host.driver) is not None,
         build_bytes=sum(stored.size_bytes for stored in host.builder.entries_of(template)),
     )

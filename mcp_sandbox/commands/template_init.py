@@ -6,12 +6,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from guest.languages import NAMES, LanguageName
+from guest.languages import language as facts
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import BadRequest
 from mcp_sandbox.private import users_umask
 from templates.catalogue import BUILT_IN, FILE_NAME, NAME
-from templates.model import Language, SourceKind
+from templates.model import SourceKind
 
 DOCKERFILE = "Dockerfile"
 
@@ -21,15 +23,14 @@ _HEAD = """\
 # A template defines what is in a sandbox. All fields are explained in docs/templates.md.
 title = "{title}"
 description = "What a model should know before it chooses this template."
-language = "{language}"  # what run_code accepts: python, cpp, go or shell
+language = "{language}"  # what run_code accepts: {languages}
 # pool = "cold"  # keep no machine ready; start each one on demand
 # network = "none"  # its sandboxes may have no network, whatever the operator allows others
 # user_namespaces = true  # for programs with their own sandbox, such as Chromium
 
 """
 
-# Debian sources by language. Compiled languages take theirs from a built-in template and so share its image.
-_BUILT_IN_TEMPLATES = {"cpp": "cpp-algorithm", "go": "go-algorithm"}
+# Debian sources by language. The others take theirs from a built-in template and so share its image.
 _DEBIAN = {
     "python": """\
 [source.debian]
@@ -44,14 +45,6 @@ wheels = [  # exact versions, so that a rebuild gives the same image
 suite = "bookworm"  # or "trixie"
 packages = ["jq"]  # the commands you need
 """,
-}
-
-# Full names with the registry: buildah knows only a few short names.
-_IMAGES = {
-    "python": "docker.io/library/python:3.13-slim",
-    "cpp": "docker.io/library/gcc:14",
-    "go": "docker.io/library/golang:1.24",
-    "shell": "docker.io/library/debian:bookworm-slim",
 }
 
 _OCI = """\
@@ -96,12 +89,12 @@ code = \"""
 # ready_cmd = "python3 -c 'import socket; socket.create_connection((\\"localhost\\", 8000))'"  # succeeds once it serves
 """
 
-_MEMORY_MB = {"python": 512, "cpp": 1024, "go": 1024, "shell": 256}
 
-
-def init(settings: Settings, name: str, language: Language | None, source: SourceKind, directory: Path | None) -> int:
+def init(
+    settings: Settings, name: str, language: LanguageName | None, source: SourceKind, directory: Path | None
+) -> int:
     """Write a new template, and print the next steps."""
-    chosen: Language = language or ("python" if source == "debian" else "shell")
+    chosen: LanguageName = language or ("python" if source == "debian" else "shell")
 
     def main() -> int:
         if directory is None and not settings.template_path:
@@ -119,7 +112,7 @@ def init(settings: Settings, name: str, language: Language | None, source: Sourc
     return report_errors(main)
 
 
-def write_template(root: Path, name: str, language: Language, source: SourceKind) -> Path:
+def write_template(root: Path, name: str, language: LanguageName, source: SourceKind) -> Path:
     """Write a template that can be built unchanged.
 
     Raises:
@@ -134,12 +127,12 @@ def write_template(root: Path, name: str, language: Language, source: SourceKind
         except FileExistsError:
             raise BadRequest(f"{folder} already exists. Choose another name or edit the template there.") from None
         if source == "dockerfile":
-            (folder / DOCKERFILE).write_text(f"FROM {_IMAGES[language]}\n{_DOCKERFILE_RUN.get(language, '')}")
+            (folder / DOCKERFILE).write_text(f"FROM {facts(language).image}\n{_DOCKERFILE_RUN.get(language, '')}")
         (folder / FILE_NAME).write_text(text_of(name, language, source))
     return folder
 
 
-def text_of(name: str, language: Language, source: SourceKind) -> str:
+def text_of(name: str, language: LanguageName, source: SourceKind) -> str:
     """Return the text of a template.toml with all fields, optional ones as comments."""
     title = name.replace("-", " ").capitalize()
     sources = {
@@ -147,25 +140,25 @@ def text_of(name: str, language: Language, source: SourceKind) -> str:
         "oci": _oci_source(language),
         "dockerfile": _DOCKERFILE_SOURCE,
     }
-    tail = _TAIL.format(memory_mb=_MEMORY_MB[language], env=_variables(language, source))
-    return _HEAD.format(title=title, language=language) + sources[source] + tail
+    tail = _TAIL.format(memory_mb=facts(language).memory_mb, env=_variables(language, source))
+    return _HEAD.format(title=title, language=language, languages=", ".join(NAMES)) + sources[source] + tail
 
 
-def _oci_source(language: Language) -> str:
+def _oci_source(language: LanguageName) -> str:
     if language == "python":
         return _OCI.format(image=_IPYTHON_IMAGE, note=_IPYTHON_NOTE)
-    return _OCI.format(image=_IMAGES[language], note="")
+    return _OCI.format(image=facts(language).image, note="")
 
 
-def _variables(language: Language, source: SourceKind) -> str:
+def _variables(language: LanguageName, source: SourceKind) -> str:
     """Return the environment variables a language needs; OCI images bring their own."""
     return _built_in_table(language, "env").partition("\n")[2] if source == "debian" else ""
 
 
-def _built_in_table(language: Language, table: str) -> str:
+def _built_in_table(language: LanguageName, table: str) -> str:
     """Return the text of a table in the language's built-in template; empty if there is none."""
-    if language not in _BUILT_IN_TEMPLATES:
+    if language in _DEBIAN:
         return ""
-    text = (BUILT_IN / _BUILT_IN_TEMPLATES[language] / FILE_NAME).read_text()
+    text = (BUILT_IN / facts(language).template / FILE_NAME).read_text()
     found = re.search(rf"^\[{re.escape(table)}\]\n.*?(?=\n*^\[|\n*\Z)", text, re.MULTILINE | re.DOTALL)
     return f"{found.group()}\n" if found else ""

@@ -137,6 +137,26 @@ async def test_a_run_on_a_server_prints_its_output_and_returns_its_exit_code(tmp
         assert json.loads(await user.output("sandbox", "list", "--json")) == []
 
 
+@pytest.mark.parametrize("where", ["server", "own process"])
+async def test_a_run_gets_what_is_typed_while_it_runs(tmp_path: Path, where: str):
+    code = tmp_path / "code.py"
+    code.write_text("print('name?', flush=True)\nprint('hello', input())\nimport sys\nprint(len(sys.stdin.read()))")
+    async with terminal() as user:
+        more = ["--url", user.url] if where == "server" else []
+        async with await anyio.open_process(
+            [sys.executable, "-m", "mcp_sandbox", "run", "-i", str(code), *more]
+        ) as run:
+            assert run.stdin
+            assert run.stdout
+            assert await run.stdout.receive() == b"name?\n"
+            await run.stdin.send(b"you\n")
+            assert await run.stdout.receive() == b"hello you\n"
+            await run.stdin.send(bytes(300_000))
+            await run.stdin.aclose()
+            assert await run.stdout.receive() == b"300000\n"
+            assert await run.wait() == 0
+
+
 async def test_the_log_of_a_run_is_followed_until_it_ends():
     async with terminal() as user, httpx2.AsyncClient(timeout=HANG_S) as http:
         box = await user.output("sandbox", "create")
@@ -145,7 +165,7 @@ async def test_the_log_of_a_run_is_followed_until_it_ends():
         followed: list[Result] = []
 
         async def follow() -> None:
-            followed.append(await user.command("logs", "-f", box))
+            followed.append(await user.command("logs", "-f", box, run))  # named: it may be over already
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(follow)

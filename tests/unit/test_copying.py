@@ -1,5 +1,8 @@
 """`mcp-sandbox cp` against a server that lists what a machine says, however strange."""
 
+import io
+import os
+import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ class FakeServer:
     def __init__(self, folders: dict[str, list[tuple[str, str]]]) -> None:
         self.folders = folders
         self.sent: dict[str, bytes] = {}
+        self.lost = 0  # files of an archive
 
     def get(self, _path: str, /, *, path: str, offset: int = 0) -> Any:
         if path not in self.folders:
@@ -36,8 +40,15 @@ class FakeServer:
     def download(self, _path: str, /, *, path: str) -> Iterator[tuple[int, Iterator[bytes]]]:
         yield len(path), iter([path.encode()])
 
-    def put(self, _path: str, parts: Iterable[bytes], _size: int, /, *, path: str) -> None:
-        self.sent[path] = b"".join(parts)
+    def put(self, at: str, parts: Iterable[bytes], _size: int | None, /, *, path: str) -> Any:
+        if not at.endswith("/archive"):
+            self.sent[path] = b"".join(parts)
+            return None
+        with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as archive:
+            for member in archive:
+                content = archive.extractfile(member)
+                self.sent[f"{path}/{member.name}"] = b"" if content is None else content.read()
+            return {"files": sum(member.isfile() for member in archive) - self.lost}
 
 
 def copied(monkeypatch: pytest.MonkeyPatch, server: FakeServer, source: str, target: str) -> None:
@@ -77,6 +88,40 @@ def test_a_link_is_not_followed_into_a_sandbox(tmp_path: Path, monkeypatch: pyte
     server = FakeServer({".": []})
     copied(monkeypatch, server, str(folder), f"{BOX}:.")
     assert server.sent == {"project/code.py": b"1"}
+
+
+def test_a_directory_is_sent_as_one_archive_with_empty_directories_and_long_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    long = f"{'ü' * 60}/{'y' * 120}"
+    folder = tmp_path / "project"
+    (folder / "empty").mkdir(parents=True)
+    (folder / "linked").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    (folder / long).parent.mkdir()
+    (folder / long).write_bytes(b"z" * 600_000)
+    (tmp_path / "link").symlink_to(folder)  # named by the user, so it is followed
+    server = FakeServer({})
+    copied(monkeypatch, server, str(tmp_path / "link"), f"{BOX}:there")
+    folders = {"there/empty": b"", f"there/{'ü' * 60}": b""}
+    assert server.sent == {**folders, f"there/{long}": b"z" * 600_000}
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a/\xff/b"])
+def test_a_name_that_is_not_utf_8_ends_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes):
+    file = tmp_path / "project" / os.fsdecode(name)
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(CannotCopy, match="not UTF-8"):
+        copied(monkeypatch, FakeServer({}), str(tmp_path / "project"), f"{BOX}:there")
+
+
+def test_a_file_that_the_server_did_not_unpack_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a").touch()
+    server = FakeServer({})
+    server.lost = 1
+    with pytest.raises(CannotCopy, match="0 of 1 files"):
+        copied(monkeypatch, server, str(tmp_path), f"{BOX}:there")
 
 
 def test_a_directory_of_a_sandbox_does_not_lead_through_a_link_of_the_host(

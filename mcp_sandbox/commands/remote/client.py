@@ -53,9 +53,13 @@ class Server:
         """Delete what is at a path, and return the answer."""
         return self._json("DELETE", path, {})
 
-    def put(self, path: str, parts: Iterable[bytes], size: int, /, **query: str | int) -> Any:  # noqa: ANN401 - JSON
-        """Send bytes as they come, `size` in all, and return the answer."""
-        return self._json("PUT", path, query, parts, {"Content-Length": str(size)})
+    def put(self, path: str, parts: Iterable[bytes], size: int | None, /, **query: str | int) -> Any:  # noqa: ANN401
+        """Send bytes as they come, `size` in all if that is known, and return the answer."""
+        return self._json("PUT", path, query, parts, {} if size is None else {"Content-Length": str(size)})
+
+    def send(self, path: str, data: bytes, /, **query: str | int) -> Any:  # noqa: ANN401 - JSON
+        """Send bytes, and return the answer."""
+        return self._json("POST", path, query, data, {"Content-Type": "application/octet-stream"})
 
     @contextmanager
     def download(self, path: str, /, **query: str | int) -> Iterator[tuple[int | None, Iterator[bytes]]]:
@@ -156,4 +160,4 @@ def refusal_of(problem: Mapping[str, Any]) -> RequestRefused:
     if code not in NEXT_STEPS:
         return RequestRefused(said, code)
     view = ErrorView(code=code, message=said, fields=problem.get("fields") or {})
-    return RequestRefused(with_next_step(view, NEXT_STEPS), code)
+    return RequestRefused(with_next_step(view, NEXT_STEPS), code, int(view.fields.get("taken", 0)))

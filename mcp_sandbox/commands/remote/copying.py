@@ -14,6 +14,7 @@ from guest.places import WORKSPACE
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.commands.remote.client import CHUNK_BYTES, Server
 from mcp_sandbox.commands.remote.errors import CannotCopy, RequestRefused
+from mcp_sandbox.commands.remote.packing import Packing
 from mcp_sandbox.commands.remote.sandboxes import path_of, server_for
 from mcp_sandbox.config import Settings
 from mcp_sandbox.private import users_umask
@@ -74,17 +75,22 @@ def _upload(server: Server, source: Path, place: Place, bars: Progress) -> None:
     if not source.is_dir():
         _send(server, source, place.sandbox_id, str(root), bars)
         return
-    for folder, _, names in os.walk(source):
-        for name in sorted(names):
-            file = Path(folder, name)
-            if file.is_file() and not file.is_symlink():  # a link could lead to files that nobody meant
-                _send(server, file, place.sandbox_id, str(root / file.relative_to(source)), bars)
+    packing = Packing(source)
+    bar = bars.add_task(_shown(source), total=packing.size())
+    parts = packing.parts(lambda size: bars.advance(bar, size))
+    unpacked = server.put(f"{path_of(place.sandbox_id)}/files/archive", parts, None, path=str(root))
+    if unpacked["files"] != packing.files:
+        raise CannotCopy(f"The server unpacked {unpacked['files']} of {packing.files} files.")
+
+
+def _shown(file: Path) -> str:
+    return file.name if file.name.isprintable() else ascii(file.name)
 
 
 def _send(server: Server, file: Path, sandbox_id: str, path: str, bars: Progress) -> None:
     with file.open("rb") as content:
         size = os.fstat(content.fileno()).st_size
-        bar = bars.add_task(file.name if file.name.isprintable() else ascii(file.name), total=size)
+        bar = bars.add_task(_shown(file), total=size)
 
         def parts() -> Iterator[bytes]:
             left = size  # the request has announced as many bytes

@@ -40,6 +40,7 @@ class RequestRefused(SandboxError):
     sentence = "{reason}"
     reason: str
     problem: str | None = None  # the code of the server's error
+    taken: int = 0  # bytes of input that a run has taken all the same
 
 
 @dataclass(eq=False)
@@ -48,6 +49,16 @@ class CannotCopy(SandboxError):
 
     code = "cannot_copy"
     sentence = "{reason}"
+    reason: str
+
+
+@dataclass(eq=False)
+class CannotForward(SandboxError):
+    """The port of this host that should lead to the sandbox cannot be used."""
+
+    code = "cannot_forward"
+    sentence = "Port {port} of this host cannot be used: {reason}."
+    port: int
     reason: str
 
 

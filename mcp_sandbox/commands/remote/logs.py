@@ -19,10 +19,10 @@ def show(settings: Settings, url: str | None, sandbox_id: str, run_id: str | Non
     def work() -> int:
         server = server_for(settings, url)
         box = path_of(sandbox_id)
-        run = run_id or server.get(box)["run_id"]
+        run = run_id or next(reversed(server.get(box)["run_ids"]), None)
         if run is None:
             raise NoActiveRun(sandbox_id)
-        return _follow(server, f"{box}/runs/{run}/events") if follow else _print(server, f"{box}/runs/{run}")
+        return follow_run(server, f"{box}/runs/{run}/events") if follow else _print(server, f"{box}/runs/{run}")
 
     return report_errors(work)
 
@@ -38,7 +38,8 @@ def _print(server: Server, run: str) -> int:
     return 0
 
 
-def _follow(server: Server, stream: str) -> int:
+def follow_run(server: Server, stream: str) -> int:
+    """Print the output of a run until it ends; returns its exit code."""
     last_id: str | None = None
     failures = 0
     while True:

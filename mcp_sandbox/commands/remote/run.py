@@ -11,6 +11,7 @@ from pathlib import Path
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.commands.remote.client import Server, refusal_of
 from mcp_sandbox.commands.remote.errors import RequestRefused
+from mcp_sandbox.commands.remote.interactive import carry
 from mcp_sandbox.commands.remote.sandboxes import SANDBOXES, path_of, server_for
 from mcp_sandbox.commands.run import Source
 from mcp_sandbox.commands.run_output import exit_code, print_run, safe_name
@@ -31,22 +32,26 @@ def run_there(
     save: Path | None,
 ) -> int:
     """Run code, print its output when it has ended, and return an exit code. An interrupt stops the run."""
-    limit_s = settings.runs.timeout_s if timeout_s is None else timeout_s  # in the background more would be the default
+    # In the background more would be the default, as it is for input that somebody types.
+    limit_s = settings.runs.timeout_s if timeout_s is None and not source.interactive else timeout_s
 
     def work() -> int:
         server = server_for(settings, url)
         for number in (signal.SIGTERM, signal.SIGHUP):  # they must not leave the run and its sandbox behind
             signal.signal(number, signal.default_int_handler)
         body = {"code": source.code, "stdin": source.stdin, "timeout_s": limit_s, "background": True}
-        with _box(server, sandbox_id, source.template) as box:
+        body["stdin_open"] = source.interactive
+        with _box(server, sandbox_id, source) as box:
             started = server.post(f"{box}/runs", body)
             run = f"{box}/runs/{started['run_id']}"
             try:
+                if source.interactive:
+                    carry(server, run)
                 result = _result(server, run)
             except KeyboardInterrupt:
                 server.post(f"{run}/stop")
                 return EXIT_STOPPED
-            print_run(result)
+            print_run(result, output=not source.interactive)
             if save is not None:
                 _save(server, box, result, save)
         return exit_code(result)
@@ -55,12 +60,13 @@ def run_there(
 
 
 @contextmanager
-def _box(server: Server, sandbox_id: str | None, template: str | None) -> Iterator[str]:
+def _box(server: Server, sandbox_id: str | None, source: Source) -> Iterator[str]:
     """Yield the path of a sandbox: the one that is named, or a fresh one that is closed afterwards."""
     if sandbox_id is not None:
         yield path_of(sandbox_id)
         return
-    box = path_of(server.post(SANDBOXES, {"template": template})["sandbox_id"])
+    wanted = {"template": source.template, "memory_mb": source.memory_mb, "cpus": source.cpus}
+    box = path_of(server.post(SANDBOXES, wanted)["sandbox_id"])
     try:
         yield box
     finally:

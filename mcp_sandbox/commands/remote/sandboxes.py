@@ -93,11 +93,12 @@ def close(settings: Settings, url: str, sandbox_id: str) -> int:
     return report_errors(work)
 
 
-def fork(settings: Settings, url: str | None, sandbox_id: str, count: int, *, as_json: bool) -> int:
+def fork(settings: Settings, url: str | None, sandbox_id: str, count: int, reseed: str, *, as_json: bool) -> int:
     """Copy a sandbox and print the ids of the copies."""
 
     def work() -> int:
-        copies = server_for(settings, url).post(f"{path_of(sandbox_id)}/fork", {"count": count})["copies"]
+        wanted = {"count": count, "reseed": reseed}
+        copies = server_for(settings, url).post(f"{path_of(sandbox_id)}/fork", wanted)["copies"]
         if as_json:
             print_json(copies)
         else:

@@ -6,27 +6,26 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode
 
 import anyio
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
 from mcp_sandbox.commands.common import report_errors
-from mcp_sandbox.commands.remote.address import ROOT, Address
-from mcp_sandbox.commands.remote.client import CONNECT_S, Server, refusal, refusal_of
+from mcp_sandbox.commands.remote.address import Address
+from mcp_sandbox.commands.remote.client import Server, refusal_of
 from mcp_sandbox.commands.remote.errors import NoTerminal, ServerUnreachable
 from mcp_sandbox.commands.remote.sandboxes import SANDBOXES, path_of, server_for
+from mcp_sandbox.commands.remote.sockets import open_socket
 from mcp_sandbox.config import Settings
 from mcp_sandbox.serving.lifetime import run_command
 
 STDIN, STDOUT = 0, 1
 READ_BYTES = 16 << 10
-MAX_MESSAGE_BYTES = 1 << 20
-CLOSE_S = 1.0  # for the server to say goodbye
 KILLED = 128  # shells add a signal's number to it
 
 
@@ -56,7 +55,8 @@ def _box(server: Server, sandbox_id: str | None, template: str | None) -> Iterat
 
 
 async def _connected(address: Address, box: str) -> int:
-    async with _terminal(address, box) as remote:
+    query = urlencode({**_size(), "term": os.environ.get("TERM", "xterm")})
+    async with open_socket(address, f"{box}/terminal?{query}") as remote:
         with raw_mode():
             end = await _carry(remote)
     if end is None:
@@ -64,28 +64,6 @@ async def _connected(address: Address, box: str) -> int:
     if "code" in end:
         raise refusal_of(end)
     return end["exit_code"] if end["exit_code"] is not None else KILLED + signal.Signals[end["signal"]]
-
-
-@asynccontextmanager
-async def _terminal(address: Address, box: str) -> AsyncIterator[ClientConnection]:
-    query = urlencode({**_size(), "term": os.environ.get("TERM", "xterm")})
-    place = f"{'wss' if address.tls else 'ws'}://{address.authority}{address.prefix}{ROOT}{box}/terminal?{query}"
-    try:
-        remote = await connect(
-            place,
-            additional_headers=address.headers,
-            compression=None,
-            proxy=None,
-            max_size=MAX_MESSAGE_BYTES,
-            open_timeout=CONNECT_S,
-            close_timeout=CLOSE_S,
-        )
-    except InvalidStatus as error:
-        raise refusal(error.response.status_code, bytes(error.response.body or b"")) from error
-    except (InvalidHandshake, OSError) as error:
-        raise ServerUnreachable(str(address), getattr(error, "strerror", None) or str(error)) from error
-    async with remote:
-        yield remote
 
 
 async def _carry(remote: ClientConnection) -> dict[str, Any] | None:

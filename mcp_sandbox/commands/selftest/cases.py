@@ -59,6 +59,7 @@ class Case:
     check: Check
     advice: str = REPORT
     exempt: Callable[[Subject], str | None] = _nobody  # returns why the case does not concern a driver or template
+    limit_s: float = CASE_S
 
     async def run(self, subject: Subject) -> CaseResult:
         """Carry the case out. A problem on the way is a result, too."""
@@ -78,10 +79,10 @@ class Case:
         if (reason := self.exempt(subject)) is not None:
             return not_applicable(reason)
         try:
-            with anyio.fail_after(CASE_S):
+            with anyio.fail_after(self.limit_s):
                 return await self.check(subject)
         except TimeoutError:
-            return failed(f"no result within {CASE_S:.0f} s")
+            return failed(f"no result within {self.limit_s:.0f} s")
         except (SandboxError, GuestError, VmmError) as error:
             return failed(str(error))
 

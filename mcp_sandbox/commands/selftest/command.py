@@ -8,13 +8,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from mcp_sandbox.app import open_host
+from mcp_sandbox.app import Host, open_host
 from mcp_sandbox.commands.common import report_errors
 from mcp_sandbox.commands.selftest.cases import BASICS, BUG, SECURITY, Case
+from mcp_sandbox.commands.selftest.compat import suites
+from mcp_sandbox.commands.selftest.compat.material import fetch
 from mcp_sandbox.commands.selftest.results import CaseResult, Report, Verdict
 from mcp_sandbox.commands.selftest.subject import Subject, open_subject
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import HostNotReady
+from mcp_sandbox.errors import BadRequest, HostNotReady
 from mcp_sandbox.serving.lifetime import run_command
 from vmm.process_table import ProcessId, is_alive, tree_of
 
@@ -24,11 +26,11 @@ COLOURS = {Verdict.HELD: "green", Verdict.BROKEN: "red", Verdict.FAILED: "red", 
 err = Console(stderr=True, highlight=False)
 
 
-def main(settings: Settings, *, security: bool, as_json: bool) -> int:
+def main(settings: Settings, *, security: bool, compat: bool, as_json: bool) -> int:
     """Run the cases, print the report, and return an exit code: 0 only if everything holds."""
 
     async def tested() -> int:
-        report = await examine(settings, security=security)
+        report = await examine(settings, security=security, compat=compat)
         if as_json:
             sys.stdout.write(report.model_dump_json(indent=2) + "\n")
         else:
@@ -38,7 +40,7 @@ def main(settings: Settings, *, security: bool, as_json: bool) -> int:
     return report_errors(lambda: run_command(tested))
 
 
-async def examine(settings: Settings, *, security: bool) -> Report:
+async def examine(settings: Settings, *, security: bool, compat: bool = False) -> Report:
     """Run the cases in sandboxes of the settings' driver and template.
 
     Raises:
@@ -46,7 +48,7 @@ async def examine(settings: Settings, *, security: bool) -> Report:
     """
     results: list[CaseResult] = []
     machines: set[ProcessId] = set()
-    cases = SECURITY if security else BASICS
+    cases: Sequence[Case] = SECURITY if security else BASICS
     with err.status("probing this host") as status:
 
         def progress(number: int, name: str) -> None:
@@ -59,6 +61,8 @@ async def examine(settings: Settings, *, security: bool) -> Report:
                 raise HostNotReady(verdict.reason, verdict.fix)
             async with open_subject(host) as subject:
                 await subject.shared()  # raises if there is no sandbox to test
+                if compat:
+                    cases = await _compatibility(host, subject, status.update)
                 results += await run_cases(cases, subject, progress)
     results.append(_nothing_left(machines))
     return Report(
@@ -68,9 +72,20 @@ async def examine(settings: Settings, *, security: bool) -> Report:
         accel=facts.accel,
         missing_protections=list(facts.missing_protections),
         security=security,
+        compat=compat,
         passed=all(result.verdict in (Verdict.HELD, Verdict.NOT_APPLICABLE) for result in results),
         cases=results,
     )
+
+
+async def _compatibility(host: Host, subject: Subject, progress: Callable[[str], None]) -> tuple[Case, ...]:
+    """Fetch what the checks of compatibility run, for the Python in the sandbox. Raises BadRequest."""
+    debian = subject.template.source.debian
+    if subject.template.language != "python" or debian is None:
+        raise BadRequest(f"--compat needs a Python template made from Debian, and {subject.template.name} is none")
+    version = await (await subject.shared()).command("python3 -c 'import sys; print(*sys.version_info[:2], sep=\".\")'")
+    material = await fetch(host.store, debian.suite, version.stdout.head.strip(), progress)
+    return suites.cases(material)
 
 
 async def run_cases(cases: Sequence[Case], subject: Subject, progress: Callable[[int, str], None]) -> list[CaseResult]:

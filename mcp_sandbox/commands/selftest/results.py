@@ -46,6 +46,7 @@ class Report(BaseModel):
     accel: Accel | None
     missing_protections: list[str]
     security: bool
+    compat: bool
     passed: bool
     cases: list[CaseResult]
 
