@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,6 +24,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     SecretStr,
     ValidationError,
     field_validator,
@@ -31,6 +33,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from guest.protocol import MAX_COMMANDS
 from templates.catalogue import Catalogue
 from vmm.errors import Untrusted
 from vmm.trust import read_trusted
@@ -50,6 +53,7 @@ PROJECT_SETTINGS = frozenset({"template", "toolsets", "runs.timeout_s", "lifetim
 EVERY_DOMAIN = "*"  # in a list of domains
 RESOLVERS = (IPv4Address("9.9.9.9"), IPv4Address("1.1.1.1"))  # public ones that need no agreement
 Toolset = Literal["default", "advanced", "sandboxes", "code", "commands", "files", "web", "forks", "handlers"]
+HOST_DIR_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 AUTO = "auto"  # for `driver` and `accel`: the best one that works on this host
 
 
@@ -77,6 +81,8 @@ class LimitSettings(Group):
     memory_mb: int | None = Field(None, ge=128, description="Memory that live sandboxes may take, with overhead.")
     owner_sandboxes: int | None = Field(None, ge=1, description="Live sandboxes of one owner.")
     owner_memory_mb: int | None = Field(None, ge=128, description="Memory that one owner's live sandboxes may take.")
+    sandbox_memory_mb: int = Field(4096, ge=128, le=65_536, description="Most memory a client may give a sandbox.")
+    sandbox_cpus: int | None = Field(None, ge=1, le=64, description="Most CPUs it may give one; default: the host's.")
     owner_runs: int | None = Field(None, ge=1, description="Active runs of one owner.")
     paused: int = Field(8, ge=0, le=1000, description="Paused sandboxes; their state is on disk.")
     owner_paused: int | None = Field(None, ge=0, description="Paused sandboxes of one owner.")
@@ -89,7 +95,7 @@ class PoolSettings(Group):
 
     min: int = Field(1, ge=0, le=64, description="Machines kept ready per template.")
     max: int = Field(4, ge=0, le=64, description="Machines kept ready per template after a burst; 0 turns it off.")
-    memory_mb: int = Field(4096, ge=0, description="Memory that pooled machines may take, with overhead.")
+    memory_mb: int = Field(5120, ge=0, description="Memory that pooled machines may take, with overhead.")
     max_age_s: float = Field(3600, gt=0, description="Age at which a pooled machine is replaced.")
     idle_s: float = Field(600, gt=0, description="Seconds after which a burst no longer counts.")
 
@@ -116,6 +122,7 @@ class RunSettings(Group):
     # Many clients give up on a call after 60 s and lose its result.
     foreground_s: float = Field(45, gt=0, description="Seconds after which a call leaves its run in the background.")
     max_code_bytes: int = Field(1 << 20, ge=1024, le=1 << 20, description="Longest code run_code takes.")
+    concurrent: int = Field(8, ge=1, le=MAX_COMMANDS, description="Active runs of one sandbox.")
     kept: int = Field(16, ge=1, le=1000, description="Background results kept per sandbox.")
     kept_bytes: int = Field(8 << 20, ge=1024, description="Size of all kept results of a sandbox.")
 
@@ -146,6 +153,9 @@ class FileSettings(Group):
 
     max_write_bytes: int = Field(16 << 20, ge=1024, description="Largest file write_file takes.")
     max_read_bytes: int = Field(16 << 20, ge=1024, description="Largest file returned as an image or a resource.")
+    max_copy_bytes: int = Field(
+        4 << 30, ge=1024, description="Largest file or archive that upload_file and download_file copy."
+    )
     max_entries: int = Field(500, ge=1, le=10_000, description="Most entries in one listing.")
 
 
@@ -168,6 +178,37 @@ Domains = Annotated[tuple[Pattern, ...], NoDecode, BeforeValidator(_split)]
 Ports = Annotated[tuple[Annotated[int, Field(ge=1, le=65_535)], ...], NoDecode, BeforeValidator(_split)]
 Addresses = Annotated[tuple[IPv4Address, ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[dict[str, IPv4Network | IPv6Network], NoDecode, BeforeValidator(_split_pairs)]
+
+
+@dataclass(frozen=True, slots=True)
+class HostDir:
+    """A directory of the host that tools may copy files from and, if it is writable, to."""
+
+    name: str  # what models call it; they never see the path
+    path: Path
+    writable: bool
+    http: bool  # also for clients of `mcp-sandbox serve`
+
+    @classmethod
+    def parse(cls, text: object) -> "HostDir":
+        """Read `NAME=PATH`, with the options `:rw` and `:http` at its end. Raises ValueError."""
+        if not isinstance(text, str):
+            raise ValueError("it must be a list of texts like data=/srv/data or out=/srv/out:rw")  # noqa: TRY004
+        name, _, rest = text.strip().partition("=")
+        path, *options = re.split(r":(?=(?:ro|rw|http)(?:$|:))", rest)
+        if not HOST_DIR_NAME.fullmatch(name) or not path:
+            raise ValueError(f"{text!r} is not like data=/srv/data or out=/srv/out:rw")
+        return cls(name, _absolute_path(Path(path)), "rw" in options, "http" in options)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.path}{':rw' * self.writable}{':http' * self.http}"
+
+
+HostDirs = Annotated[
+    tuple[Annotated[HostDir, BeforeValidator(HostDir.parse), PlainSerializer(str)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+]
 
 
 class WebSettings(Group):
@@ -436,6 +477,9 @@ class Settings(BaseSettings):
     )
     web_tools: bool = Field(True, description="Offer web_search and fetch_url.")
     allow_nat: bool = Field(False, description="Let sandboxes have a network device behind the host's address.")
+    host_dirs: HostDirs = Field(
+        (), description="Directories of the host that upload_file and download_file may use: NAME=PATH[:rw][:http]."
+    )
     tools: Annotated[tuple[str, ...], NoDecode] = Field((), description="The only tools offered, instead of toolsets.")
     read_only: bool = Field(False, description="Offer only tools that change nothing.")
     connect: str | None = Field(
@@ -462,6 +506,19 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path | None) -> Path | None:
         """Refuse paths that depend on the working directory, which may be a stranger's repository."""
         return None if path is None else _absolute_path(path)
+
+    @model_validator(mode="after")
+    def _host_dirs_are_apart(self) -> Self:
+        """Refuse names that are used twice, and access to our own files: tokens, snapshots, what machines run."""
+        names = [folder.name for folder in self.host_dirs]
+        if len(set(names)) < len(names):
+            raise ValueError("host_dirs uses a name twice")
+        home = self.home.resolve()
+        for folder in self.host_dirs:
+            path = folder.path.resolve()
+            if path.is_relative_to(home) or home.is_relative_to(path):
+                raise ValueError(f"host_dirs: {folder.path} contains the server's home or is in it")
+        return self
 
     @field_validator("template_path", mode="after")
     @classmethod

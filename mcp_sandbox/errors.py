@@ -9,7 +9,9 @@ SandboxError
 │   └── SandboxExpired        it was idle for too long or reached its maximum age
 ├── RunNotFound               the sandbox never had such a run
 │   └── RunResultDropped      its result is no longer kept
-├── SandboxBusy               another run is active in the sandbox
+├── SandboxBusy               code, or any run, is active in the sandbox
+├── StdinClosed               the run takes no input
+├── StdinFull                 the run does not read its input
 ├── SandboxChanging           the sandbox is being forked, paused or resumed
 ├── SandboxPaused             the sandbox has no machine until it is resumed
 ├── CannotFreeze              this driver's machines cannot be forked or paused
@@ -58,6 +60,9 @@ SandboxError
 ├── ArtifactNotFound          what was fetched is not kept, or belongs to another owner
 ├── SearchNotSetUp            no web search provider is set up
 ├── SearchFailed              no web search provider answered
+├── HostDirNotFound           the operator opened no directory of the host with this name
+├── HostDirReadOnly           nothing may be copied to this directory of the host
+├── HostFileFailed            a file of the host cannot be copied, or not be written
 └── FileError                 a file operation in the sandbox failed
     ├── FileNotFound          nothing is at the path
     ├── FileNotPermitted      the sandbox's user may not access it
@@ -69,7 +74,7 @@ SandboxError
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 MAX_DOMAINS = 50  # that an error names
@@ -156,13 +161,40 @@ class RunResultDropped(RunNotFound):
 
 @dataclass(eq=False)
 class SandboxBusy(SandboxError):
-    """Another run is active in the sandbox."""
+    """Code is active in the sandbox, or any run if it is to be forked or paused."""
 
     code = "sandbox_busy"
-    sentence = "Sandbox {sandbox_id!r} is busy: {run_id} has been running for {elapsed_s:.0f} s."
     sandbox_id: str
     run_id: str
     elapsed_s: float
+    others: list[str] = field(default_factory=list)  # further active runs
+
+    def __str__(self) -> str:
+        also = f" Also active: {', '.join(self.others)}." if self.others else ""
+        return f"Sandbox {self.sandbox_id!r} is busy: {self.run_id} has been running for {self.elapsed_s:.0f} s.{also}"
+
+
+@dataclass(eq=False)
+class StdinClosed(SandboxError):
+    """The run takes no input."""
+
+    code = "stdin_closed"
+    sentence = "{run_id} in sandbox {sandbox_id!r} takes no input: {reason}."
+    sandbox_id: str
+    run_id: str
+    reason: str
+
+
+@dataclass(eq=False)
+class StdinFull(SandboxError):
+    """The run does not read its input, so not all of it was taken."""
+
+    code = "stdin_full"
+    sentence = "{run_id} in sandbox {sandbox_id!r} does not read its input: {taken} of {size} bytes were taken."
+    sandbox_id: str
+    run_id: str
+    taken: int
+    size: int
 
 
 @dataclass(eq=False)
@@ -181,6 +213,17 @@ class TerminalRefused(SandboxError):
     code = "terminal_refused"
     sentence = "Sandbox {sandbox_id!r} opened no terminal: {reason}."
     sandbox_id: str
+    reason: str
+
+
+@dataclass(eq=False)
+class PortRefused(SandboxError):
+    """There is no connection to a port of the sandbox, or no longer."""
+
+    code = "port_refused"
+    sentence = "No connection to port {port} of sandbox {sandbox_id!r}: {reason}."
+    sandbox_id: str
+    port: int
     reason: str
 
 
@@ -483,7 +526,7 @@ class NeverFits(LimitReached):
 
 @dataclass(eq=False)
 class RunLimit(LimitReached):
-    """The owner has too many active runs."""
+    """The owner or the sandbox has too many active runs."""
 
     code = "run_limit_reached"
 
@@ -663,7 +706,8 @@ class FileNotPermitted(FileError):
     """The sandbox's user may not access the file."""
 
     code = "file_not_permitted"
-    sentence = "{path} may not be accessed by the sandbox's user."
+    sentence = "{path} may not be accessed: {reason}."
+    reason: str = "the sandbox's user may not do that"
 
 
 @dataclass(eq=False)
@@ -708,4 +752,38 @@ class FileRefused(FileError):
 
     code = "file_refused"
     sentence = "{path}: the sandbox refused the operation: {reason}."
+    reason: str
+
+
+# -- directories of the host -------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class HostDirNotFound(SandboxError):
+    """The operator opened no directory of the host with this name."""
+
+    code = "host_dir_not_found"
+    name: str
+    known: list[str]
+
+    def __str__(self) -> str:
+        return f"There is no directory {self.name!r} on the host. Paths begin with one of: {', '.join(self.known)}."
+
+
+@dataclass(eq=False)
+class HostDirReadOnly(SandboxError):
+    """The operator opened this directory of the host for reading only."""
+
+    code = "host_dir_read_only"
+    sentence = "Nothing can be copied to {name!r}: the operator opened it for reading only."
+    name: str
+
+
+@dataclass(eq=False)
+class HostFileFailed(SandboxError):
+    """A file of the host cannot be read or written; nothing was copied."""
+
+    code = "host_file_failed"
+    sentence = "{path} on the host was not copied: {reason}."
+    path: str  # below the name of its directory
     reason: str

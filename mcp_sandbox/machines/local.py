@@ -1,5 +1,6 @@
 """A provider that starts machines on this host when they are requested."""
 
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -14,32 +15,38 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import anyio.to_thread
 from anyio import AsyncContextManagerMixin
 
 from guest.client import AgentClient
-from guest.client.messages import Identity
+from guest.client.messages import Identity, Size
 from guest.client.streams import ServeStream
 from guest.errors import AgentGone, GuestError
-from mcp_sandbox.errors import CannotFreeze, HostNotReady, NetworkUnsupported, NoHost, StateLost
+from mcp_sandbox.errors import CannotFreeze, HostNotReady, NetworkUnsupported, SandboxError, StateLost
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, HostFacts, Lease, LeaseTimings, MachineRequest
 from mcp_sandbox.machines.unique import new_identity, open_unique, renewed, with_device
 from templates.build import BuiltTemplate
 from templates.locks import hold
-from templates.model import Template
+from templates.model import MachineSize, Template
 from templates.removal import remove_tree
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import LaunchFailed, SnapshotFailed, VmmError
 from vmm.process_table import of_pid
 from vmm.types import MachineSpec, NetworkMode, Snapshot
 
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+COMMON_STEP_MB = 256  # of memory, between two sizes that get a snapshot of their own
 REOPEN_S = 5.0  # a machine that could not be frozen answers at once, or is lost
 EXIT_REASON_S = 2.0  # a process that closed its output is about to end
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +87,18 @@ class LocalProvider(AsyncContextManagerMixin):
         self._restores = anyio.CapacityLimiter(max_restores)
         self._probing = anyio.Lock()
         self._facts: HostFacts | None = None
+        self._tasks: TaskGroup | None = None  # while it is open
+        self._taking = False  # a snapshot
+        self._failed: list[MachineSize] = []  # sizes of which no snapshot could be taken
         self.capacity = CapacityFeed()  # only the settings limit a single host
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncIterator[Self]:
-        yield self
+        async with anyio.create_task_group() as self._tasks:
+            try:
+                yield self
+            finally:
+                self._tasks.cancel_scope.cancel()
 
     async def facts(self) -> HostFacts:
         """Return the facts about this host. The first call probes it, which can take seconds.
@@ -108,26 +122,57 @@ class LocalProvider(AsyncContextManagerMixin):
 
         Raises:
             UnknownTemplate, UnusableTemplate, TemplateNotBuilt, TemplateDamaged: the template cannot be used.
-            HostNotReady, NoHost, StartFailed: there is no machine.
+            HostNotReady, NetworkUnsupported, StartFailed: there is no machine.
         """
         asked_at = anyio.current_time()
         await self.facts()  # raises if this host cannot start machines
         with ExitStack() as stack:
-            built = await self._builds.hold(request.template, stack)
-            self._check(request, built.template)
-            identity = new_identity(network=request.network)
+            self._check(request)
+            built = await self._builds.hold(request.template, stack, request.size)
+            identity = self._identity(request, built)
             source = start(self._driver, built, identity, request.network, request.serve_stream)
             spec = built.spec(identity.hostname, request.network)
             origin = _Origin(built.template, built.version, spec, built.entries())
             diagnose = partial(self._builds.check, built)
-            async with self._leased(source, diagnose, origin, identity, asked_at) as lease:
+            cold = self._driver.capabilities.fixed_size and built.snapshot is None
+            async with self._leased(source, diagnose, origin, identity, asked_at, cold=cold) as lease:
+                if cold:
+                    self._take_snapshot(built.template)
                 yield lease
 
-    def _check(self, request: MachineRequest, template: Template) -> None:
+    def _check(self, request: MachineRequest) -> None:
         if request.network not in self._driver.capabilities.networks:
             raise NetworkUnsupported(self._driver.name, request.network)
-        if request.memory_mb not in (None, template.machine.memory_mb):
-            raise NoHost(f"machines of template {template.name} have {template.machine.memory_mb} MB of memory")
+
+    def _identity(self, request: MachineRequest, built: BuiltTemplate) -> Identity:
+        """Return a new identity. The size is told only to machines whose snapshot has another one."""
+        identity = new_identity(network=request.network)
+        if request.size is None or built.snapshot is None or self._driver.capabilities.fixed_size:
+            return identity
+        return replace(identity, size=Size(request.size.memory_mb, request.size.vcpus))
+
+    def _take_snapshot(self, template: Template) -> None:
+        """Take a snapshot in the background, so that the next machine of this size starts fast. One at a time.
+
+        Only of common sizes: a client that asks for one odd size after the other would keep the host busy.
+        """
+
+        async def take() -> None:
+            try:
+                await self._builds.snapshot_of(template)
+            except Exception as error:  # sandboxes of this size go on booting
+                self._failed.append(template.machine)
+                unknown = None if isinstance(error, SandboxError) else error
+                logger.warning(
+                    "no snapshot of %s with %s: %s", template.name, template.machine, error, exc_info=unknown
+                )
+            finally:
+                self._taking = False
+
+        common = template.machine.memory_mb % COMMON_STEP_MB == 0 and template.machine not in self._failed
+        if common and self._tasks is not None and not self._taking:
+            self._taking = True
+            self._tasks.start_soon(take, name=f"snapshot of {template.name} in another size")
 
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:
@@ -182,6 +227,8 @@ class LocalProvider(AsyncContextManagerMixin):
         origin: _Origin,
         identity: Identity,
         asked_at: float,
+        *,
+        cold: bool = False,
     ) -> AsyncIterator[Lease]:
         facts = await self.facts()
         async with AsyncExitStack() as stack:
@@ -194,7 +241,7 @@ class LocalProvider(AsyncContextManagerMixin):
                 except (VmmError, GuestError, OSError):
                     await diagnose()  # raises another error if the files it starts from are damaged
                     raise
-            timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at)
+            timings = LeaseTimings(queue_s=began_at - asked_at, restore_s=restored_at - began_at, cold=cold)
             yield LocalLease(
                 machine=machine,
                 agent=agent,

@@ -16,7 +16,7 @@ from mcp_sandbox.errors import UnknownTemplate, UnusableTemplate
 from templates.catalogue import Catalogue
 from templates.errors import InvalidTemplate
 from templates.errors import UnknownTemplate as NoSuchTemplate
-from templates.model import Template
+from templates.model import MachineSize, Template
 from vmm.driver import DRIVERS, driver_info
 from vmm.types import Accel, CpuPriority, Exit, Isolation, NetworkMode, Usage
 
@@ -34,7 +34,7 @@ class MachineRequest:
 
     template: str
     owner: str | None = None  # None: started ahead of any request, so the owner is not known yet
-    memory_mb: int | None = None  # None: the template's
+    size: MachineSize | None = None  # None: the template's
     network: NetworkMode = NetworkMode.NONE
     serve_stream: ServeStream | None = None  # serves the streams of a machine in mode `proxy`
 
@@ -46,7 +46,7 @@ class MachineRequest:
 
         A machine that waits is offline. It can get streams when it is leased, but no device.
         """
-        return self.memory_mb in (None, template.machine.memory_mb) and self.network is not NetworkMode.NAT
+        return self.size in (None, template.machine) and self.network is not NetworkMode.NAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class LeaseTimings:
 
     queue_s: float
     restore_s: float
+    cold: bool = False  # it was booted, because there was no snapshot of its size
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from guest.client.messages import Device, Identity, Refreshed, WarmUp
 from guest.client.streams import ServeStream
 from mcp_sandbox.errors import ClockSkew, NotUnique
 from mcp_sandbox.machines.provider import Lease
-from templates.snapshot import WARM_TIMEOUT_S
+from templates.snapshot import BOOT_TIMEOUT_S, WARM_TIMEOUT_S
 from vmm.types import Isolation, NetworkDevice, NetworkMode
 
 AGENT_TIMEOUT_S = 40.0  # only a dead connection takes this long
@@ -41,6 +41,11 @@ async def go_online(lease: Lease, serve_stream: ServeStream) -> Lease:
     return replace(lease, identity=identity, network=NetworkMode.PROXY)
 
 
+async def reseed_all(lease: Lease) -> None:
+    """Reseed all random generators that can be found in the code of a machine."""
+    await lease.agent.refresh(replace(renewed(lease.identity), reseed=True, reseed_all=True))
+
+
 def with_device(identity: Identity, device: NetworkDevice | None) -> Identity:
     """Return the identity of a machine that has this network device."""
     if device is None:
@@ -66,14 +71,16 @@ async def open_unique(
     """
     # The agent of a virtual machine uses a serial port, which knows no connections.
     seeking = isolation is Isolation.VM
+    timeout_s = BOOT_TIMEOUT_S if seeking and warmup is not None else AGENT_TIMEOUT_S  # its kernel has to boot first
     first = (
         identity if warmup is None else replace(identity, network=NetworkMode.NONE, device=None)
     )  # as before a snapshot
     async with AgentClient.open(
-        stream, timeout_s=AGENT_TIMEOUT_S, identity=first, seeking=seeking, serve_stream=serve_stream
+        stream, timeout_s=timeout_s, identity=first, seeking=seeking, serve_stream=serve_stream
     ) as agent:
         if warmup is not None:
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
+            agent.timeout_s = AGENT_TIMEOUT_S  # it has booted
             agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity
         refreshed = await _set_clock(agent, identity)
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):

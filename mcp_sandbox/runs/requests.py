@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from guest.client.messages import RunCode, RunKind
 from guest.client.reports import MAX_CASES
+from guest.languages import NAMES, language
 from guest.protocol import MAX_BODY, encode_json
 from mcp_sandbox.config import OutputSettings, RunSettings
 from mcp_sandbox.errors import BadRequest, InputTooLarge, WrongLanguage
@@ -22,11 +23,7 @@ from templates.model import Template
 
 INTERRUPT_GRACE_S = 2.0  # what an interrupted run gets to end by itself before its kernel is killed
 
-COMPILED = {"cpp": "C++", "go": "Go"}
-COMPILED_TEMPLATES = "cpp-algorithm or go-algorithm"
-SANITIZERS = ("address", "undefined", "thread")
-# Flags that set the output path: g++ accepts it in the same word, go after an equals sign.
-OUTPUT_FLAGS = {"cpp": re.compile(r"-o|--output"), "go": re.compile(r"--?o(=|$)")}
+SANITIZERS = ("address", "undefined", "thread")  # of all languages together
 MAX_FLAGS = 50
 MAX_FLAG_CHARS = 200
 MIN_MEMORY_MB = 32  # a program's peak is never measured below that of the process that starts it, 20 MB
@@ -36,6 +33,8 @@ MAX_VARIABLES = 1000
 MAX_ENV_BYTES = 64 * 1024  # of all names and values; they reach the shell as one argument
 COMMAND_BYTES = 128 * 1024  # reserved in the message for the command itself
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+OPEN_OR_GIVEN = "Give stdin (or cases) or stdin_open, not both: an open stdin starts empty."
 
 HANDLER_LIMITS_BYTES = 100  # reserved for the limits that `HandlerRun.guest_options` adds
 
@@ -64,6 +63,7 @@ class RunRequest(ABC):
     timeout_s: float | None = None
     _: KW_ONLY
     keep_processes: bool = False  # those that it leaves running outlive it
+    stdin_open: bool = False  # it reads what is sent while it is active
 
     def check(self, limits: RunSettings) -> None:
         """Check everything that does not depend on a template.
@@ -140,18 +140,21 @@ class CodeRun(RunRequest):
 
     def check_template(self, template: Template) -> None:
         """Check that the template's language supports the options."""
-        if self.keep_processes and template.language in COMPILED:
+        facts = language(template.language)
+        if self.keep_processes and facts.compiled:
             raise WrongLanguage(
-                f"keep_processes is for Python and commands: a {COMPILED[template.language]} program ends with all its "
+                f"keep_processes is for interpreters and commands: a {facts.title} program ends with all its "
                 "processes. Start it with run_command."
             )
         options = self.options()
+        if self.stdin_open and (self.stdin is not None or self.cases is not None):
+            raise BadRequest(OPEN_OR_GIVEN)
         if options is None:
             return
-        if template.language not in COMPILED and (wrong := options.keys() - {"stdin"}):
+        if not facts.compiled and (wrong := options.keys() - {"stdin"}):
             raise WrongLanguage(
                 f"{' and '.join(sorted(wrong))} can only be used with compiled languages, and template "
-                f"{template.name} is for {template.language}. Templates such as {COMPILED_TEMPLATES} support it."
+                f"{template.name} is for {facts.title}. Templates such as {_templates_that_compile()} support it."
             )
         self._check_cases()
         self._check_memory_limit(template)
@@ -191,20 +194,18 @@ class CodeRun(RunRequest):
                     f"{flag[:60]!r} is not a flag. Each flag is a separate string that begins with '-', such as '-O3', "
                     f"and has at most {MAX_FLAG_CHARS} characters."
                 )
-            if OUTPUT_FLAGS[template.language].match(flag):
-                raise BadRequest("Leave out the flag -o: the location of the program is fixed.")
+            if re.match(language(template.language).output_flag, flag):
+                raise BadRequest(f"Leave out the flag {flag}: the location of the program is fixed.")
 
     def _check_sanitizers(self, template: Template) -> None:
         if self.sanitize is None:
             return
-        if template.language != "cpp":
-            raise WrongLanguage(
-                f"There are no sanitizers for {COMPILED[template.language]}: its race detector needs a C compiler, and "
-                f"template {template.name} has none. Leave out sanitize."
-            )
+        facts = language(template.language)
+        if not facts.sanitizers:
+            raise WrongLanguage(f"There are no sanitizers for {facts.title}. Leave out sanitize.")
         names = set(self.sanitize)
-        if not names or names - set(SANITIZERS):
-            raise BadRequest(f"sanitize is a list of {', '.join(SANITIZERS)}.")
+        if not names or names - set(facts.sanitizers):
+            raise BadRequest(f"For {facts.title}, sanitize is a list of {', '.join(facts.sanitizers)}.")
         if {"address", "thread"} <= names:
             raise BadRequest("The sanitizers address and thread exclude each other: use one per run.")
 
@@ -241,6 +242,8 @@ class CommandRun(RunRequest):
                 "cwd must be a directory in the sandbox, absolute or relative to where the last command ended."
             )
         self._check_env(self.env or {})
+        if self.stdin_open and self.stdin is not None:
+            raise BadRequest(OPEN_OR_GIVEN)
         if len(encode_json(self.options())) > MAX_BODY - COMMAND_BYTES:
             raise InputTooLarge("stdin is too long.")
 
@@ -322,6 +325,7 @@ class CheckedRun:
             head_bytes=output.live_bytes,
             tail_bytes=output.tail_bytes,
             keep_processes=request.keep_processes,
+            stdin_open=request.stdin_open,
         )
 
 
@@ -334,8 +338,13 @@ def check_request(request: RunRequest, limits: RunSettings, default_timeout_s: f
     request.check(limits)
     timeout_s = default_timeout_s if request.timeout_s is None else request.timeout_s
     if not 0 < timeout_s <= limits.max_timeout_s:
-        raise BadRequest(f"timeout_s must be greater than 0 and at most {limits.max_timeout_s:g}.")
+        raise BadRequest(f"The timeout must be greater than 0 and at most {limits.max_timeout_s:g} s.")
     return CheckedRun(request, timeout_s, anyio.current_time())
+
+
+def _templates_that_compile() -> str:
+    names = [facts.template for facts in map(language, NAMES) if facts.compiled]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _encodable(text: str) -> str:

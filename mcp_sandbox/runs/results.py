@@ -12,13 +12,17 @@ from guest.client.messages import (
 from guest.client.reports import CompiledReport, HandlerReport, Report
 from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.views import StreamView
+from mcp_sandbox.views.text import collapsed
 
 MAX_DISPLAYS = 100  # a loop that displays must not fill the host's memory
 MAX_DISPLAY_CHARS = 512 * 1024  # of all of them, names of files included
 
 
 class HeadTail:
-    """Keeps the first and the last bytes of a stream, however long it gets."""
+    """Keeps the first and the last bytes of a stream, however long it gets.
+
+    Of a stream that is too long, progress bars are collapsed first: their last state may be all there is to tell.
+    """
 
     def __init__(self, head_bytes: int, tail_bytes: int) -> None:
         self._head_room = head_bytes
@@ -27,18 +31,23 @@ class HeadTail:
         self._tail = bytearray()
         self._omitted = 0
         self._gaps = 0  # omitted bytes that never arrived here
+        self._collapsed = 0  # bytes of earlier states of progress bars
+        self._collapsible = True  # it has helped so far
         self._log_offset: int | None = None  # where in the log the first byte after the head is
 
     def add(self, text: str, gap_bytes: int = 0, log_offset: int = 0) -> None:
         """Add text that follows earlier text after a gap of `gap_bytes`, and is in the log at `log_offset`."""
         if gap_bytes:
-            self._head_room = 0
+            self._head_room, self._collapsible = 0, False
             self._trim(0)
             self._omitted += gap_bytes
             self._gaps += gap_bytes
         data = text.encode(errors="replace")
+        room = self._head_room
+        if len(data) > room and self._collapsible and not self._tail and (b"\r" in data or b"\r" in self._head):
+            data, room = self._collapse_head(data), 0  # the log has all of it: reading on may repeat, but never skips
         if self._log_offset is None and (gap_bytes or len(data) > self._head_room):
-            self._log_offset = log_offset + self._head_room
+            self._log_offset = log_offset + room
         self._head += data[: self._head_room]
         self._tail += data[self._head_room :]
         self._head_room = max(0, self._head_room - len(data))
@@ -48,7 +57,7 @@ class HeadTail:
     @property
     def total(self) -> int:
         """The number of bytes so far, omitted ones included."""
-        return len(self._head) + self._omitted + len(self._tail)
+        return len(self._head) + self._omitted + len(self._tail) + self._collapsed
 
     def captured(self, spill: str | None = None, spill_bytes: int | None = None) -> StreamView:
         """Return what is kept. The machine has the stream, or its first `spill_bytes`, in the file `spill`."""
@@ -67,7 +76,29 @@ class HeadTail:
             log_offset=log_offset,
         )
 
+    def _collapse_head(self, data: bytes) -> bytes:
+        """Return all bytes so far and `data`, collapsed; the head is empty then.
+
+        If that does not save half of the room, it is not worth trying again for every line.
+        """
+        whole = bytes(self._head) + data
+        short = self._collapse(whole)
+        self._collapsible = len(short) <= len(whole) // 2
+        self._head_room += len(self._head)
+        self._head.clear()
+        return short
+
+    def _collapse(self, data: bytes) -> bytes:
+        if b"\r" not in data:
+            return data
+        # A character that is cut at the end of the bytes stays as it is.
+        short = collapsed(data.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        self._collapsed += len(data) - len(short)
+        return short
+
     def _trim(self, tail_bytes: int) -> None:
+        if len(self._tail) > tail_bytes > 0:
+            self._tail[:] = self._collapse(bytes(self._tail))
         excess = max(0, len(self._tail) - tail_bytes)
         del self._tail[:excess]
         self._omitted += excess
@@ -104,6 +135,7 @@ class Fold:
 
     def _add_display(self, display: Display) -> None:
         size = sum(map(len, (*display.data, *display.data.values(), *display.files)))
+        size += len(repr(display.chart)) if display.chart else 0
         if len(self.displays) >= MAX_DISPLAYS or size > self.display_room:
             self.displays_dropped += 1
             return

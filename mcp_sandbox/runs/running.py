@@ -1,4 +1,4 @@
-"""Bookkeeping of runs: the active one of a sandbox, and finished ones whose results are kept."""
+"""Bookkeeping of runs: the active ones of a sandbox, and finished ones whose results are kept."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.results import Fold, HeadTail
 
 if TYPE_CHECKING:
+    from guest.client.runs import Run
     from mcp_sandbox.views import RunView
 
 PREFIX = "run-"  # of run ids; the number counts the runs of a sandbox
@@ -22,8 +23,13 @@ PART_BYTES = 1024  # of Python's memory for each part of a result, besides its t
 class RunHandle:
     """One run from its start to its result. It does not depend on the call that started it."""
 
-    def __init__(self, run_id: str, timeout_s: float, fold: Fold) -> None:
+    def __init__(
+        self, run_id: str, timeout_s: float, fold: Fold, *, in_kernel: bool = True, stdin_open: bool = False
+    ) -> None:
         self.id = run_id
+        self.in_kernel = in_kernel  # it runs code, one after the other; commands run beside each other
+        self.stdin_open = stdin_open  # it takes input until that is closed
+        self.input_lock = anyio.Lock()  # held to send input: what several calls send does not mix
         self.timeout_s = timeout_s
         self.fold = fold
         self.began_at = anyio.current_time()
@@ -34,6 +40,8 @@ class RunHandle:
         self.result: RunView | None = None
         self.failure: SandboxError | None = None
         self.done = anyio.Event()
+        self.begun = anyio.Event()  # `events` is there, or never will be
+        self.events: Run | None = None  # while the machine runs it
         self.scope = anyio.CancelScope(deadline=self.began_at + timeout_s)  # its only deadline, and how it is stopped
 
     @property
@@ -66,6 +74,8 @@ class RunHandle:
         self.ended_at = anyio.current_time()
         self.log.close()
         self.fold = Fold(HeadTail(0, 0), HeadTail(0, 0), self.log)
+        self.events = None
+        self.begun.set()
         self.done.set()
 
     @cached_property
@@ -90,14 +100,19 @@ class LostRun:
 
 
 class RunHistory:
-    """The runs of one sandbox: the active one, and the newest finished ones."""
+    """The runs of one sandbox: the active ones, and the newest finished ones."""
 
     def __init__(self, max_runs: int, max_bytes: int) -> None:
-        self.current: RunHandle | None = None  # the active run
+        self.active: dict[str, RunHandle] = {}  # by id, oldest first
         self._max_runs = max_runs
         self._max_bytes = max_bytes
         self._count = 0
         self._kept: OrderedDict[str, RunHandle] = OrderedDict()
+
+    @property
+    def in_kernel(self) -> RunHandle | None:
+        """The active run that has the kernel."""
+        return next((run for run in self.active.values() if run.in_kernel), None)
 
     def next_id(self) -> str:
         """Return an id that no other run of this sandbox has."""
@@ -116,8 +131,8 @@ class RunHistory:
         Raises:
             RunNotFound: there was none, or its result is no longer kept.
         """
-        if self.current is not None and self.current.id == run_id:
-            return self.current
+        if run_id in self.active:
+            return self.active[run_id]
         if run_id in self._kept:
             return self._kept[run_id]
         number = run_id.removeprefix(PREFIX)

@@ -31,15 +31,17 @@ LOG_SLACK_BYTES = 64 * 1024  # for notes in the log, and for invalid UTF-8, whic
 STOP_BOUND_S = INTERRUPT_GRACE_S + 8.0  # killing a kernel and forking the next takes seconds under emulation
 
 
-def start(box: Sandbox, run: CheckedRun, output: OutputSettings) -> RunHandle:
-    """Start a run in `box`, where no other run is active. It continues in a task of the sandbox.
+def start(box: Sandbox, run: CheckedRun, output: OutputSettings, *, in_kernel: bool) -> RunHandle:
+    """Start a run in `box`, beside others unless it needs the kernel. It continues in a task of the sandbox.
 
     Raises:
         SandboxError: the sandbox is paused or over.
     """
     ends = output.head_bytes, output.tail_bytes
     log = OutputLog(2 * (output.live_bytes + output.tail_bytes) + LOG_SLACK_BYTES)
-    handle = RunHandle(box.runs.next_id(), run.timeout_s, Fold(HeadTail(*ends), HeadTail(*ends), log))
+    fold = Fold(HeadTail(*ends), HeadTail(*ends), log)
+    stdin_open = run.request.stdin_open
+    handle = RunHandle(box.runs.next_id(), run.timeout_s, fold, in_kernel=in_kernel, stdin_open=stdin_open)
     box.start_run(handle, lambda: _execute(box, handle, run, output))
     return handle
 
@@ -58,7 +60,8 @@ async def _result(box: Sandbox, handle: RunHandle, run: CheckedRun, output: Outp
     async with box.use() as lease:
         with _refusals():
             async with lease.agent.run(run.message(lease.template, output)) as events:
-                handle.sent = True
+                handle.sent, handle.events = True, events
+                handle.begun.set()
                 cut_short = await _drive(handle, events)
         ran_at = anyio.current_time()
         images = await _images(lease, fold.artifacts.values(), output)
@@ -155,7 +158,8 @@ async def _images(lease: Lease, artifacts: Iterable[Artifact], output: OutputSet
                 data = await read_all(lease.agent, artifact.path, room)
             except FileError:  # it was changed or removed since; the list of artifacts still names it
                 continue
-            if mime := image_mime(data):
+            shown_already = any(image.data == data for image in images)
+            if (mime := image_mime(data)) and not shown_already:
                 images.append(ImageView(path=artifact.path, mime_type=mime, data=data))
                 room -= len(data)
     return tuple(images)

@@ -39,14 +39,21 @@ _IMAGES = (  # types that models accept, by their first bytes
     (b"GIF89a", "image/gif"),
 )
 
-_REFUSALS: dict[str, Callable[[str], FileError]] = {  # by the agent's error code
-    "not_found": FileNotFound,
-    "is_directory": lambda path: WrongFileKind(path, "a directory"),
-    "not_a_file": lambda path: WrongFileKind(path, "not a regular file"),
-    "not_a_directory": lambda path: WrongFileKind(path, "not a directory"),
-    "no_space": SandboxDiskFull,
+DIRECTORY = "a directory"
+
+_REFUSALS: dict[str, Callable[[str, str], FileError]] = {  # by the agent's error code; of a path and its message
+    "not_found": lambda path, _: FileNotFound(path),
+    "is_directory": lambda path, _: WrongFileKind(path, DIRECTORY),
+    "not_a_file": lambda path, _: WrongFileKind(path, "not a regular file"),
+    "not_a_directory": lambda path, part: WrongFileKind(_part_of(path, part), "a file, not a directory"),
+    "no_space": lambda path, _: SandboxDiskFull(path),
     "denied": FileNotPermitted,
 }
+
+
+def _part_of(path: str, part: str) -> str:
+    """Return the part of a path that the agent names, if it is one."""
+    return part if f"{path}/".startswith(f"{part}/") else path
 
 
 def resolve(path: str, base: str = WORKSPACE) -> str:
@@ -88,9 +95,8 @@ def file_operation(path: str) -> Iterator[None]:
     except TimeoutError:
         raise FileTimeout(path, FILE_TIMEOUT_S) from None
     except RequestRefused as refusal:
-        if refusal.code in _REFUSALS:
-            raise _REFUSALS[refusal.code](path) from refusal
-        raise FileRefused(path, one_line(refusal.message, MAX_REASON_CHARS)) from refusal
+        message = one_line(refusal.message, MAX_REASON_CHARS)
+        raise _REFUSALS.get(refusal.code, FileRefused)(path, message) from refusal
 
 
 async def read_all(agent: AgentClient, path: str, max_bytes: int) -> bytes:

@@ -8,11 +8,14 @@ from functools import partial
 from guest.client.streams import ServeStream
 from mcp_sandbox.config import LimitSettings
 from mcp_sandbox.errors import BadRequest, PausedLimit
+from mcp_sandbox.machines.mapping import map_errors
 from mcp_sandbox.machines.provider import Frozen, Lease, Provider
+from mcp_sandbox.machines.unique import reseed_all
 from mcp_sandbox.sandboxes.admission import Ticket
 from mcp_sandbox.sandboxes.roster import Roster, all_or_none, all_ready
 from mcp_sandbox.sandboxes.run_calls import between_runs, check_no_run
 from mcp_sandbox.sandboxes.sandbox import Sandbox
+from mcp_sandbox.views.sandboxes import Reseed
 
 MAX_COPIES = 8  # of one fork
 
@@ -26,7 +29,7 @@ class Forks:
         self._limits = limits
         self._paused: Counter[str] = Counter()  # frozen states of each owner
 
-    async def fork(self, box: Sandbox, count: int) -> list[Sandbox]:
+    async def fork(self, box: Sandbox, count: int, reseed: Reseed) -> list[Sandbox]:
         """Return `count` copies of `box`, all of them ready; if one fails, there is none."""
         if not 1 <= count <= MAX_COPIES:
             raise BadRequest(f"count must be at least 1 and at most {MAX_COPIES}.")
@@ -42,7 +45,7 @@ class Forks:
                     frozen = await stack.enter_async_context(self._provider.freeze(lease))
                 box.network.closed_connections = frozen.closed_streams
                 for ticket, place in zip(tickets, places, strict=True):
-                    copies.append(self._add_copy(box, ticket, place, frozen))
+                    copies.append(self._add_copy(box, ticket, place, frozen, reseed))
                 await all_ready(copies)
             await all_ready(copies)  # a copy may have ended while the frozen state was removed
         return copies
@@ -62,15 +65,20 @@ class Forks:
                     await box.resume(self._roster.admitted(box.ticket, source))
         box.touch()
 
-    def _add_copy(self, box: Sandbox, ticket: Ticket, place: AsyncExitStack, frozen: Frozen) -> Sandbox:
+    def _add_copy(self, box: Sandbox, ticket: Ticket, place: AsyncExitStack, frozen: Frozen, reseed: Reseed) -> Sandbox:
         network = self._roster.new_network(box.owner, box.network.grant)
         network.closed_connections = frozen.closed_streams
-        source = self._copy(place, frozen, network.serve_stream)
+        source = self._copy(place, frozen, network.serve_stream, reseed)
         return self._roster.add(box.template, box.lifespan, ticket, source, network)
 
     @asynccontextmanager
-    async def _copy(self, place: AsyncExitStack, frozen: Frozen, serve: ServeStream | None) -> AsyncIterator[Lease]:
+    async def _copy(
+        self, place: AsyncExitStack, frozen: Frozen, serve: ServeStream | None, reseed: Reseed
+    ) -> AsyncIterator[Lease]:
         async with place.pop_all(), self._provider.thaw(frozen, copy=True, serve_stream=serve) as lease:
+            if reseed == "all":
+                with map_errors():
+                    await reseed_all(lease)
             yield lease
 
     @asynccontextmanager

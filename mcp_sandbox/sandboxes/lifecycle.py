@@ -21,7 +21,7 @@ class State(StrEnum):
 
     CREATING = "creating"  # waiting for a place or for its machine
     READY = "ready"
-    RUNNING = "running"  # a run is active
+    RUNNING = "running"  # at least one run is active
     PAUSED = "paused"
     CLOSING = "closing"  # no longer usable; its machine is being torn down
     CLOSED = "closed"
@@ -72,7 +72,7 @@ class Ending:
     reason: str = ""
     one_off: bool = False
     unused: bool = False  # its machine never received code
-    lost_run: LostRun | None = None  # the run that was active when the machine was lost
+    lost_runs: tuple[LostRun, ...] = ()  # the runs that were active when the machine was lost, oldest first
 
     def error(self) -> SandboxError:
         """Return the error for a caller who wants to use the sandbox."""
@@ -81,7 +81,7 @@ class Ending:
                 return SandboxExpired(self.sandbox_id, self.reason)
             case End.LOST:
                 kind = MachineLost if not self.one_off else RunNotStarted if self.unused else RunLost
-                run_id = self.lost_run.id if self.lost_run is not None and len(self.lost_run.log) else None
+                run_id = next((run.id for run in self.lost_runs if len(run.log)), None)
                 return kind(self.sandbox_id, self.reason, run_id)
             case _:
                 return SandboxClosed(self.sandbox_id, self.reason)

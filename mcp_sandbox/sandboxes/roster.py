@@ -22,9 +22,10 @@ from mcp_sandbox.sandboxes.lifecycle import OVER, End, Ending, Lifespan
 from mcp_sandbox.sandboxes.machine_slot import MachineSource
 from mcp_sandbox.sandboxes.networks import OFFLINE, Grant, Network, Networks
 from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
+from templates.model import MachineSize
 
 MAX_ENDINGS = 256  # ended sandboxes whose end can still be explained
-MAX_LOST_RUNS = 16  # of them, those whose lost run can still be read: a log takes up to a megabyte
+MAX_LOST_RUNS = 16  # of them that can still be read: a log takes up to a megabyte
 
 
 class Endings:
@@ -40,9 +41,10 @@ class Endings:
         self._endings[ending.sandbox_id] = ending
         if len(self._endings) > MAX_ENDINGS:
             self._endings.popitem(last=False)
-        lost = [ending for ending in self._endings.values() if ending.lost_run is not None]
-        for old in lost[:-MAX_LOST_RUNS]:
-            self._endings[old.sandbox_id] = replace(old, lost_run=None)
+        left = MAX_LOST_RUNS
+        for newest in [ending for ending in reversed(self._endings.values()) if ending.lost_runs]:
+            self._endings[newest.sandbox_id] = replace(newest, lost_runs=newest.lost_runs[:left])
+            left -= min(left, len(newest.lost_runs))
 
     def find(self, owner: str, sandbox_id: str) -> Ending | None:
         """Return how the owner's sandbox ended, if that is still known."""
@@ -121,7 +123,14 @@ class Roster(AsyncContextManagerMixin):
     # -- opening -------------------------------------------------------------------------------------------
 
     async def open(
-        self, owner: str, template: str | None, span: Lifespan, *, one_off: bool, grant: Grant = OFFLINE
+        self,
+        owner: str,
+        template: str | None,
+        span: Lifespan,
+        *,
+        one_off: bool,
+        grant: Grant = OFFLINE,
+        size: MachineSize | None = None,
     ) -> Sandbox:
         """Create a sandbox with its own machine, and wait until it is ready.
 
@@ -129,10 +138,12 @@ class Roster(AsyncContextManagerMixin):
             SandboxError: there is none.
         """
         name = template or self._settings.template
-        host_mb = find_template(self._catalogue, name).machine.host_mb
-        ticket = Ticket(owner, host_mb, short_lived=one_off, quota=self.current_quota())
+        own = find_template(self._catalogue, name).machine
+        ticket = Ticket(owner, (size or own).host_mb, short_lived=one_off, quota=self.current_quota())
         network = self.new_network(owner, grant)
-        request = MachineRequest(name, owner, network=grant.mode, serve_stream=network.serve_stream)
+        request = MachineRequest(
+            name, owner, None if size == own else size, network=grant.mode, serve_stream=network.serve_stream
+        )
         source = self.admitted(ticket, self._provider.acquire(request))
         box = self.add(name, span, ticket, source, network, one_off=one_off)
         with all_or_none([box]):

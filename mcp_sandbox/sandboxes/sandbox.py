@@ -20,6 +20,7 @@ from vmm.types import CpuPriority
 from websearch.access import Access
 
 LONG_USE_S = 2.0  # a use that takes longer yields to short ones of other sandboxes
+LULL_S = 0.1  # without use, before a machine yields to all others: a client's next run often comes sooner
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class Sandbox:
         self.created = self.last_used = anyio.current_time()
         self.slot = MachineSlot(source)
         self.runs = runs
-        self.run_lock = anyio.Lock()  # held to start a run, and to fork, pause or resume: one at a time
+        self.kernel_lock = anyio.Lock()  # held by a call that waits for its code: the next one waits
+        self.start_lock = anyio.Lock(fast_acquire=True)  # held to start a run, and to fork, pause or resume
         self.ended = anyio.Event()  # nothing of it is left
         self.ending: Ending | None = None  # once it is over
         self._observer = observer
@@ -78,7 +80,7 @@ class Sandbox:
         self._uses: set[anyio.CancelScope] = set()
         self._terminals: set[anyio.CancelScope] = set()  # uses that an exclusive one ends
         self._unused = anyio.Event()
-        self._long_use: asyncio.TimerHandle  # of the current use
+        self._next_priority: asyncio.TimerHandle | None = None  # sets the machine's CPU priority later
         self._entrance = anyio.Lock(fast_acquire=True)  # passed by every use, held by an exclusive one
 
     # -- state ---------------------------------------------------------------------------------------------
@@ -108,15 +110,15 @@ class Sandbox:
         if self.state in OVER:
             return
         self._move(State.LOST if end is End.LOST else State.CLOSING)
-        run = self.runs.current if end is End.LOST else None
+        runs = list(self.runs.active.values()) if end is End.LOST else []
         self.ending = Ending(
             self.id,
             self.owner,
             end,
             reason,
             one_off=self.one_off,
-            unused=run is None or not run.sent,
-            lost_run=None if run is None else LostRun(run.id, run.log, run.elapsed_s),
+            unused=not any(run.sent for run in runs),
+            lost_runs=tuple(LostRun(run.id, run.log, run.elapsed_s) for run in runs),
         )
         self.ticket.short_lived = True
         self._over.set()
@@ -182,7 +184,7 @@ class Sandbox:
 
     @asynccontextmanager
     async def use_alone(self) -> AsyncIterator[Lease]:
-        """Like `use`, once all other uses are over; new ones wait. The caller keeps runs out with `run_lock`.
+        """Like `use`, once all other uses are over; new ones wait. The caller keeps runs out with `start_lock`.
 
         Terminals are closed, because nothing else would end them.
         """
@@ -213,8 +215,7 @@ class Sandbox:
     async def _use(self) -> AsyncIterator[Lease]:
         lease = self.usable()
         with anyio.CancelScope() as scope:
-            if not self._uses:
-                self._begin_use(lease.machine)
+            self._begin_use(lease.machine)
             self._uses.add(scope)
             try:
                 yield lease
@@ -233,14 +234,19 @@ class Sandbox:
             raise self.error()
 
     def _begin_use(self, machine: LeasedMachine) -> None:
+        """Give the machine CPU for a short use, also beside a long one."""
         machine.prioritize(CpuPriority.INTERACTIVE)
-        later = asyncio.get_running_loop().call_later
-        self._long_use = later(LONG_USE_S, machine.prioritize, CpuPriority.BATCH)
+        self._prioritize_later(LONG_USE_S, machine, CpuPriority.BATCH)
 
     def _end_use(self, machine: LeasedMachine) -> None:
         """Leave little CPU to what the sandbox's code has left running."""
-        self._long_use.cancel()
-        machine.prioritize(CpuPriority.UNUSED)
+        self._prioritize_later(LULL_S, machine, CpuPriority.UNUSED)
+
+    def _prioritize_later(self, after_s: float, machine: LeasedMachine, priority: CpuPriority) -> None:
+        if self._next_priority is not None:
+            self._next_priority.cancel()
+        later = asyncio.get_running_loop().call_later
+        self._next_priority = later(after_s, machine.prioritize, priority)
 
     def touch(self) -> None:
         """Restart the idle timeout after a use that needs no machine.
@@ -288,13 +294,14 @@ class Sandbox:
                 self._end_run(run)
 
         self.usable()
-        self._move(State.RUNNING)
-        self.runs.current = run
+        if self.state is not State.RUNNING:
+            self._move(State.RUNNING)
+        self.runs.active[run.id] = run
         self.slot.start_task(execute, name=f"{run.id} in {self.id}")
 
     def _end_run(self, run: RunHandle) -> None:
-        self.runs.current = None
-        if self.state is State.RUNNING:
+        del self.runs.active[run.id]
+        if self.state is State.RUNNING and not self.runs.active:
             self._move(State.READY)
         if run.result is not None and run.result.state == "lost":
             self._unreported_loss = run
@@ -325,7 +332,7 @@ class Sandbox:
     # -- pausing -------------------------------------------------------------------------------------------
 
     async def pause(self, freeze: Callable[[Lease], AbstractAsyncContextManager[Frozen]]) -> None:
-        """Freeze the machine and let it go. The caller holds `run_lock`.
+        """Freeze the machine and let it go. The caller holds `start_lock`.
 
         Cancelled before the state is saved, it changes nothing; after that, the sandbox is paused in any case.
 
@@ -341,7 +348,7 @@ class Sandbox:
         await machine_ended.wait()
 
     async def resume(self, source: MachineSource) -> None:
-        """Continue with the machine that `source` thaws. The caller holds `run_lock`.
+        """Continue with the machine that `source` thaws. The caller holds `start_lock`.
 
         Raises:
             SandboxError: there is no machine; the sandbox is still paused, or over.

@@ -4,9 +4,10 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Self
+from typing import NoReturn, Self
 
 from anyio import AsyncContextManagerMixin
+from anyio.abc import ByteStream
 
 from guest.client.messages import FileChunk, Listing
 from guest.client.terminals import Size, Terminal
@@ -14,7 +15,16 @@ from guest.client.wire import one_line
 from guest.errors import RequestRefused
 from guest.places import OUTPUTS
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import FileTooLarge, HostNotReady, RunLimit, RunNotStarted, SandboxNotFound, TerminalRefused
+from mcp_sandbox.errors import (
+    FileTooLarge,
+    HostNotReady,
+    PortRefused,
+    RunLimit,
+    RunNotStarted,
+    SandboxNotFound,
+    TerminalClosed,
+    TerminalRefused,
+)
 from mcp_sandbox.machines.provider import Provider, find_template
 from mcp_sandbox.runs.requests import CheckedRun, RunRequest, check_request
 from mcp_sandbox.sandboxes.admission import NO_QUOTA, Admission, Quota, owner_limit
@@ -29,10 +39,12 @@ from mcp_sandbox.sandboxes.file_access import (
 )
 from mcp_sandbox.sandboxes.forks import Forks
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, End, State, lifespan
+from mcp_sandbox.sandboxes.missing_modules import with_missing_module
 from mcp_sandbox.sandboxes.networks import Networks
 from mcp_sandbox.sandboxes.roster import Roster
-from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_output, run_and_wait, stop_run
+from mcp_sandbox.sandboxes.run_calls import Report, lost_view, read_output, run_and_wait, stop_run, write_stdin
 from mcp_sandbox.sandboxes.sandbox import Observer, Sandbox
+from mcp_sandbox.sandboxes.sizes import size_within
 from mcp_sandbox.sandboxes.view import view_of
 from mcp_sandbox.views import (
     ArtifactList,
@@ -43,11 +55,13 @@ from mcp_sandbox.views import (
     RunView,
     SandboxList,
     SandboxView,
+    SentInput,
     TemplateView,
     UnpackedArchive,
     WrittenFile,
     first_page,
 )
+from mcp_sandbox.views.sandboxes import Reseed
 from mcp_sandbox.web.fetching import FetchRequest, file_name
 from mcp_sandbox.web.web import Web
 from vmm.types import NetworkMode
@@ -114,10 +128,14 @@ class SandboxService(AsyncContextManagerMixin):
         *,
         ttl_s: float | None = None,
         idle_s: float | None = None,
+        memory_mb: int | None = None,
+        cpus: int | None = None,
         network: NetworkMode = NetworkMode.NONE,
         allow_domains: Sequence[str] | None = None,
     ) -> SandboxView:
         """Create a sandbox and wait until it is ready. With `allow_domains`, it may reach only these.
+
+        Its memory and CPUs are the template's, unless they are given.
 
         Raises:
             BadRequest, LimitReached, NetworkRefused, TemplateNotBuilt, UnknownTemplate, UnusableTemplate, HostNotReady,
@@ -126,7 +144,8 @@ class SandboxService(AsyncContextManagerMixin):
         span = lifespan(self.settings.lifetime, ttl_s, idle_s)
         definition = find_template(self._catalogue, template or self.settings.template)
         grant = self._networks.grant(definition, network, allow_domains)
-        return view_of(await self._roster.open(owner, template, span, one_off=False, grant=grant))
+        size = size_within(self.settings.limits, definition.machine, memory_mb, cpus)
+        return view_of(await self._roster.open(owner, template, span, one_off=False, grant=grant, size=size))
 
     def sandboxes(self, owner: str) -> list[SandboxView]:
         """Return the owner's sandboxes, oldest first."""
@@ -161,8 +180,8 @@ class SandboxService(AsyncContextManagerMixin):
 
     async def runs_ended(self) -> None:
         """Return when no run of any owner is active."""
-        while active := next(filter(None, (box.runs.current for box in self._roster.all())), None):
-            await active.done.wait()
+        while active := [run for box in self._roster.all() for run in box.runs.active.values()]:
+            await active[0].done.wait()
 
     async def close(self, owner: str, sandbox_id: str) -> bool:
         """End a sandbox and wait until nothing of it is left; False if it had ended before.
@@ -176,14 +195,14 @@ class SandboxService(AsyncContextManagerMixin):
 
     # -- forks and pauses ----------------------------------------------------------------------------------
 
-    async def fork(self, owner: str, sandbox_id: str, count: int) -> list[SandboxView]:
+    async def fork(self, owner: str, sandbox_id: str, count: int, reseed: Reseed = "global") -> list[SandboxView]:
         """Copy a sandbox as it is now, `count` times or not at all. The sandbox itself goes on.
 
         Raises:
             BadRequest, SandboxNotFound, SandboxBusy, SandboxPaused, CannotFreeze, LimitReached, SandboxError:
                 nothing was copied.
         """
-        return [view_of(copy) for copy in await self._forks.fork(self._roster.find(owner, sandbox_id), count)]
+        return [view_of(copy) for copy in await self._forks.fork(self._roster.find(owner, sandbox_id), count, reseed)]
 
     async def pause(self, owner: str, sandbox_id: str) -> SandboxView:
         """Freeze a sandbox and give its memory back to the host. Its idle timeout stops, its maximum age does not.
@@ -228,6 +247,7 @@ class SandboxService(AsyncContextManagerMixin):
         The fresh sandbox of a run that is left in the background stays.
         """
         limits = self.settings.runs
+        background |= request.stdin_open  # its input needs a run_id
         checked = check_request(request, limits, limits.max_timeout_s if background else limits.timeout_s)
         until = checked.asked_at + (0 if background else limits.foreground_s)
         return await self._run(checked, until, report)
@@ -257,7 +277,8 @@ class SandboxService(AsyncContextManagerMixin):
         if box.ending is not None:
             return lost_view(box.ending, run_id, output, offset)
         box.touch()
-        return await read_output(box, run_id, output, offset, wait_s, report, full_page=full_page)
+        progress = await read_output(box, run_id, output, offset, wait_s, report, full_page=full_page)
+        return with_missing_module(progress, box.template, self._catalogue)
 
     async def stop_run(self, owner: str, sandbox_id: str, run_id: str) -> RunView:
         """Stop a run and return its result.
@@ -267,7 +288,19 @@ class SandboxService(AsyncContextManagerMixin):
         """
         box = self._roster.find(owner, sandbox_id)
         box.touch()
-        return await stop_run(box, run_id)
+        return with_missing_module(await stop_run(box, run_id), box.template, self._catalogue)
+
+    async def write_stdin(
+        self, owner: str, sandbox_id: str, run_id: str, data: bytes, *, close: bool = False
+    ) -> SentInput:
+        """Send input to a run that was started with `stdin_open`, and with `close` tell it that no more comes.
+
+        Raises:
+            SandboxNotFound, RunNotFound, StdinClosed, StdinFull, MachineLost: as their names say.
+        """
+        box = self._roster.find(owner, sandbox_id)
+        box.touch()
+        return await write_stdin(box, run_id, data, close=close)
 
     async def _run(self, run: CheckedRun, until: float, report: Report | None) -> RunView | RunProgress:
         request = run.request
@@ -295,13 +328,23 @@ class SandboxService(AsyncContextManagerMixin):
     async def _run_in(
         self, box: Sandbox, run: CheckedRun, until: float, report: Report | None
     ) -> RunView | RunProgress:
-        return await run_and_wait(box, run, self.settings.output, until, report, self._check_run_limit)
+        result = await run_and_wait(box, run, self.settings.output, until, report, self._admit)
+        return with_missing_module(result, box.template, self._catalogue)
+
+    def _admit(self, box: Sandbox) -> None:
+        """Raise RunLimit if no other run may start in the sandbox now."""
+        self._check_run_limit(box.owner)
+        if len(box.runs.active) >= (limit := self.settings.runs.concurrent):
+            self._refuse_run("runs.concurrent", limit)
 
     def _check_run_limit(self, owner: str) -> None:
         setting, limit = owner_limit("runs", self._roster.current_quota().runs, self.settings.limits.owner_runs)
-        if limit is not None and sum(box.runs.current is not None for box in self._roster.of(owner)) >= limit:
-            self._observer.limit_refused(setting)
-            raise RunLimit(setting, limit)
+        if limit is not None and sum(len(box.runs.active) for box in self._roster.of(owner)) >= limit:
+            self._refuse_run(setting, limit)
+
+    def _refuse_run(self, setting: str, limit: int) -> NoReturn:
+        self._observer.limit_refused(setting)
+        raise RunLimit(setting, limit)
 
     @asynccontextmanager
     async def terminal(self, owner: str, sandbox_id: str, size: Size, term: str) -> AsyncIterator[Terminal]:
@@ -316,6 +359,22 @@ class SandboxService(AsyncContextManagerMixin):
                     yield terminal
             except RequestRefused as refusal:
                 raise TerminalRefused(sandbox_id, one_line(refusal.message, MAX_REASON_CHARS)) from refusal
+
+    @asynccontextmanager
+    async def connect(self, owner: str, sandbox_id: str, port: int) -> AsyncIterator[ByteStream]:
+        """Connect to a port on the loopback of a sandbox, in every network mode. The sandbox is in use meanwhile.
+
+        Raises:
+            SandboxNotFound, PortRefused, SandboxError: there is no connection, or no longer.
+        """
+        box = self._roster.find(owner, sandbox_id)
+        try:
+            async with box.use_for_terminal() as lease, lease.agent.connect(port) as stream:
+                yield stream
+        except RequestRefused as refusal:
+            raise PortRefused(sandbox_id, port, one_line(refusal.message, MAX_REASON_CHARS)) from refusal
+        except TerminalClosed as closed:
+            raise PortRefused(sandbox_id, port, "the sandbox was forked or paused") from closed
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -332,15 +391,15 @@ class SandboxService(AsyncContextManagerMixin):
         async with self._roster.find(owner, sandbox_id).use() as lease:
             return await read_all(lease.agent, resolve(path), limit)
 
-    async def write(self, owner: str, sandbox_id: str, path: str, data: bytes) -> WrittenFile:
-        """Create or replace a file, atomically."""
+    async def write(self, owner: str, sandbox_id: str, path: str, data: bytes, *, append: bool = False) -> WrittenFile:
+        """Create or replace a file, or append to it, atomically."""
         where = resolve(path)
         limit = self.settings.files.max_write_bytes
         if len(data) > limit:
             raise FileTooLarge(where, len(data), limit)
         async with self._roster.find(owner, sandbox_id).use() as lease:
             with file_operation(where):
-                info = await lease.agent.write(where, data)
+                info = await lease.agent.write(where, data, append=append)
         return WrittenFile(path=info.path, size=info.size)
 
     async def write_parts(self, owner: str, sandbox_id: str, path: str, parts: AsyncIterable[bytes]) -> WrittenFile:
@@ -389,10 +448,12 @@ class SandboxService(AsyncContextManagerMixin):
             TemplateView(
                 name=name,
                 title=template.title,
+                description=template.description,
                 language=template.language,
                 memory_mb=template.machine.memory_mb,
                 vcpus=template.machine.vcpus,
                 disk_mb=template.machine.disk_mb,
+                packages=list(template.packages),
             )
             for name, template in self._catalogue.templates().items()
         ]

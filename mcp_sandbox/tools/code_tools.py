@@ -46,21 +46,18 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
 
 
 def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> None:
-    shown = settings.output.head_bytes + settings.output.tail_bytes
-
     @mcp.tool(
         title="Run code",
         description=(
-            "Run code in an isolated sandbox, in its template's language: Python, C++, Go or shell. "
-            "Returns stdout, stderr, new artifacts and the first images. Python adds the value of the last expression "
-            "and the traceback; C++ and Go add compiler output, times, peak memory and a verdict for each test case. "
-            "With sandbox_id, the sandbox keeps files and, in Python, variables and imports between runs. Without it, "
-            "the code runs once in a one-off sandbox and nothing is kept. "
-            f"The working directory is {WORKSPACE}. Every file in {OUTPUTS} is an artifact; matplotlib figures are "
-            "saved there automatically. A run over its time limit is interrupted (Python keeps its variables), or "
-            "killed if it does not react (variables are lost, files are kept). Results show up to "
-            f"{shown:,} bytes of each stream, its start and its end, and say how to read the rest. "
-            f"After {settings.runs.foreground_s:g} s a run continues in the background: the result has its run_id for "
+            "Run code in an isolated sandbox, in its template's language: Python, JavaScript, R, C++, Go, Java or "
+            "shell. Returns stdout, stderr, new artifacts and the first images. Python, JavaScript and R add the value "
+            "of the last expression and the traceback; C++, Go and Java add compiler output, times, peak memory and a "
+            "verdict for each test case. With sandbox_id, files and, in Python, JavaScript and R, variables are kept "
+            "for later runs. Without it, the code runs in a one-off sandbox and nothing is kept. "
+            f"The working directory is {WORKSPACE}. Files in {OUTPUTS} are artifacts; figures of matplotlib and R are "
+            "saved there automatically. A run over its time limit is interrupted (variables are kept), or killed if "
+            "it does not react (files are kept). Long output is cut in the middle; the result says how to read it. "
+            f"After {settings.runs.foreground_s:g} s a run continues in the background: use its run_id with "
             f"read_output and stop_run. {network_of(settings)}"
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False, open_world=may_be_online(settings)),
@@ -68,7 +65,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
     )
     async def run_code(
         ctx: ToolContext,
-        code: Annotated[str, Field(description=f"Source code, at most {settings.runs.max_code_bytes:,} bytes.")],
+        code: Annotated[str, Field(description="Source code.")],
         sandbox_id: SandboxId | None = None,
         template: OneOffTemplate = None,
         timeout_s: Annotated[float | None, timeout_field(settings)] = None,
@@ -80,7 +77,7 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             Field(
                 min_length=1,
                 max_length=MAX_CASES,
-                description="C++, Go: test cases; compiled once, then run and judged one by one.",
+                description="C++, Go, Java: test cases; compiled once, then run and judged one by one.",
             ),
         ] = None,
         case_timeout_s: Annotated[
@@ -88,15 +85,15 @@ def _register_run_code(mcp: MCPServer[SandboxService], settings: Settings) -> No
             Field(gt=0, le=settings.runs.max_timeout_s, description="Time limit of each case in seconds; default 10."),
         ] = None,
         memory_limit_mb: Annotated[
-            int | None, Field(ge=MIN_MEMORY_MB, description="C++, Go: memory limit of the program.")
+            int | None, Field(ge=MIN_MEMORY_MB, description="C++, Go, Java: memory limit of the program.")
         ] = None,
         flags: Annotated[
             list[str] | None,
-            Field(max_length=MAX_FLAGS, description="C++: replace -O2 -std=c++20. Go: flags of go build."),
+            Field(max_length=MAX_FLAGS, description="Added to g++ -O2 -std=c++23, go build or javac."),
         ] = None,
         sanitize: Annotated[
             list[Literal["address", "undefined", "thread"]] | None,
-            Field(max_length=len(SANITIZERS), description="C++: sanitizers."),
+            Field(max_length=len(SANITIZERS), description="C++: sanitizers. Go: thread, the race detector."),
         ] = None,
     ) -> CallToolResult:
         request = CodeRun(
@@ -120,10 +117,9 @@ def _register_read_output(mcp: MCPServer[SandboxService], settings: Settings) ->
     @mcp.tool(
         title="Read output",
         description=(
-            "Read the output of a background run, during the run or after it: stdout and stderr in order of arrival, "
-            f"up to {settings.output.page_bytes:,} bytes from a byte offset. Notes mark missing bytes. The last line "
-            "says whether the run is active and which offset to read next. When the run is over and all output has "
-            "been read, values, traceback, artifacts and images follow. "
+            "Read the output of a background run, during the run or after it: stdout and stderr in order of arrival. "
+            "The last line says whether the run is active and which offset to read next. After the last output of a "
+            "run that is over, values, traceback, artifacts and images follow. "
             f"A live sandbox keeps its last {settings.runs.kept} results."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
@@ -154,9 +150,8 @@ def _register_stop_run(mcp: MCPServer[SandboxService]) -> None:
     @mcp.tool(
         title="Stop run",
         description=(
-            "Stop a run and return its result as run_code would. The run is interrupted (variables are kept), or "
-            "killed if it does not react (variables are lost, files are kept). If it is already over, this only "
-            "returns its result."
+            "Stop a run and return its result. The run is interrupted (variables are kept), or killed if it does not "
+            "react (files are kept). If it is already over, this only returns its result."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=True),
         structured_output=False,

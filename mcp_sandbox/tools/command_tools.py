@@ -23,9 +23,10 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             "Run a shell command (bash if the template has it, else sh) in an isolated sandbox and return "
             "stdout, stderr, the exit code and new artifacts. With sandbox_id, files persist, and the command starts "
             f"in the directory (at first {WORKSPACE}) and with the exported variables that the last command left. "
-            "Without it, the command runs once in a one-off sandbox and nothing is kept. Processes that the command "
-            "leaves running end with it, unless keep_processes is true; then their output comes with the next "
-            f"command's. Time limits, long output, long runs and artifacts work as in run_code. {network_of(settings)}"
+            "Without it, the command runs in a one-off sandbox and nothing is kept. Processes that it leaves running "
+            "end with it, unless keep_processes is true; then their output comes with a later command's. Commands run "
+            "beside each other and beside code: start a server with background=true. "
+            f"Everything else works as in run_code. {network_of(settings)}"
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=False, open_world=may_be_online(settings)),
         structured_output=False,

@@ -37,8 +37,13 @@ def owner_of(_ctx: ToolContext) -> str:
     return current_owner()
 
 
-def reporter(ctx: ToolContext) -> Report:
-    """Return a function that reports a run's age and its latest line to the client; the total is unknown."""
+def reporter(ctx: ToolContext) -> Report | None:
+    """Return a function that reports a run's age and its latest line to a client that asked for progress.
+
+    The total is unknown.
+    """
+    if "progress_token" not in (ctx.request_context.meta or {}):
+        return None
 
     async def report(elapsed_s: float, line: str) -> None:
         await ctx.report_progress(elapsed_s, None, line)
@@ -56,12 +61,14 @@ def tool_errors() -> Iterator[None]:
 
 
 def hints(*, read_only: bool, destructive: bool, idempotent: bool, open_world: bool = False) -> ToolAnnotations:
-    """Return a tool's annotations. Only the web tools, and code that the operator allows to, reach an open world."""
+    """Return a tool's annotations. Only the web tools, and code that the operator allows to, reach an open world.
+
+    What the protocol assumes anyway is left out: clients count the tokens.
+    """
+    if read_only:  # the next two have no meaning then
+        return ToolAnnotations(read_only_hint=True, open_world_hint=open_world)
     return ToolAnnotations(
-        read_only_hint=read_only,
-        destructive_hint=destructive,
-        idempotent_hint=idempotent,
-        open_world_hint=open_world,
+        destructive_hint=destructive, idempotent_hint=True if idempotent else None, open_world_hint=open_world
     )
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate
 
-from mcp_types import ImageContent, ResourceLink, TextContent
+from mcp_types import BlobResourceContents, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
 from mcp_sandbox.views import ArtifactView, ImageView
 
@@ -18,6 +18,12 @@ def text_block(text: str) -> TextContent:
 def image_block(image: ImageView) -> ImageContent:
     """Return an image for the model."""
     return ImageContent(type="image", data=base64.b64encode(image.data).decode(), mime_type=image.mime_type)
+
+
+def blob_block(uri: str, mime_type: str, data: bytes) -> EmbeddedResource:
+    """Return bytes of a file, which clients save or hand on."""
+    blob = base64.b64encode(data).decode()
+    return EmbeddedResource(type="resource", resource=BlobResourceContents(uri=uri, mime_type=mime_type, blob=blob))
 
 
 def link_block(artifact: ArtifactView) -> ResourceLink:

@@ -15,61 +15,59 @@ from mcp_sandbox.errors import BadRequest, FileError, SandboxError, SandboxNotFo
 from mcp_sandbox.sandboxes.file_access import resolve
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import ListOffset, SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
-from mcp_sandbox.tools.file_content import decoded, file_blocks
+from mcp_sandbox.tools.file_content import MAX_BLOB_BYTES, Encoding, Reading, decoded, read_part
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
-from mcp_sandbox.views import ArtifactList, FileList, WrittenFile, with_next_step
+from mcp_sandbox.views import FILE_META, ArtifactList, FileList, WrittenFile, with_next_step
 
 WorkspacePath = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=4095,
-        description=f"Path in the sandbox, absolute or relative to {WORKSPACE}.",
-    ),
+    str, Field(min_length=1, max_length=4095, description=f"Absolute, or relative to {WORKSPACE}.")
 ]
-ArtifactPath = Annotated[
-    str,
-    Field(min_length=1, max_length=4095, description=f"Path of an artifact, absolute or relative to {OUTPUTS}."),
-]
-Offset = Annotated[int, Field(ge=0, lt=2**63, description="Byte offset in the file.")]
+ArtifactPath = Annotated[str, Field(min_length=1, max_length=4095, description=f"Absolute, or relative to {OUTPUTS}.")]
+Offset = Annotated[int, Field(ge=0, lt=2**63, description="Byte to begin with.")]
+ReadEncoding = Annotated[Encoding, Field(description="base64: also text and images.")]
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     """Add these tools and the resource."""
-    limit = Field(ge=1, le=settings.output.page_bytes, description="Most bytes of text to return.")
-    _register_workspace(mcp, settings, limit)
-    _register_artifacts(mcp, settings, limit)
+    limit = Field(
+        ge=1,
+        le=MAX_BLOB_BYTES,
+        description=f"Most bytes; of text at most {settings.output.page_bytes}.",
+    )
+    _register_writing(mcp, settings)
+    _register_reading(mcp, settings, limit)
+    _register_artifacts(mcp, limit)
     _register_resource(mcp)
 
 
-def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
+def _register_writing(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Write file",
         description=(
-            "Create or replace a file in a sandbox; missing directories are created. "
-            f"At most {settings.files.max_write_bytes:,} bytes."
+            "Write a file in a sandbox, and its missing directories. "
+            f"At most {settings.files.max_write_bytes:,} bytes at once; append more."
         ),
-        annotations=hints(read_only=False, destructive=True, idempotent=True),
+        annotations=hints(read_only=False, destructive=True, idempotent=False),
     )
     async def write_file(
         ctx: ToolContext,
         sandbox_id: SandboxId,
         path: WorkspacePath,
-        content: Annotated[str, Field(description="Whole content of the file.")],
-        encoding: Annotated[
-            Literal["text", "base64"],
-            Field(description="text: written as UTF-8; base64: decoded first."),
-        ] = "text",
+        content: Annotated[str, Field(description="Text, or base64.")],
+        encoding: Annotated[Literal["text", "base64"], Field(description="base64: content is decoded first.")] = "text",
+        append: Annotated[bool, Field(description="Add to the end instead of replacing the file.")] = False,
     ) -> WrittenFile:
         with tool_errors():
             data = _bytes_of(content, encoding)
-            return await service_of(ctx).write(owner_of(ctx), sandbox_id, path, data)
+            return await service_of(ctx).write(owner_of(ctx), sandbox_id, path, data, append=append)
 
+
+def _register_reading(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
     @mcp.tool(
         title="Read file",
         description=(
-            f"Read a file of a sandbox: text in parts of up to {settings.output.page_bytes:,} bytes (the answer says "
-            "how to read on), images as images, other binary files as resource links."
+            "Read a file of a sandbox: text, images as images, other files as base64. Long files come in parts; the "
+            "answer says how to read on."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
         structured_output=False,
@@ -79,16 +77,17 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
         sandbox_id: SandboxId,
         path: WorkspacePath,
         offset: Offset = 0,
-        limit: Annotated[int, limit_field] = settings.output.page_bytes,
+        limit: Annotated[int | None, limit_field] = None,
+        encoding: ReadEncoding = "auto",
     ) -> CallToolResult:
         with tool_errors():
-            return await _shown(ctx, sandbox_id, resolve(path), offset, limit, "read_file")
+            return await _shown(ctx, Reading("read_file", sandbox_id, resolve(path), offset, limit, encoding))
 
     @mcp.tool(
         title="List files",
         description=(
-            f"List a directory in a sandbox: up to {settings.files.max_entries} entries or "
-            f"{settings.output.page_bytes:,} bytes at a time; next_offset says how to go on."
+            f"List a directory of a sandbox, {settings.files.max_entries} entries at a time; next_offset is the next "
+            "offset."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
@@ -103,12 +102,11 @@ def _register_workspace(mcp: MCPServer[SandboxService], settings: Settings, limi
             return await service_of(ctx).list_files(owner_of(ctx), sandbox_id, path, recursive=recursive, offset=offset)
 
 
-def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limit_field: FieldInfo) -> None:
+def _register_artifacts(mcp: MCPServer[SandboxService], limit_field: FieldInfo) -> None:
     @mcp.tool(
         title="List artifacts",
         description=(
-            f"List the artifacts of a sandbox: all files in {OUTPUTS}, up to {settings.output.page_bytes:,} bytes at a "
-            "time; next_offset says how to go on. They are deleted with the sandbox."
+            f"List the artifacts of a sandbox, in pages: all files in {OUTPUTS}. They are deleted with the sandbox."
         ),
         annotations=hints(read_only=True, destructive=False, idempotent=True),
     )
@@ -118,11 +116,7 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
 
     @mcp.tool(
         title="Read artifact",
-        description=(
-            f"Read an artifact, a file in {OUTPUTS}: images as images, text in parts of up to "
-            f"{settings.output.page_bytes:,} bytes (the answer says how to read on), other binary files as resource "
-            "links."
-        ),
+        description=f"Read an artifact, a file in {OUTPUTS}, as read_file does.",
         annotations=hints(read_only=True, destructive=False, idempotent=True),
         structured_output=False,
     )
@@ -131,7 +125,8 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
         sandbox_id: SandboxId,
         path: ArtifactPath,
         offset: Offset = 0,
-        limit: Annotated[int, limit_field] = settings.output.page_bytes,
+        limit: Annotated[int | None, limit_field] = None,
+        encoding: ReadEncoding = "auto",
     ) -> CallToolResult:
         with tool_errors():
             where = resolve(path, OUTPUTS)
@@ -139,7 +134,7 @@ def _register_artifacts(mcp: MCPServer[SandboxService], settings: Settings, limi
                 raise BadRequest(
                     f"{where} is not an artifact: artifacts are in {OUTPUTS}. Use read_file for other files."
                 )
-            return await _shown(ctx, sandbox_id, where, offset, limit, "read_artifact")
+            return await _shown(ctx, Reading("read_artifact", sandbox_id, where, offset, limit, encoding))
 
 
 def _register_resource(mcp: MCPServer[SandboxService]) -> None:
@@ -160,14 +155,15 @@ def _register_resource(mcp: MCPServer[SandboxService]) -> None:
         return data if text is None else text
 
 
-async def _shown(ctx: ToolContext, sandbox_id: str, where: str, offset: int, limit: int, tool: str) -> CallToolResult:
-    blocks = await file_blocks(service_of(ctx), owner_of(ctx), sandbox_id, where, offset, limit, tool)
-    return CallToolResult(content=blocks)
+async def _shown(ctx: ToolContext, ask: Reading) -> CallToolResult:
+    blocks, part = await read_part(service_of(ctx), owner_of(ctx), ask)
+    return CallToolResult(content=blocks, _meta={FILE_META: part.model_dump(mode="json")})
 
 
 def _bytes_of(content: str, encoding: Literal["text", "base64"]) -> bytes:
     try:
-        return base64.b64decode(content, validate=True) if encoding == "base64" else content.encode()
+        # Programs break base64 into lines.
+        return base64.b64decode("".join(content.split()), validate=True) if encoding == "base64" else content.encode()
     except UnicodeEncodeError as error:
         raise BadRequest("content has an unpaired surrogate and cannot be UTF-8. Send it as base64.") from error
     except ValueError as error:  # of base64: also for characters beyond ASCII

@@ -10,6 +10,7 @@ from mcp_sandbox.sandboxes.forks import MAX_COPIES
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
 from mcp_sandbox.views import ForkedSandboxes, SandboxView
+from mcp_sandbox.views.sandboxes import Reseed
 
 
 def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
@@ -22,8 +23,9 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         description=(
             "Copy a sandbox as it is now, to try alternatives from the same state. Each copy is an independent sandbox "
             "with the same variables, running processes, open files and disk; the original continues. A copy gets a "
-            "new host name and machine id, reseeded random generators, and a new time to live. Either all copies are "
-            "made or none. Refused while a run is active."
+            "new host name and machine id, and a new time to live. random and numpy.random are reseeded; generators "
+            "that code has made (numpy.random.default_rng(3)) continue equally in all copies, unless reseed is all. "
+            "Either all copies are made or none. Refused while a run is active."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=False),
     )
@@ -31,9 +33,12 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
         ctx: ToolContext,
         sandbox_id: SandboxId,
         count: Annotated[int, Field(ge=1, le=MAX_COPIES, description="How many copies.")] = 1,
+        reseed: Annotated[
+            Reseed, Field(description="Generators to reseed: those of modules, or all that can be found.")
+        ] = "global",
     ) -> ForkedSandboxes:
         with tool_errors():
-            return ForkedSandboxes(copies=await service_of(ctx).fork(owner_of(ctx), sandbox_id, count))
+            return ForkedSandboxes(copies=await service_of(ctx).fork(owner_of(ctx), sandbox_id, count, reseed))
 
     @mcp.tool(
         title="Pause sandbox",

@@ -4,15 +4,24 @@ from mcp_types import ContentBlock
 
 from guest.client.messages import Display
 from guest.client.reports import CompiledReport, HandlerReport
+from guest.languages import language
 from mcp_sandbox.tools.content import call, fitting, image_block, quoted, text_block
 from mcp_sandbox.tools.next_steps import NEXT_STEPS
 from mcp_sandbox.views import RunProgress, RunView, StreamView, with_next_step
-from mcp_sandbox.views.text import compiled_parts, compiled_summary, handler_usage, readable
+from mcp_sandbox.views.text import (
+    collapsed,
+    compiled_parts,
+    compiled_summary,
+    handler_usage,
+    missing_module,
+    readable,
+)
 
 MAX_VALUE_CHARS = 8000  # of one displayed value or traceback; longer ones are better read from a file
 MAX_VALUES_CHARS = 10_000  # of all displayed values, about 2,500 tokens
 MAX_RESULT_CHARS = 16 * 1024  # of a handler's result; an honest guest sends no more
 MAX_NAMED_ARTIFACTS = 50
+MAX_NAMED_FILES = 2  # of one displayed value; an honest one seldom has more
 MAX_ARTIFACTS_CHARS = 6000  # of the lines that name artifacts: a path can have 4,095 bytes
 KEEP_WITH_SANDBOX = "lost with the one-off sandbox; use a sandbox from create_sandbox to keep it"
 
@@ -24,7 +33,7 @@ def run_blocks(run: RunView) -> list[ContentBlock]:
 
 def progress_blocks(progress: RunProgress) -> list[ContentBlock]:
     """Return a page of output and where the run stands; the last page is followed by the run's result."""
-    output = progress.page.text.rstrip()
+    output = collapsed(progress.page.text).rstrip()
     run = progress.result
     if run is None or progress.page.end < progress.page.size:
         return [text_block("\n\n".join(part for part in (output, _standing(progress)) if part))]
@@ -41,6 +50,7 @@ def _blocks(run: RunView, *output: str) -> list[ContentBlock]:
         *(compiled_parts(report) if isinstance(report, CompiledReport) else ()),
         *_values(run),
         _error(run),
+        missing_module(run.missing_module, 'template="{}"') if run.missing_module else "",
         _artifacts(run),
         _service(run),
         _network(run),
@@ -74,9 +84,9 @@ def _stream(name: str, stream: StreamView, run: RunView) -> str:
     if not stream:
         return ""
     if not stream.omitted_bytes:
-        return f"{name}:\n{stream.head.rstrip()}"
+        return f"{name}:\n{collapsed(stream.head).rstrip()}"
     gap = f"[… {stream.omitted_bytes:,} bytes omitted; {_how_to_read_on(stream, run)} …]"
-    return f"{name}:\n{stream.head}\n{gap}\n{stream.tail.rstrip()}"
+    return f"{name}:\n{collapsed(stream.head)}\n{gap}\n{collapsed(stream.tail).rstrip()}"
 
 
 def _how_to_read_on(stream: StreamView, run: RunView) -> str:
@@ -118,10 +128,12 @@ def _values(run: RunView) -> list[str]:
 
 
 def _value(display: Display) -> str:
-    text = readable(display)
-    if not text:
-        return f"(a value displayed as {', '.join(sorted(display.data))})" if display.data else ""
-    return f"result:\n{_shortened(text)}"
+    if not display.data:
+        return ""  # its files are among the artifacts
+    text = readable(display) or f"(a value displayed as {', '.join(sorted(display.data))})"
+    kind = "result" if display.chart is None else "chart"
+    place = f" in {', '.join(map(quoted, display.files[:MAX_NAMED_FILES]))}" if display.files else ""
+    return f"{kind}{place}:\n{_shortened(text)}"
 
 
 def _error(run: RunView) -> str:
@@ -207,7 +219,7 @@ def _outcome(run: RunView) -> str:
 
 def _has_variables(run: RunView) -> bool:
     """Whether variables, not only files, persist between runs."""
-    return run.language == "python"
+    return language(run.language).stateful
 
 
 def _keeps_variables(run: RunView) -> bool:

@@ -7,7 +7,10 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import Field
 
 from mcp_sandbox.config import Settings
+from mcp_sandbox.machines.web import TEMPLATE as WEB_TEMPLATE
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.sandboxes.sizes import LEAST_MEMORY_MB
+from mcp_sandbox.sandboxes.view import contents_of
 from mcp_sandbox.tools.common import (
     ListOffset,
     SandboxId,
@@ -50,7 +53,7 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             Field(
                 min_length=1,
                 max_length=63,
-                description=f"What the sandbox contains, and its language: {names}.",
+                description=f"What the sandbox contains: {names}.",
             ),
         ] = settings.template,
         ttl_s: Annotated[
@@ -61,19 +64,31 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
             float,
             Field(gt=0, le=settings.lifetime.max_idle_s, description="Seconds without use after which it ends."),
         ] = settings.lifetime.idle_s,
+        memory_mb: Annotated[
+            int | None,
+            Field(ge=LEAST_MEMORY_MB, le=settings.limits.sandbox_memory_mb, description="Default: the template's."),
+        ] = None,
+        cpus: Annotated[int | None, Field(ge=1, description="Default: the template's.")] = None,
         network: Annotated[NetworkMode, Field(description=_modes(settings))] = NetworkMode.NONE,
         allow_domains: Annotated[
             list[Domain] | None,
             Field(
                 min_length=1,
                 max_length=MAX_DOMAINS,
-                description='With network="proxy": reach only these, such as pypi.org or *.example.com.',
+                description="With proxy: only these, such as pypi.org or *.example.com.",
             ),
         ] = None,
     ) -> SandboxView:
         with tool_errors():
             return await service_of(ctx).create(
-                owner_of(ctx), template, ttl_s=ttl_s, idle_s=idle_s, network=network, allow_domains=allow_domains
+                owner_of(ctx),
+                template,
+                ttl_s=ttl_s,
+                idle_s=idle_s,
+                memory_mb=memory_mb,
+                cpus=cpus,
+                network=network,
+                allow_domains=allow_domains,
             )
 
     @mcp.tool(
@@ -87,8 +102,8 @@ def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
     @mcp.tool(
         title="Close sandbox",
         description=(
-            "Destroy a sandbox: stop its run and delete its variables, files and artifacts for good. "
-            "Closing a sandbox that has already ended changes nothing."
+            "Destroy a sandbox: stop its runs and delete its variables, files and artifacts for good. "
+            "Closing it again changes nothing."
         ),
         annotations=hints(read_only=False, destructive=True, idempotent=True),
     )
@@ -106,8 +121,12 @@ def _modes(settings: Settings) -> str:
 
 
 def _described(templates: Mapping[str, Template]) -> str:
-    """Return the first templates with their titles, as many as a description has room for."""
-    lines = [f"{name}: {template.title}" for name, template in templates.items()]
+    """Return the first templates with what they have, as many as a description has room for."""
+    lines = [
+        f"{name}: {contents_of(template)} ({template.machine.memory_mb} MB)"
+        for name, template in templates.items()
+        if name != WEB_TEMPLATE  # no sandbox for code
+    ]
     shown = fitting(lines, MAX_TEMPLATES_CHARS)
     more = f"; and {len(lines) - len(shown)} more, which `mcp-sandbox template list` shows" * (len(shown) < len(lines))
     return "; ".join(shown) + more

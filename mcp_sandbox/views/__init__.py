@@ -3,9 +3,12 @@
 from mcp_sandbox.views.base import View
 from mcp_sandbox.views.errors import ErrorView, steps_for, with_next_step
 from mcp_sandbox.views.files import (
+    FILE_META,
     ArtifactList,
     ArtifactView,
+    CopiedFile,
     FileList,
+    FilePart,
     FileView,
     SkippedMember,
     UnpackedArchive,
@@ -15,23 +18,37 @@ from mcp_sandbox.views.files import (
 )
 from mcp_sandbox.views.listing import first_page
 from mcp_sandbox.views.pages import PAGE_META, PageView, RedirectView
-from mcp_sandbox.views.runs import RUN_META, ImageView, OutputPage, RunProgress, RunTimings, RunView, StreamView
+from mcp_sandbox.views.runs import (
+    RUN_META,
+    ImageView,
+    MissingModule,
+    OutputPage,
+    RunProgress,
+    RunTimings,
+    RunView,
+    SentInput,
+    StreamView,
+)
 from mcp_sandbox.views.sandboxes import ClosedSandbox, ForkedSandboxes, SandboxList, SandboxView, ServedSandbox
 from mcp_sandbox.views.searches import SEARCH_META, SearchErrorView, SearchResultView, SearchView
 from mcp_sandbox.views.templates import TemplateView
 
 __all__ = [
+    "FILE_META",
     "PAGE_META",
     "RUN_META",
     "SEARCH_META",
     "ArtifactList",
     "ArtifactView",
     "ClosedSandbox",
+    "CopiedFile",
     "ErrorView",
     "FileList",
+    "FilePart",
     "FileView",
     "ForkedSandboxes",
     "ImageView",
+    "MissingModule",
     "OutputPage",
     "PageView",
     "RedirectView",
@@ -43,6 +60,7 @@ __all__ = [
     "SearchErrorView",
     "SearchResultView",
     "SearchView",
+    "SentInput",
     "ServedSandbox",
     "SkippedMember",
     "StreamView",

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from mcp_sandbox.views.base import View
 
-NEXT_OFFSET = "Give this as offset to go on. null and truncated: list a subdirectory with list_files."
+FILE_META = "mcp-sandbox/file"  # where the `_meta` of an MCP result carries a FilePart
+NEXT_OFFSET = "Give this as offset to go on. null and truncated: list a subdirectory."
 
 
 class FileView(View):
@@ -49,6 +50,26 @@ class WrittenFile(View):
 
     path: str
     size: int
+
+
+class CopiedFile(View):
+    """A file that was copied between a sandbox and a directory of the host."""
+
+    source: str
+    target: str
+    size: int
+    archive: bool = Field(description="true: the source is a directory, and the target a tar archive of it.")
+    skipped: int = Field(0, description="Links and special files that are not in the archive.")
+    unpack: str | None = Field(None, description="The command that unpacks an archive in the sandbox.")
+
+
+class FilePart(View):
+    """The part of a file that an answer has."""
+
+    path: str
+    size: int = Field(description="Bytes of the whole file.")
+    offset: int
+    next_offset: int | None = Field(description="Where the next part begins; null at the end of the file.")
 
 
 class SkippedMember(View):

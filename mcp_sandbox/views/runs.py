@@ -2,8 +2,9 @@
 
 from pydantic import Field
 
-from guest.client.messages import CodeError, Display, Language, RunKind, State, Status
+from guest.client.messages import CodeError, Display, RunKind, State, Status
 from guest.client.reports import Report
+from guest.languages import LanguageName
 from mcp_sandbox.views.base import View
 from mcp_sandbox.views.errors import ErrorView
 from mcp_sandbox.views.files import ArtifactView
@@ -42,13 +43,20 @@ class RunTimings(View):
     total_ms: float
 
 
+class MissingModule(View):
+    """A Python module that code imported and its template does not have."""
+
+    module: str
+    templates: dict[str, str] = Field(description="Templates that have it, each with the package and its version.")
+
+
 class RunView(View):
     """The result of a run. Code that fails is a normal result."""
 
     sandbox_id: str | None = Field(description="null: the sandbox ended with the run.")
     run_id: str
     kind: RunKind
-    language: Language
+    language: LanguageName
     status: Status
     state: State = Field(description="kept, or lost: variables were lost because the process was killed.")
     lost_before: bool = Field(description="Variables had been lost before this run began.")
@@ -62,11 +70,12 @@ class RunView(View):
     displays: tuple[Display, ...]
     displays_dropped: int
     artifacts: tuple[ArtifactView, ...] = Field(description="The first ones, as many as fit into a page.")
-    artifacts_complete: bool = Field(True, description="false: there are more artifacts; list_artifacts names them.")
+    artifacts_complete: bool = Field(True, description="false: there are more artifacts than these.")
     images: tuple[ImageView, ...]
     timings: RunTimings
     report: Report | None = None
     network_refusals: tuple[str, ...] = Field((), description="What the network policy refused meanwhile, and why.")
+    missing_module: MissingModule | None = Field(None, description="What the code could not import, if that ended it.")
     service_loss: str | None = Field(None, description="How the template's service ended, if it has.")
     expires_in_s: float | None = Field(None, description="Seconds until the sandbox ends unless it is used.")
 
@@ -74,6 +83,15 @@ class RunView(View):
     def log_needed(self) -> bool:
         """Whether output is missing here that only the run's log has."""
         return any(stream.spill is None and stream.log_offset is not None for stream in (self.stdout, self.stderr))
+
+
+class SentInput(View):
+    """What was sent to the standard input of a run."""
+
+    sandbox_id: str
+    run_id: str
+    sent_bytes: int
+    closed: bool = Field(description="The run finds the end of its input after this.")
 
 
 class OutputPage(View):

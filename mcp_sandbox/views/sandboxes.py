@@ -1,17 +1,22 @@
 """A sandbox as its owner sees it."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.views.base import View
 
+Reseed = Literal["global", "all"]  # the random generators of a copy that get a new state: modules' own, or all found
+
 
 class SandboxView(View):
     """A sandbox: what it is made from, how it is isolated, and how long it lives."""
 
-    sandbox_id: str = Field(description="Give this to the other tools.")
+    sandbox_id: str = Field(description="What later calls name it by.")
     template: str
     language: str
+    contents: str = Field("", description="Main libraries and programs of the template.")
     isolation_in_force: str = Field(description="What separates the code from the host, and what is missing.")
     isolation: str = Field(description="vm: its own kernel; kernel: an application kernel; namespace: weakest.")
     driver: str
@@ -26,12 +31,13 @@ class SandboxView(View):
     working_directory: str = WORKSPACE
     artifacts_directory: str = OUTPUTS
     state: str = Field(description="ready, running or paused")
-    run_id: str | None = Field(description="The active run; read_output and stop_run take it.")
+    run_ids: list[str] = Field(description="The active runs, oldest first.")
     age_s: float
     expires_in_s: float = Field(description="Seconds until it ends unless it is used.")
     ends_in_s: float = Field(description="Seconds until it ends in any case.")
     queue_ms: float = Field(description="How long it waited for room within the limits.")
     restore_ms: float = Field(description="How long its machine took to start; 0 if one was ready.")
+    cold_start: bool = Field(False, description="It was booted: the first of its size has no snapshot.")
     missing_protections: list[str] = Field(description="Protections that are missing on this host.")
 
 

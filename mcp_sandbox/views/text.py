@@ -1,12 +1,15 @@
 """Parts of a result as plain text that is the same in every face."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from guest.client.messages import Display
 from guest.client.reports import CaseResult, CompiledReport, HandlerReport, ProcessEnd
+from mcp_sandbox.views.runs import MissingModule
 
 READABLE_FORMS = ("text/markdown", "text/plain", "text/latex", "application/json")  # best first
+ERASE = re.compile(r"\x1b\[[0-2]?K")  # what a terminal takes as "erase the line"
 MAX_COMPILER_CHARS = 6000  # the first compiler errors explain the rest
 MAX_CASE_CHARS = 500  # output shown for one case
 MAX_CASES_CHARS = 8000  # output shown for all cases, besides one line for each
@@ -15,6 +18,33 @@ MAX_CASES_CHARS = 8000  # output shown for all cases, besides one line for each
 def readable(display: Display) -> str:
     """Return the most readable text form of a displayed value, or an empty string."""
     return next((display.data[form] for form in READABLE_FORMS if form in display.data), "")
+
+
+def collapsed(text: str) -> str:
+    """Return text in which each line is what its last carriage return has left: the last state of a progress bar.
+
+    A carriage return at the very end is kept, because what follows it would replace the line.
+    """
+    if "\r" not in text:
+        return text
+    end = "\r" if text.endswith("\r") else ""
+    return "\n".join(map(_last_state, text.split("\n"))) + end
+
+
+def _last_state(line: str) -> str:
+    state = line.rstrip("\r").rpartition("\r")[2]
+    return ERASE.sub("", state)
+
+
+def missing_module(missing: MissingModule, ask: str) -> str:
+    """Return which template has a module. `ask` is how the face asks for one, with `{}` for its name."""
+    found = " or ".join(f"{ask.format(name)} ({package})" for name, package in missing.templates.items())
+    if found:
+        return f"This template does not have {missing.module!r}; use {found}."
+    return (
+        f"No template has {missing.module!r}. With a network, a sandbox can install it with pip; otherwise the user "
+        "can add it to a template."
+    )
 
 
 def compiled_parts(report: CompiledReport) -> list[str]:
@@ -88,7 +118,7 @@ def _details(case: CaseResult) -> str:
             text = case.diff
         case "ran":
             text = case.stdout
-        case "runtime error" | "memory limit exceeded":
+        case "runtime error" | "sanitizer finding" | "memory limit exceeded":
             text = case.stderr or case.stdout
         case _:
             text = ""

@@ -36,7 +36,7 @@ async def test_a_client_calls_a_handler_again_with_another_event(in_force: HostF
                 return text_of(await call(code, **more))
 
             first = await invoke(CODE, event={"megabytes": 1})
-            assert first.startswith('result:\n{"call": 1, "total": 0, "limit": 512}\n\nstdout:\nfor acme\n\nhandler: ')
+            assert first.startswith('result:\n{"call": 1, "total": 0, "limit": 1024}\n\nstdout:\nfor acme\n\nhandler: ')
             second = run_of(await call("", event={"megabytes": 250})).report
             assert isinstance(second, HandlerReport)
             assert second.result is not None

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from mcp.client import Client
+from mcp.client import Client, ClientExtension
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
@@ -22,6 +22,7 @@ from tests.functional.http_fake import finding, serving_fakes
 from tests.functional.mcp_client import data_of, error_of
 from tests.oauth_issuer import RESOURCE, FakeIssuer, serving_issuer
 from tests.unit.fakes import FakeProvider
+from tests.unit.task_client import ERA, Tasks, ask, start, state
 from tests.waiting import HANG_S
 
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -35,11 +36,13 @@ async def in_time() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def connected(address: str, secret: str, mode: str = "2026-07-28") -> AsyncIterator[Client]:
+async def connected(
+    address: str, secret: str, mode: str = "2026-07-28", *extensions: ClientExtension
+) -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {secret}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=HANG_S) as http,
-        Client(streamable_http_client(address, http_client=http), mode=mode) as client,
+        Client(streamable_http_client(address, http_client=http), mode=mode, extensions=extensions) as client,
     ):
         yield client
 
@@ -68,6 +71,22 @@ async def test_a_token_that_may_only_read_sees_its_owners_sandboxes_and_changes_
             assert told.startswith("This token may only read.")
         assert {tool.name for tool in (await writer.list_tools()).tools} > offered
         assert provider.alive == 1
+
+
+async def test_a_token_that_may_only_read_follows_a_task_and_cannot_cancel_it():
+    find = finding({"writer": Token("ana", "ana"), "reader": Token("dashboard", "ana", ("read",))})
+    provider = FakeProvider()
+    async with (
+        serving_fakes(provider, find_token=find) as address,
+        connected(address, "writer", ERA, Tasks()) as writer,
+        connected(address, "reader", ERA, Tasks()) as reader,
+    ):
+        task = await start(writer, "run_code", code="forever", background=True)
+        with pytest.raises(MCPError, match="may only read"):
+            await ask(reader, "tasks/cancel", task.task_id)
+        assert (await state(reader, task))["status"] == "working"
+        await ask(writer, "tasks/cancel", task.task_id)
+        assert (await state(reader, task))["status"] == "cancelled"
 
 
 async def test_a_quota_of_a_token_holds_for_all_faces_and_for_this_token_only():

@@ -12,6 +12,7 @@ import pytest
 from mcp_sandbox.accounts.tokens import Token
 from mcp_sandbox.config import Settings
 from mcp_sandbox.rest.app import OPERATIONS
+from mcp_sandbox.serving.tasks import EXTENSION
 from tests.functional.http_fake import finding, serving_fakes
 from tests.unit.fakes import FakeProvider
 from tests.unit.test_rest import BODIES, QUERIES
@@ -41,7 +42,8 @@ class Client:
         self._http = http
 
     async def mcp(self, method: str, target: str | None = None, **params: Any) -> httpx2.Response:
-        meta = {f"{PROTOCOL}/protocolVersion": ERA, f"{PROTOCOL}/clientCapabilities": {}}
+        capabilities: dict[str, Any] = {"extensions": {EXTENSION: {}}}
+        meta = {f"{PROTOCOL}/protocolVersion": ERA, f"{PROTOCOL}/clientCapabilities": capabilities}
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
         headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": ERA, "Mcp-Method": method}
         if target is not None:
@@ -105,6 +107,20 @@ async def test_every_tool_answers_alike(state: str):
             strange = shown(await bob.call(tool, sandbox_id=hers, **more), hers)
             assert strange == shown(await bob.call(tool, sandbox_id=none, **more), none)
             assert "does not exist" in strange[2]
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_every_request_about_a_task_answers_alike(state: str):
+    async with two_owners(state) as (hers, bob):
+        for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+            none = unknown()
+            answers = [
+                shown(await bob.mcp(method, task, taskId=task, inputResponses={}), box)
+                for box in (hers, none)
+                for task in [f"{box}.run-1.19a0b0c0d0e"]
+            ]
+            assert answers[0] == answers[1]
+            assert "does not exist" in answers[0][2]
 
 
 @pytest.mark.parametrize("state", STATES)

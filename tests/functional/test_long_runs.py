@@ -90,7 +90,7 @@ async def test_a_cancelled_call_interrupts_real_code_and_keeps_its_variables(ser
     box = (await service.create(ME)).sandbox_id
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(service.run, CodeRun(ME, TICKS, box))
-        while service.sandboxes(ME)[0].run_id is None or not len(service.alive()[0].runs.current.log):  # type: ignore[union-attr]
+        while not service.sandboxes(ME)[0].run_ids or not len(service.alive()[0].runs.active["run-1"].log):
             await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
     after = await service.run(CodeRun(ME, "print(n > 0)", box))

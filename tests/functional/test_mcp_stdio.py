@@ -15,6 +15,7 @@ from mcp_types import INVALID_REQUEST, PARSE_ERROR
 
 from tests.functional.checkout import REPO
 from tests.functional.raw_client import PARENT, RawClient, started
+from tests.unit.test_toolsets import tokens
 from tests.waiting import assert_soon_empty, promised
 
 SERVER = (sys.executable, "-m", "tests.functional.stdio_fake")
@@ -109,6 +110,16 @@ async def test_every_message_that_cannot_be_read_is_answered_and_the_server_goes
         for number in range(1000):  # of requests that never were
             await client.send("notifications/cancelled", {"requestId": f"unknown-{number}"})
         assert (await client.call("list_sandboxes"))["structuredContent"]["sandboxes"]
+
+
+async def test_the_list_of_tools_has_nothing_but_what_clients_need(tmp_path: Path):
+    async with serving(tmp_path) as client:
+        await client.start()
+        tools = (await client.ask("tools/list", {}))["tools"]
+    for tool in tools:
+        assert set(tool) == {"name", "title", "description", "inputSchema", "annotations"}
+        assert None not in tool["annotations"].values()
+    assert tokens(tools) <= 3500
 
 
 async def test_the_sdks_own_client_works(tmp_path: Path):

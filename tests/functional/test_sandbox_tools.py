@@ -2,9 +2,12 @@
 
 import base64
 import json
+import os
 import re
 import signal
+import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import anyio
 import psutil
@@ -14,6 +17,7 @@ from mcp.client import Client
 from mcp_types import (
     BlobResourceContents,
     CallToolResult,
+    EmbeddedResource,
     ImageContent,
     ResourceLink,
     TextContent,
@@ -46,9 +50,16 @@ while True:
 
 
 @pytest.fixture(scope="module")
-async def client(in_force: HostFacts, anyio_backend: str) -> AsyncIterator[Client]:
+def host_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of the host that the server has opened."""
+    return tmp_path_factory.mktemp("host")
+
+
+@pytest.fixture(scope="module")
+async def client(in_force: HostFacts, anyio_backend: str, host_dir: Path) -> AsyncIterator[Client]:
     """A client whose server keeps no machine ready, so that every machine belongs to a sandbox."""
-    async with Client(server_parameters(pool_max=0), read_timeout_seconds=HANG_S) as client:
+    parameters = server_parameters(pool_max=0, host_dirs=f"host={host_dir}:rw")
+    async with Client(parameters, read_timeout_seconds=HANG_S) as client:
         yield client
 
 
@@ -282,16 +293,27 @@ async def test_text_files_are_written_and_read_back(box: Box):
     assert [entry["path"] for entry in listed.structured_content["entries"]] == ["/workspace/notes/a.txt"]
 
 
-async def test_binary_files_are_written_and_read_as_a_resource(box: Box):
+async def test_binary_files_are_written_and_read_as_base64_or_a_resource(box: Box):
     data = bytes(range(256)) * 5000
     await box.call("write_file", path="data.bin", content=base64.b64encode(data).decode(), encoding="base64")
     assert "result:\nTrue" in await box.run("open('data.bin', 'rb').read() == bytes(range(256)) * 5000")
     read = await box.call("read_file", path="data.bin")
     [link] = [block for block in read.content if isinstance(block, ResourceLink)]
     assert link.size == len(data)
+    whole = await box.call("read_file", path="data.bin", limit=1 << 20)
+    rest = await box.call("read_file", path="data.bin", limit=1 << 20, offset=1 << 20)
+    assert bytes_of(whole) + bytes_of(rest) == data
+    await box.call("write_file", path="data.bin", content="IQ=\n=", encoding="base64", append=True)
+    assert bytes_of(await box.call("read_file", path="data.bin", offset=len(data), encoding="base64")) == b"!"
     [contents] = (await box.client.read_resource(link.uri)).contents
     assert isinstance(contents, BlobResourceContents)
-    assert base64.b64decode(contents.blob) == data
+    assert base64.b64decode(contents.blob) == data + b"!"
+
+
+def bytes_of(result: CallToolResult) -> bytes:
+    [blob] = [block.resource for block in result.content if isinstance(block, EmbeddedResource)]
+    assert isinstance(blob, BlobResourceContents)
+    return base64.b64decode(blob.blob)
 
 
 async def test_a_text_file_is_a_resource_too(box: Box):
@@ -313,8 +335,52 @@ async def test_a_missing_resource_is_an_error(box: Box):
 
 
 async def test_tools_cannot_read_files_that_code_cannot_read(box: Box):
-    assert "may not be accessed" in error_of(await box.call("write_file", path="/etc/hosts", content="x"))
+    refused = error_of(await box.call("write_file", path="/etc/hosts", content="x"))
+    assert "/etc/hosts may not be accessed: " in refused
+    assert "may not write to the directory /etc." in refused or "read-only file system" in refused
     assert "does not exist" in error_of(await box.call("read_file", path="nothing"))
+
+
+async def test_files_and_directories_are_copied_from_and_to_the_host(box: Box, host_dir: Path):
+    data = os.urandom(2_500_000)
+    (host_dir / "set" / "sub").mkdir(parents=True)
+    (host_dir / "set" / "sub" / "näme").write_bytes(data)
+    (host_dir / "set" / "link").symlink_to("/etc/passwd")
+    uploaded = (await box.call("upload_file", source="host/set")).structured_content
+    assert uploaded is not None
+    assert (uploaded["target"], uploaded["skipped"]) == ("/workspace/set.tar", 1)
+    text_of(await box.call("run_command", command="mkdir copy && tar -xf set.tar -C copy"))
+    text_of(await box.call("download_file", path="copy/sub/näme", target="host/"))
+    assert (host_dir / "näme").read_bytes() == data
+    text_of(await box.call("download_file", path="copy", target="host/copy.tar"))
+    with tarfile.open(host_dir / "copy.tar") as archive:
+        assert archive.getnames() == ["sub", "sub/näme"]
+    with (host_dir / "huge").open("wb") as file:
+        file.truncate(8 << 30)
+    assert "disk is full" in error_of(await box.call("upload_file", source="host/huge"))
+    refused = error_of(await box.call("download_file", path="copy", target="host/copy.tar"))
+    assert "exists already" in refused
+    assert {path.name for path in host_dir.iterdir()} == {"set", "näme", "copy.tar", "huge"}
+    listed = (await box.call("list_files")).structured_content
+    assert listed is not None
+    assert [entry["path"] for entry in listed["entries"]] == ["/workspace/copy", "/workspace/set.tar"]
+
+
+async def test_text_that_looks_like_json_reaches_the_code(box: Box):
+    for text in ("[1, 2, 3]", '{"a": 1}', "null"):
+        assert f"result:\n{text!r}\n" in await box.run("import sys; sys.stdin.read()", stdin=text)
+        assert f"stdout:\n{text}\n" in text_of(await box.call("run_command", command="cat", stdin=text))
+    assert "Sandbox 'null' does not exist" in error_of(
+        await box.client.call_tool("run_code", {"code": "1", "sandbox_id": "null"})
+    )
+
+
+async def test_a_file_where_a_directory_is_needed_is_named(box: Box):
+    await box.call("write_file", path="plain", content="x")
+    for tool, path in (("list_files", "plain"), ("read_file", "plain/below"), ("write_file", "plain/below/it")):
+        more = {"content": "x"} if tool == "write_file" else {}
+        said = error_of(await box.call(tool, path=path, **more))
+        assert said.startswith("/workspace/plain is a file, not a directory. ")
 
 
 # -- ends --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, cast
 
 import anyio
@@ -93,6 +93,19 @@ class FakeRun:
         )
         self._stopped = anyio.Event()
         self.done = False
+        self.stdin_open = request.stdin_open
+        self.finished: Finished | None = None
+
+    async def write(self, data: bytes) -> int:
+        """Take ten bytes, or wait forever while the agent takes no input."""
+        if not self._agent.takes_input:
+            await anyio.sleep_forever()
+        self._agent.input += data[:10]
+        return len(data[:10]) if self.stdin_open else 0
+
+    async def close_stdin(self) -> None:
+        self.stdin_open = False
+        self._agent.input += b"<end>"
 
     async def stop(self) -> None:
         self._agent.stops += 1
@@ -125,6 +138,9 @@ class FakeRun:
         event = self._events.pop(0)
         assert not isinstance(event, anyio.Event)
         self.done = isinstance(event, Finished)
+        if isinstance(event, Finished):
+            self.finished = event
+            self.stdin_open = False
         return event
 
     async def _until_stopped(self) -> None:
@@ -142,6 +158,8 @@ class FakeAgent:
         self.requests: list[RunCode] = []
         self.running = anyio.Event()
         self.stops = 0
+        self.input = b""  # of all its runs
+        self.takes_input = True
         self.discarded = 0  # half-sent files
         self.room = 1 << 30  # bytes of a file that is sent in parts
         self.failure: GuestError | None = None
@@ -181,9 +199,9 @@ class FakeAgent:
         part = data[offset : offset + limit]
         return FileChunk(part, len(data), offset + len(part) >= len(data))
 
-    async def write(self, path: str, data: bytes) -> FileInfo:
-        self.files[path] = data
-        return FileInfo(path, "file", len(data), 0.0)
+    async def write(self, path: str, data: bytes, *, append: bool = False) -> FileInfo:
+        self.files[path] = self.files.get(path, b"") * append + data
+        return FileInfo(path, "file", len(self.files[path]), 0.0)
 
     @asynccontextmanager
     async def upload(self, path: str) -> AsyncIterator["FakeUpload"]:
@@ -209,7 +227,7 @@ class FakeAgent:
     def draws(self, code: str, *names: str, data: bytes = PNG) -> None:
         """Let `code` leave images with these names."""
         paths = [f"/tmp/outputs/{name}" for name in names]
-        self.files.update(dict.fromkeys(paths, data))
+        self.files.update({path: data[:-1] + bytes([n]) for n, path in enumerate(paths)})  # no two are equal
         artifacts = [Artifact(path, len(data)) for path in paths]
         self.plans[code] = [Display({"text/plain": "<Figure>"}, tuple(paths)), *artifacts, finished()]
 
@@ -267,7 +285,7 @@ class FakeProvider(anyio.AsyncContextManagerMixin):
     @asynccontextmanager
     async def acquire(self, request: MachineRequest) -> AsyncIterator[Lease]:
         async with self._machine(request.template, request.network, request.serve_stream) as lease:
-            yield lease
+            yield lease if request.size is None else replace(lease, template=lease.template.resized(request.size))
 
     @asynccontextmanager
     async def freeze(self, lease: Lease) -> AsyncIterator[Frozen]:

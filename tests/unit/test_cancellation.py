@@ -15,9 +15,10 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import SandboxClosed, SandboxError
 from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.local import LocalProvider
-from mcp_sandbox.runs.requests import CodeRun
+from mcp_sandbox.runs.requests import CodeRun, CommandRun
 from mcp_sandbox.sandboxes.lifecycle import State
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.views import RunProgress
 from templates.build import Builder, BuiltTemplate
 from templates.catalogue import Catalogue
 from tests.unit.cancel_everywhere import cancel_at_each_iteration
@@ -171,6 +172,38 @@ async def test_a_cancelled_run_keeps_its_state_or_the_next_result_reports_the_lo
         assert after.stdout.head.strip() == ("2" if kept else "1")
         assert after.lost_before is not kept
         assert (await bench.service.run(CodeRun(ME, "count", box))).lost_before is False
+
+
+async def test_a_command_cancelled_anywhere_leaves_the_runs_beside_it(bench: Bench):
+    async with sandbox(bench) as box:
+        await bench.service.run_for_client(CommandRun(ME, "forever", box), background=True)
+
+        async def run() -> None:
+            await bench.service.run(CommandRun(ME, "true", box))
+
+        async def check() -> None:
+            while len(bench.guests[-1].commands) > 1:
+                await anyio.lowlevel.checkpoint()
+            assert await bench.count(box) == str(bench.guests[-1].count)
+            assert bench.service.sandboxes(ME)[0].run_ids[:1] == ["run-1"]
+
+        assert await cancel_at_each_iteration(run, check) > 3
+        assert len(bench.guests[-1].commands) == 1
+
+
+async def test_input_cancelled_anywhere_leaves_a_run_that_takes_more(bench: Bench):
+    async with sandbox(bench) as box:
+        view = await bench.service.run_for_client(CommandRun(ME, "forever", box, stdin_open=True))
+        assert isinstance(view, RunProgress)
+
+        async def send() -> None:
+            await bench.service.write_stdin(ME, box, view.run_id, b"0123456789" * 2)
+
+        async def check() -> None:
+            await bench.service.write_stdin(ME, box, view.run_id, b".")
+            assert bench.guests[-1].input.endswith(b".")
+
+        assert await cancel_at_each_iteration(send, check) > 1
 
 
 @pytest.mark.parametrize("size", [10, 3 * MAX_BODY])

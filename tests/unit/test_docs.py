@@ -37,7 +37,7 @@ def named(path: Path) -> str:
 
 async def server_tools() -> set[str]:
     """Return the names of all tools, advanced ones included."""
-    settings = Settings(toolsets=("advanced",))
+    settings = Settings(toolsets=("advanced",), host_dirs=("out=/srv/out:rw",))
     server = create_server(settings, "vm", lambda: SandboxService(FakeProvider(), settings))
     async with Client(server) as client:
         return {tool.name for tool in (await client.list_tools()).tools}

@@ -152,6 +152,7 @@ async def test_a_host_without_any_build_gets_a_whole_report(tmp_path: Path):
     report = await examine(Settings(home=tmp_path / "home"))
     assert not report.ready
     assert {driver.name: driver.in_force for driver in report.drivers} == {
+        "firecracker": False,
         "qemu": False,
         "gvisor": True,
         "bubblewrap": False,
@@ -166,7 +167,11 @@ async def test_a_host_without_any_build_gets_a_whole_report(tmp_path: Path):
 async def test_an_unknown_driver_is_reported_and_not_raised(tmp_path: Path):
     report = await examine(Settings(home=tmp_path, driver="nonsense"))
     driver = report.drivers[-1]
-    assert (driver.name, driver.usable, driver.fix) == ("nonsense", False, "choose one of: qemu, gvisor, bubblewrap")
+    assert (driver.name, driver.usable, driver.fix) == (
+        "nonsense",
+        False,
+        "choose one of: firecracker, qemu, gvisor, bubblewrap",
+    )
     assert {template.built for template in report.templates} == {None}
 
 

@@ -50,6 +50,7 @@ def example(kind: type[SandboxError]) -> SandboxError:
     made_up: dict[str, object] = {
         "known": ["a"],
         "allowed": ["a"],
+        "others": ["run-2"],
         "elapsed_s": 1.5,
         "limit_s": 1.5,
         "skew_s": 1.5,
@@ -126,7 +127,8 @@ def test_a_value_with_braces_is_shown_as_it_is():
 
 
 def test_errors_carry_their_fields():
-    assert SandboxBusy("sb-1", "run-2", 12.4).fields == {"sandbox_id": "sb-1", "run_id": "run-2", "elapsed_s": 12.4}
+    fields = {"sandbox_id": "sb-1", "run_id": "run-2", "elapsed_s": 12.4, "others": []}
+    assert SandboxBusy("sb-1", "run-2", 12.4).fields == fields
 
 
 def made_in(file: Path) -> set[str]:

@@ -17,7 +17,11 @@ from tests.unit.fuzzing import fuzzed
 from tests.unit.json_values import JSON
 from tests.unit.test_tools import server_over
 
-SETTINGS = Settings(toolsets=("advanced",), limits={"sandboxes": 3, "queue_timeout_s": 0.01})
+SETTINGS = Settings(
+    toolsets=("advanced",),
+    limits={"sandboxes": 3, "queue_timeout_s": 0.01},
+    host_dirs=("data=/usr/share", "none=/nonexistent:rw"),
+)
 MAX_ERROR_CHARS = 5000  # a path has up to 4,095
 # Values that get past the first checks, by the name of the argument.
 LIKELY: dict[str, list[object]] = {
@@ -35,7 +39,10 @@ LIKELY: dict[str, list[object]] = {
     "count": [1, 8],
     "handler": ["handler", "a b"],
     "content": ["x", "\ud800"],
-    "encoding": ["text", "base64"],
+    "encoding": ["text", "base64", "auto"],
+    "limit": [1, 1 << 20, 2**64],
+    "source": ["data/none", "data/../x", "none/x", "data/\0", "data/\ud800"],
+    "target": ["none/x", "data/x", "none"],
 }
 
 

@@ -9,6 +9,7 @@ from mcp.client import Client
 from mcp_types import CallToolResult
 
 from mcp_sandbox.config import Settings
+from mcp_sandbox.sandboxes.view import contents_of
 from mcp_sandbox.tools.sandbox_tools import MAX_TEMPLATES_CHARS, _described
 from templates.catalogue import Catalogue
 from tests.unit.fakes import TEMPLATE, FakeProvider
@@ -84,7 +85,7 @@ async def test_sandboxes_are_listed_page_by_page(client: Client):
 
 def test_a_description_names_only_the_first_of_many_templates():
     template = Catalogue().load(TEMPLATE)
-    assert _described({TEMPLATE: template}) == f"{TEMPLATE}: {template.title}"
+    assert _described({TEMPLATE: template}) == f"{TEMPLATE}: {contents_of(template)} ({template.machine.memory_mb} MB)"
     many = _described({f"template-{number}": template for number in range(1000)})
     assert len(many) < MAX_TEMPLATES_CHARS + 2000
     assert "more, which `mcp-sandbox template list` shows" in many

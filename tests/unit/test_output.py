@@ -1,11 +1,13 @@
 """The output log of a run and its pages."""
 
 import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.runs.output import OutputLog
 from mcp_sandbox.runs.results import HeadTail
+from mcp_sandbox.views.text import collapsed
 
 
 def test_both_streams_form_one_text_in_order_of_arrival():
@@ -100,3 +102,47 @@ def test_output_that_never_arrived_is_not_in_the_log():
     ends.add("start", log_offset=0)
     ends.add("end", gap_bytes=1000, log_offset=5)
     assert (ends.captured().omitted_bytes, ends.captured().log_offset) == (1000, None)
+
+
+BAR = "".join(f"\r{percent:3}%|{'█' * (percent // 10):10}| 40/s" for percent in range(101))
+
+
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+def test_the_last_state_of_a_progress_bar_is_kept_and_nothing_is_omitted(step: int):
+    ends, text = HeadTail(300, 300), f"start\n{BAR}\ndone\n"
+    for place in range(0, len(text), step):
+        ends.add(text[place : place + step], log_offset=len(text[:place].encode()))
+    kept = ends.captured()
+    assert kept.omitted_bytes == 0
+    assert collapsed(kept.head) == "start\n100%|██████████| 40/s\ndone\n"
+    assert ends.total == len(text.encode())
+
+
+def test_progress_bars_between_other_output_leave_room_for_it_at_the_end():
+    ends = HeadTail(100, 100)
+    for part in ("x" * 99, "\n", BAR, "\nthe end"):
+        ends.add(part)
+    kept = ends.captured()
+    assert kept.head.endswith("\n100%|██████████| 40/s\nthe end")
+    assert ends.total == 99 + 1 + len(BAR.encode()) + len("\nthe end")
+
+
+def test_a_stream_that_fits_keeps_its_carriage_returns():
+    ends = HeadTail(100, 100)
+    ends.add("10%\r20%\r\n")
+    assert ends.captured().head == "10%\r20%\r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n", "plain\n"),
+        ("a\r\nb\r\n", "a\nb\n"),
+        ("10%\r20%", "20%"),
+        ("10%\r20%\r", "20%\r"),
+        ("10%\r\x1b[2K20%\n", "20%\n"),
+        ("Downloading 10 MB\rdone\nnext", "done\nnext"),
+    ],
+)
+def test_a_line_shows_what_its_last_carriage_return_has_left(text: str, shown: str):
+    assert collapsed(text) == shown

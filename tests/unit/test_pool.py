@@ -22,7 +22,7 @@ from mcp_sandbox.machines.provider import CapacityFeed, Frozen, Lease, LeaseTimi
 from mcp_sandbox.machines.unique import new_identity
 from mcp_sandbox.sandboxes.service import SandboxService
 from templates.catalogue import Catalogue
-from templates.model import PoolMode, Template
+from templates.model import MachineSize, PoolMode, Template
 from tests.unit.fakes import FACTS, TEMPLATE, FakeAgent, FakeMachine
 from vmm.errors import MachineLost
 from vmm.types import NetworkMode
@@ -36,6 +36,9 @@ LIMITS = PoolLimits(min_ready=1, max_ready=3, max_starting=2, memory_mb=4096, ma
 
 def template(name: str, mode: PoolMode = "pooled") -> Template:
     return Catalogue().load(TEMPLATE).model_copy(update={"name": name, "pool": mode})
+
+
+SIZE = template("a").machine
 
 
 def agent_of(lease: Lease) -> FakeAgent:
@@ -224,11 +227,11 @@ async def test_a_frozen_state_is_never_thawed_from_a_pooled_machine():
 
 
 @pytest.mark.parametrize(
-    ("memory_mb", "hits"), [(None, 1), (template("a").machine.memory_mb, 1), (template("a").machine.memory_mb + 1, 0)]
+    ("size", "hits"), [(None, 1), (SIZE, 1), (SIZE.model_copy(update={"vcpus": SIZE.vcpus + 1}), 0)]
 )
-async def test_a_pooled_machine_is_leased_only_to_a_request_that_it_satisfies(memory_mb: int | None, hits: int):
+async def test_a_pooled_machine_is_leased_only_to_a_request_that_it_satisfies(size: MachineSize | None, hits: int):
     async with filled() as bench:
-        request = MachineRequest("a", "me", memory_mb)
+        request = MachineRequest("a", "me", size)
         async with bench.pool.acquire(request):
             assert bench.stats().hits == hits
         assert (request in bench.source.requests) == (hits == 0)

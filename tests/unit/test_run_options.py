@@ -8,7 +8,8 @@ from mcp_sandbox.errors import BadRequest
 from mcp_sandbox.runs.requests import Case, CodeRun
 from templates.catalogue import Catalogue
 
-CPP, GO, PYTHON = (Catalogue().load(name) for name in ("cpp-algorithm", "go-algorithm", "python-data-analysis"))
+NAMES = ("cpp-algorithm", "go-algorithm", "java", "python-data-analysis")
+CPP, GO, JAVA, PYTHON = map(Catalogue().load, NAMES)
 CASES = (Case("1", "2"),)
 
 
@@ -42,7 +43,7 @@ def test_every_language_accepts_stdin_and_no_options(language: str):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cases": CASES}, "cases can only be used with compiled languages.*cpp-algorithm or go-algorithm"),
+        ({"cases": CASES}, "cases can only be used with compiled languages.*cpp-algorithm, go-algorithm or java"),
         ({"flags": ["-O3"], "sanitize": ["address"]}, "flags and sanitize can only be used"),
         ({"memory_limit_mb": 64}, "memory_limit_mb can only be used"),
     ],
@@ -69,7 +70,7 @@ def test_python_refuses_options_of_compiled_languages_and_names_their_templates(
         ({"flags": ["-g"] * 51}, "There are 51 flags"),
         ({"flags": ["-o", "-x"]}, "Leave out the flag -o"),
         ({"flags": ["-oelsewhere"]}, "Leave out the flag -o"),
-        ({"flags": ["--output=elsewhere"]}, "Leave out the flag -o"),
+        ({"flags": ["--output=elsewhere"]}, "Leave out the flag --output=elsewhere: "),
         ({"sanitize": []}, "sanitize is a list of address, undefined, thread"),
         ({"sanitize": ["address", "thread"]}, "exclude each other"),
         ({"stdin": "x" * 2**20}, "Use fewer cases at once"),
@@ -82,11 +83,20 @@ def test_a_wrong_option_is_refused_with_what_to_do(options: dict[str, Any], word
 
 @pytest.mark.parametrize("flag", ["-o", "-o=elsewhere", "--o=elsewhere"])
 def test_go_refuses_flags_that_set_the_output_path(flag: str):
-    with pytest.raises(BadRequest, match="Leave out the flag -o"):
+    with pytest.raises(BadRequest, match=f"Leave out the flag {flag}: "):
         request(flags=[flag]).check_template(GO)
     request(flags=["-overlay=files.json"]).check_template(GO)
 
 
-def test_go_refuses_sanitizers_and_says_why():
-    with pytest.raises(BadRequest, match="race detector needs a C compiler"):
-        request(sanitize=["thread"]).check_template(GO)
+def test_a_language_refuses_sanitizers_that_it_does_not_have():
+    request(sanitize=["thread"]).check_template(GO)  # its race detector
+    with pytest.raises(BadRequest, match="For Go, sanitize is a list of thread"):
+        request(sanitize=["address"]).check_template(GO)
+    with pytest.raises(BadRequest, match="There are no sanitizers for Java"):
+        request(sanitize=["thread"]).check_template(JAVA)
+
+
+def test_java_refuses_the_flag_that_sets_where_classes_go():
+    request(flags=["-deprecation"]).check_template(JAVA)
+    with pytest.raises(BadRequest, match="Leave out the flag -d: "):
+        request(flags=["-d"]).check_template(JAVA)

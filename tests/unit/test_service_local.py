@@ -22,7 +22,6 @@ from mcp_sandbox.errors import (
     DiskFull,
     HostNotReady,
     NetworkUnsupported,
-    NoHost,
     SandboxError,
     StartFailed,
     StateLost,
@@ -391,18 +390,9 @@ async def test_an_unknown_or_unbuilt_template_is_reported(bench: Bench):
         await bench.provider.acquire(REQUEST).__aenter__()
 
 
-@pytest.mark.parametrize(
-    ("request_", "reason"),
-    [
-        (MachineRequest(TEMPLATE, memory_mb=77), "machines of template .* have 512 MB"),
-        (MachineRequest(TEMPLATE, network=NetworkMode.NAT), "Driver stub has no network mode nat"),
-    ],
-)
-async def test_a_request_that_the_driver_cannot_satisfy_is_refused_before_a_machine_starts(
-    bench: Bench, request_: MachineRequest, reason: str
-):
-    with pytest.raises((NoHost, NetworkUnsupported), match=reason):
-        await bench.provider.acquire(request_).__aenter__()
+async def test_a_request_that_the_driver_cannot_satisfy_is_refused_before_a_machine_starts(bench: Bench):
+    with pytest.raises(NetworkUnsupported, match="Driver stub has no network mode nat"):
+        await bench.provider.acquire(MachineRequest(TEMPLATE, network=NetworkMode.NAT)).__aenter__()
     assert not bench.driver.started
 
 

@@ -76,7 +76,7 @@ async def test_a_background_run_returns_its_id_at_once_and_streams_its_output(
     box = (await service.create(ME)).sandbox_id
     view = await started(service, box, "talk")
     assert (view.run_id, view.result, view.sandbox_id) == ("run-1", None, box)
-    assert service.sandboxes(ME)[0].run_id == "run-1"
+    assert service.sandboxes(ME)[0].run_ids == ["run-1"]
     await anyio.wait_all_tasks_blocked()
     first = await read(service, view, wait_s=0)
     assert (first.page.text, first.page.end, first.result) == ("one\n", 4, None)
@@ -88,7 +88,7 @@ async def test_a_background_run_returns_its_id_at_once_and_streams_its_output(
     assert last.page.text == ""
     assert last.result is not None
     assert (last.result.status, last.result.stdout.head) == ("ok", "one\ntwo\n")
-    assert service.sandboxes(ME)[0].run_id is None
+    assert service.sandboxes(ME)[0].run_ids == []
 
 
 async def test_waiting_for_output_ends_when_the_page_is_full(service: SandboxService, provider: FakeProvider):
@@ -178,7 +178,7 @@ async def test_a_loss_of_variables_that_no_result_reported_is_in_the_next_result
     box = (await service.create(ME)).sandbox_id
     view = await service.run_for_client(CodeRun(ME, "stubborn", box, timeout_s=0.1))
     assert isinstance(view, RunProgress)
-    while service.sandboxes(ME)[0].run_id is not None:
+    while service.sandboxes(ME)[0].run_ids:
         await anyio.lowlevel.checkpoint()
     assert (await service.run(CodeRun(ME, "1", box))).lost_before is True
     assert (await service.run(CodeRun(ME, "1", box))).lost_before is False
@@ -407,13 +407,22 @@ async def test_closing_a_sandbox_frees_the_logs_of_its_runs(service: SandboxServ
 def test_the_newest_lost_runs_and_endings_are_kept():
     endings = Endings()
     for number in range(MAX_ENDINGS + 1):
-        endings.add(Ending(f"sb-{number}", ME, End.LOST, "gone", lost_run=LostRun("run-1", OutputLog(10), 1.0)))
+        endings.add(Ending(f"sb-{number}", ME, End.LOST, "gone", lost_runs=(LostRun("run-1", OutputLog(10), 1.0),)))
     found = [endings.find(ME, f"sb-{number}") for number in range(MAX_ENDINGS + 1)]
     kept = [ending for ending in found if ending is not None]
     assert (found[0], len(kept)) == (None, MAX_ENDINGS)
-    assert [ending.sandbox_id for ending in kept if ending.lost_run] == [
+    assert [ending.sandbox_id for ending in kept if ending.lost_runs] == [
         f"sb-{number}" for number in range(MAX_ENDINGS + 1 - MAX_LOST_RUNS, MAX_ENDINGS + 1)
     ]
+
+
+def test_lost_runs_are_counted_and_not_the_sandboxes_that_had_them():
+    endings = Endings()
+    runs = tuple(LostRun(f"run-{number}", OutputLog(10), 1.0) for number in range(MAX_LOST_RUNS - 1))
+    for name in ("sb-old", "sb-new"):
+        endings.add(Ending(name, ME, End.LOST, "gone", lost_runs=runs))
+    kept = [endings.find(ME, name) for name in ("sb-old", "sb-new")]
+    assert [len(ending.lost_runs) for ending in kept if ending] == [1, MAX_LOST_RUNS - 1]
 
 
 async def test_a_failing_observer_harms_no_sandbox(provider: FakeProvider, caplog: pytest.LogCaptureFixture):
