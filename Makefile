@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
 DRIVERS := gvisor qemu bubblewrap
-WORKERS ?= $(shell nproc)
+WORKERS ?= $(shell expr $$(nproc) + 1)  # most tests wait for machines
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test retest check bench format
@@ -29,7 +29,7 @@ test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs th
 		MCP_SANDBOX_ALLOW_NAT=true $(BIN)/mcp-sandbox setup --images --driver $$driver; \
 		$(BIN)/mcp-sandbox --driver $$driver template build python-data-analysis; \
 	done
-	@$(BIN)/mcp-sandbox --driver gvisor template build cpp-algorithm go-algorithm websearch-tools
+	@$(BIN)/mcp-sandbox --driver gvisor template build bash cpp-algorithm go-algorithm javascript websearch-tools
 	@$(BIN)/mcp-sandbox --driver bubblewrap template build websearch-tools
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --durations 20 --durations-min 10
 
