@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import anyio
 
-HANG_S = 300.0  # below pytest's own limit, which cannot tell what a test was waiting for
+HANG_S = 150.0  # below pytest's own limit, which cannot tell what a test was waiting for; a retry waits as long again
 BUILD_S = 600.0  # a template from nothing fetches Debian; most often its parts are there
 PROMISED_S = 5.0  # after this time nothing is left of a machine, however it ended
 LOOK_AGAIN_S = 0.02  # how often to check what has no event, such as the process table

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.vm
 MB = 1 << 20
 WAITS = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('two')"
 CHART = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nprint('drawn')\n6 * 7"
+DRAWN = "drawn\nline chart; series: 2 points\n42\n"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def machines() -> set[psutil.Process]:
 
 def test_a_result_has_output_metrics_and_artifacts(box: Sandbox):
     result = box.run(CHART)
-    assert (result.ok, result.output) == (True, "drawn\n42\n")
+    assert (result.ok, result.output) == (True, DRAWN)
     assert 0 < result.metrics.run_ms <= result.metrics.total_ms
     [artifact] = result.artifacts
     assert [each.path for each in box.list_artifacts()] == [artifact.path]
@@ -192,7 +193,7 @@ async def test_an_exception_ends_the_machine(base_url: str | None, server: str):
 
 async def test_the_asynchronous_sandbox_does_the_same(base_url: str | None, tmp_path: Path):
     async with AsyncSandbox(base_url=base_url) as box:
-        assert (await box.run(CHART)).output == "drawn\n42\n"
+        assert (await box.run(CHART)).output == DRAWN
         [artifact] = await box.list_artifacts()
         assert len(await box.read_artifact(artifact.path)) == artifact.size
         events = []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -160,13 +161,12 @@ async def test_a_template_that_allows_namespaces_is_not_blamed_for_them():
     assert (await namespaces.run(cast("Subject", allowing))).verdict is Verdict.NOT_APPLICABLE
 
 
-async def test_a_case_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+async def test_a_case_that_hangs_is_a_failure():
     async def hang(_: Subject) -> Outcome:
         await anyio.sleep_forever()
         raise AssertionError
 
-    monkeypatch.setattr(cases, "CASE_S", 0.0)
-    result = await case(hang).run(cast("Subject", SimpleNamespace(capabilities=VM)))
+    result = await replace(case(hang), limit_s=0.0).run(cast("Subject", SimpleNamespace(capabilities=VM)))
     assert result.verdict is Verdict.FAILED
 
 
