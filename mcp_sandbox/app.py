@@ -182,7 +182,7 @@ async def open_operated(
         pools: Pools = tuple
         if pooled and host.facts is not None:
             limits = pool_limits(settings.pool, max_restores=settings.limits.restores)
-            pool = Pool(provider, builds, limits, on_request=operation.metrics.pool_asked)
+            pool = Pool(provider, builds, limits, first=settings.template, on_request=operation.metrics.pool_asked)
             provider, pools = pool, pool.described
         provider = await stack.enter_async_context(operation.acquiring(provider))
         web = None

@@ -3,6 +3,7 @@
 Each command imports its own modules when it runs: importing all of them takes more than a second.
 """
 
+import gc
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -104,11 +105,12 @@ def main(
 
             raise typer.Exit(run_relay(settings.connect, settings.token))
         _serve_stdio(settings)
+    gc.enable()  # `start` disabled it
 
 
 def _serve_stdio(settings: "Settings") -> None:
     from mcp_sandbox.commands.common import report_errors
-    from mcp_sandbox.serving.server import run_stdio
+    from mcp_sandbox.serving.stdio_server import run_stdio
 
     def serve() -> int:
         run_stdio(settings)

@@ -13,7 +13,8 @@ from guest.client.messages import Output
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.server import create_server, max_message_bytes, serve_stdio
+from mcp_sandbox.serving.server import create_server
+from mcp_sandbox.serving.stdio_server import max_message_bytes, serve_stdio
 from tests.unit.fakes import FACTS, FakeProvider, finished
 
 TRAINING = "train"
