@@ -83,7 +83,7 @@ class Sandbox:
         self._terminals: set[anyio.CancelScope] = set()  # uses that an exclusive one ends
         self._unused = anyio.Event()
         self._next_priority: asyncio.TimerHandle | None = None  # sets the machine's CPU priority later
-        self._standstill = Standstill(standstill_s, self._attempt_standstill)
+        self._standstill = Standstill(standstill_s)
         self._entrance = anyio.Lock(fast_acquire=True)  # passed by every use, held by an exclusive one
 
     # -- state ---------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Sandbox:
         with self._observed():
             self._observer.machine_ready(self, machine, waited_s)
         machine.prioritize(CpuPriority.UNUSED)
-        self._standstill.expect()
+        self._standstill.expect(self._attempt_standstill)
         self._move(State.READY)
         self.last_used = anyio.current_time()
 
@@ -167,6 +167,7 @@ class Sandbox:
 
     def torn_down(self) -> None:
         """Announce that nothing of the sandbox is left."""
+        self._standstill.cancel()
         if self.state is State.CLOSING:
             self._move(State.CLOSED)
         self.ended.set()
@@ -247,7 +248,7 @@ class Sandbox:
     def _end_use(self, machine: LeasedMachine) -> None:
         """Leave little CPU to what the sandbox's code has left running."""
         self._prioritize_later(LULL_S, machine, CpuPriority.UNUSED)
-        self._standstill.expect()
+        self._standstill.expect(self._attempt_standstill)
 
     def _prioritize_later(self, after_s: float, machine: LeasedMachine, priority: CpuPriority) -> None:
         if self._next_priority is not None:
@@ -261,8 +262,8 @@ class Sandbox:
 
     async def _stand_still(self) -> None:
         async with self._entrance:  # a use that begins meanwhile waits: it takes milliseconds
-            if self._is_unused():
-                await self._standstill.begin(self.usable())
+            if self._is_unused() and not await self._standstill.begin(self.usable()):
+                self._standstill.expect(self._attempt_standstill)
 
     def _is_unused(self) -> bool:
         return self.state is State.READY and not self._uses
