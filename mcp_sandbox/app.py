@@ -18,7 +18,7 @@ from mcp_sandbox.machines.pool import Pool, pool_limits
 from mcp_sandbox.machines.provider import HostFacts, Provider
 from mcp_sandbox.machines.web import WebMachines
 from mcp_sandbox.operating.control import Panel
-from mcp_sandbox.operating.operation import Pools, open_operation
+from mcp_sandbox.operating.operation import open_operation
 from mcp_sandbox.sandboxes.admission import NO_QUOTA, Quota
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.web.opening import open_web
@@ -179,11 +179,11 @@ async def open_operated(
     async with AsyncExitStack() as stack:
         operation = await stack.enter_async_context(open_operation(host.settings, host.store))
         provider: Provider = operation.restoring(local)
-        pools: Pools = tuple
+        pool: Pool | None = None
         if pooled and host.facts is not None:
             limits = pool_limits(settings.pool, max_restores=settings.limits.restores)
             pool = Pool(provider, builds, limits, first=settings.template, on_request=operation.metrics.pool_asked)
-            provider, pools = pool, pool.described
+            provider = pool
         provider = await stack.enter_async_context(operation.acquiring(provider))
         web = None
         if settings.web_tools:
@@ -191,6 +191,8 @@ async def open_operated(
             web = await stack.enter_async_context(opening)
         service = SandboxService(provider, host.settings, operation, web=web, current_quota=current_quota)
         await stack.enter_async_context(service)
-        panel = operation.panel(service, pools, url)
+        panel = operation.panel(service, pool.described if pool else tuple, url)
         await stack.enter_async_context(operation.controlled(panel))
+        if pool is not None:
+            stack.callback(pool.retire)
         yield service, panel

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Protocol, Self
 
@@ -114,6 +114,11 @@ class Pool(ProviderLayer):
                 for shelf in self._shelves.values():
                     shelf.ready.clear()  # these machines are about to end: lease none of them
                 self._tasks.cancel_scope.cancel()
+
+    def retire(self) -> None:
+        """Keep no machine ready from now on. Called when the server ends, so that they end while sandboxes do."""
+        self._limits = replace(self._limits, max_ready=0)
+        self._wake.set()
 
     def stats(self) -> PoolStats:
         """Return what the pool holds and did."""

@@ -282,9 +282,9 @@ async def test_a_leased_machine_is_replaced():
 
 
 @asynccontextmanager
-async def starting(bench: Bench, requests: int) -> AsyncIterator[list[Lease]]:
-    """A pool whose first machine is starting while some requests wait; yields what they got so far."""
-    bench.source.hold = anyio.Event()
+async def starting(bench: Bench, requests: int) -> AsyncIterator[tuple[list[Lease], anyio.Event]]:
+    """A pool whose first machine starts with an event, and some requests; yields what they got so far and the event."""
+    hold = bench.source.hold = anyio.Event()
     got: list[Lease] = []
 
     async def ask() -> None:
@@ -299,16 +299,16 @@ async def starting(bench: Bench, requests: int) -> AsyncIterator[list[Lease]]:
             for _ in range(requests):
                 tasks.start_soon(ask)
             await anyio.wait_all_tasks_blocked()
-            yield got
+            yield got, hold
             tasks.cancel_scope.cancel()
     assert not +bench.source.alive
 
 
 async def test_a_request_takes_the_machine_that_is_starting_already():
     bench = Bench(max_starting=1)
-    async with starting(bench, requests=1) as got:
+    async with starting(bench, requests=1) as (got, hold):
         assert bench.source.begun == ["a"]
-        bench.source.hold.set()
+        hold.set()
         await anyio.wait_all_tasks_blocked()
         assert [agent_of(lease) for lease in got] == bench.source.agents[:1]
         assert not agent_of(got[0]).machine.stands_still
@@ -317,9 +317,9 @@ async def test_a_request_takes_the_machine_that_is_starting_already():
 
 async def test_more_requests_than_starting_machines_get_machines_of_their_own():
     bench = Bench(max_starting=1)
-    async with starting(bench, requests=3) as got:
+    async with starting(bench, requests=3) as (got, hold):
         assert bench.source.begun == ["a", "a", "a"]
-        bench.source.hold.set()
+        hold.set()
         await anyio.wait_all_tasks_blocked()
         assert len({agent_of(lease) for lease in got}) == 3
 
@@ -327,13 +327,13 @@ async def test_more_requests_than_starting_machines_get_machines_of_their_own():
 async def test_a_request_gets_its_own_machine_when_the_one_it_waits_for_does_not_start():
     bench = Bench(max_starting=1)
     bench.source.start_error = StartFailed("no memory")
-    async with starting(bench, requests=1) as got:
-        failing, bench.source.hold = bench.source.hold, anyio.Event()
-        failing.set()
+    async with starting(bench, requests=1) as (got, hold):
+        second = bench.source.hold = anyio.Event()
+        hold.set()
         await anyio.wait_all_tasks_blocked()
         assert (bench.source.begun, got) == (["a", "a"], [])
         bench.source.start_error = None
-        bench.source.hold.set()
+        second.set()
         await anyio.wait_all_tasks_blocked()
         assert len(got) == 1
 
@@ -716,6 +716,15 @@ async def test_a_caller_cancelled_while_a_machine_starts_leaves_nothing(steps: i
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         assert bench.source.alive["a"] == 0
+
+
+async def test_a_pool_that_retires_ends_machines_that_wait_and_keeps_leased_ones():
+    async with filled() as bench, bench.pool.acquire(A):
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.source.alive["a"], bench.stats().ready) == (2, 1)
+        bench.pool.retire()
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.source.alive["a"], bench.stats().ready) == (1, 0)
 
 
 async def test_closing_the_pool_ends_machines_in_all_states_and_waits_for_them():
