@@ -16,16 +16,16 @@ from mcp.shared.inbound import X_MCP_HEADER_KEY
 from mcp_types import CallToolResult, InputRequiredResult, Tool
 from pydantic import AnyUrl, ValidationError
 
-from guest.places import OUTPUTS, WORKSPACE
 from mcp_sandbox.accounts.audit import audited
 from mcp_sandbox.accounts.owners import TokenReadOnly, may_change
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving import greeting
 from mcp_sandbox.serving.argument_errors import invalid_arguments, unknown_argument, unknown_tool
 from mcp_sandbox.serving.arguments import lean, plain
 from mcp_sandbox.serving.tasks import RunTasks, check_listener
 from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
-from mcp_sandbox.tools.common import lifetime_of, network_of, tool_errors
+from mcp_sandbox.tools.common import tool_errors
 from mcp_sandbox.views import mime_of
 
 
@@ -133,10 +133,10 @@ def create_server(
             yield service
 
     server = SandboxServer(
-        "mcp-sandbox",
-        title="Sandboxes for code",
-        version=version("mcp-sandbox"),
-        instructions=instructions(settings, isolation),
+        greeting.NAME,
+        title=greeting.TITLE,
+        version=version(greeting.NAME),
+        instructions=greeting.instructions(settings, isolation),
         lifespan=lifespan,
         log_level=settings.log.level,
         extensions=[RunTasks()],
@@ -144,15 +144,3 @@ def create_server(
     )
     add_tools(server, settings)
     return server
-
-
-def instructions(settings: Settings, isolation: str) -> str:
-    """Describe the whole server to a client."""
-    return (
-        f"Runs code in isolated sandboxes. Isolation level in force: {isolation}. "
-        f"{network_of(settings)} "
-        "create_sandbox returns a sandbox_id; files and, in Python, variables persist across calls that name it. "
-        f"{lifetime_of(settings)}. run_code and run_command without sandbox_id keep nothing. "
-        f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts, which read_artifact reads. "
-        f"A run may take {settings.runs.timeout_s:g} s, or timeout_s, at most {settings.runs.max_timeout_s:g} s."
-    )

@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -17,7 +17,10 @@ from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
 from mcp_sandbox.operating.metrics import enable_tracing
+from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving.greeting import Greeting, instructions
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
+from mcp_sandbox.serving.stdio import message_streams
 from mcp_sandbox.serving.wire import claimed_stdio
 
 if TYPE_CHECKING:
@@ -30,11 +33,14 @@ SWITCH_S = 0.0005  # Python's 5 ms, at each of the many steps of a start, would 
 
 
 async def serve_stdio(
-    opening: AbstractAsyncContextManager["SandboxServer"], *, parent: int, max_message_bytes: int
+    open_server: Callable[[Greeting], AbstractAsyncContextManager["SandboxServer"]],
+    *,
+    parent: int,
+    max_message_bytes: int,
 ) -> None:
     """Serve one client on stdin and stdout until it disconnects, a signal arrives or process `parent` ends."""
     with claimed_stdio() as wire:
-        ended = anyio.Event()
+        ended, greeting = anyio.Event(), Greeting()
 
         async def client_left() -> str:
             await ended.wait()
@@ -42,30 +48,38 @@ async def serve_stdio(
             return "the client closed stdin"
 
         async def serve() -> None:
-            async with opening as server:
-                from mcp_sandbox.serving.stdio import message_streams  # imported by now
-
-                async with message_streams(*wire, max_message_bytes, ended) as (incoming, outgoing):
-                    lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
-                    await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
+            async with (
+                message_streams(*wire, max_message_bytes, greeting, ended) as (incoming, outgoing),
+                open_server(greeting) as server,
+            ):
+                greeting.hand_over()
+                lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
+                await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
         await run_until_stopped(serve, client_left, lambda: parent_gone(parent))
 
 
 @asynccontextmanager
-async def open_server(settings: Settings) -> AsyncIterator["SandboxServer"]:
-    """Open a server over this host's sandboxes, once the driver is chosen."""
+async def open_server(settings: Settings, greeting: Greeting) -> AsyncIterator["SandboxServer"]:
+    """Open a server over this host's sandboxes, once the driver is chosen. Its client is greeted meanwhile."""
     for entry in settings.catalogue.entries():
         if entry.error:
             logger.warning("template %s has errors: %s", entry.name, entry.error)
-    async with open_host(settings) as host, open_service(host, pooled=True) as service:
-        with _switching_often():
-            await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
-        from mcp_sandbox.serving.server import create_server
+    async with open_host(settings) as host:
+        greeting.prepare(instructions(settings, in_force(host)))
+        async with open_service(host, pooled=True) as service:
+            yield await _import_server(settings, host, service)
 
-        gc.freeze()  # what was imported is never garbage: no collection has to look at it again
-        gc.enable()  # `start` disabled it
-        yield create_server(settings, in_force(host), lambda: nullcontext(service))
+
+async def _import_server(settings: Settings, host: Host, service: SandboxService) -> "SandboxServer":
+    """Import the SDK in another thread, so that the first machine starts meanwhile."""
+    with _switching_often():
+        await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
+    from mcp_sandbox.serving.server import create_server
+
+    gc.freeze()  # what was imported is never garbage: no collection has to look at it again
+    gc.enable()  # `start` disabled it
+    return create_server(settings, in_force(host), lambda: nullcontext(service))
 
 
 @contextmanager
@@ -95,7 +109,10 @@ def run_stdio(settings: Settings) -> None:
     if settings.tracing:
         enable_tracing()
     serve = partial(
-        serve_stdio, open_server(settings), parent=os.getppid(), max_message_bytes=max_message_bytes(settings)
+        serve_stdio,
+        partial(open_server, settings),
+        parent=os.getppid(),
+        max_message_bytes=max_message_bytes(settings),
     )
     anyio.run(serve)
 

@@ -50,7 +50,12 @@ def main() -> None:
     server = create_server(settings, str(FACTS), lambda: SandboxService(FileProvider(directory), settings))
     (directory / "server.pid").write_text(str(os.getpid()))
     anyio.run(
-        partial(serve_stdio, nullcontext(server), parent=os.getppid(), max_message_bytes=max_message_bytes(settings))
+        partial(
+            serve_stdio,
+            lambda _greeting: nullcontext(server),
+            parent=os.getppid(),
+            max_message_bytes=max_message_bytes(settings),
+        )
     )
 
 
