@@ -38,11 +38,12 @@ def run(settings: "Settings") -> int:
         from mcp_sandbox.connect.relay import run as run_relay
 
         return run_relay(settings.connect, settings.token)
-    from mcp_sandbox.commands.common import report_errors
     from mcp_sandbox.serving.stdio_server import run_stdio
 
-    def serve() -> int:
+    try:
         run_stdio(settings)
-        return 0
+    except Exception as error:
+        from mcp_sandbox.commands.common import report
 
-    return report_errors(serve)
+        return report(error)
+    return 0

@@ -11,19 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
-from mcp_sandbox.operating.metrics import enable_tracing
-from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.greeting import Greeting, instructions
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import message_streams
 from mcp_sandbox.serving.wire import claimed_stdio
 
 if TYPE_CHECKING:
+    from mcp_sandbox.sandboxes.service import SandboxService
     from mcp_sandbox.serving.server import SandboxServer
 
 logger = logging.getLogger(__name__)
@@ -67,11 +67,12 @@ async def open_server(settings: Settings, greeting: Greeting) -> AsyncIterator["
             logger.warning("template %s has errors: %s", entry.name, entry.error)
     async with open_host(settings) as host:
         greeting.prepare(instructions(settings, in_force(host)))
+        await anyio.lowlevel.checkpoint()  # the answer goes out before what follows is imported
         async with open_service(host, pooled=True) as service:
             yield await _import_server(settings, host, service)
 
 
-async def _import_server(settings: Settings, host: Host, service: SandboxService) -> "SandboxServer":
+async def _import_server(settings: Settings, host: Host, service: "SandboxService") -> "SandboxServer":
     """Import the SDK in another thread, so that the first machine starts meanwhile."""
     with _switching_often():
         await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
@@ -107,6 +108,8 @@ def run_stdio(settings: Settings) -> None:
     logs.configure(settings.log.level, settings.log.format)
     log_config_files()
     if settings.tracing:
+        from mcp_sandbox.operating.metrics import enable_tracing
+
         enable_tracing()
     serve = partial(
         serve_stdio,
