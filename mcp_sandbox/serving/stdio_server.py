@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+from pydantic import BaseModel
 
 from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
@@ -74,7 +75,7 @@ async def open_server(settings: Settings, greeting: Greeting) -> AsyncIterator["
 
 async def _import_server(settings: Settings, host: Host, service: "SandboxService") -> "SandboxServer":
     """Import the SDK in another thread, so that the first machine starts meanwhile."""
-    with _switching_often():
+    with _switching_often(), _models_built_later():
         await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
     from mcp_sandbox.serving.server import create_server
 
@@ -92,6 +93,16 @@ def _switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextmanager
+def _models_built_later() -> Iterator[None]:
+    """Let pydantic build models that are defined meanwhile at their first use: the SDK has hundreds, and uses few."""
+    BaseModel.model_config["defer_build"] = True
+    try:
+        yield
+    finally:
+        del BaseModel.model_config["defer_build"]
 
 
 def in_force(host: Host) -> str:
