@@ -5,23 +5,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from mcp_sandbox.config import AUTO, Settings
-from mcp_sandbox.machines.builds import Builds
 from mcp_sandbox.machines.choice import Choice, choose
-from mcp_sandbox.machines.local import LocalProvider
 from mcp_sandbox.machines.nat import nat_config
-from mcp_sandbox.machines.pool import Pool, pool_limits
-from mcp_sandbox.machines.provider import HostFacts, Provider
-from mcp_sandbox.machines.web import WebMachines
-from mcp_sandbox.operating.control import Panel
-from mcp_sandbox.operating.operation import Pools, open_operation
-from mcp_sandbox.sandboxes.admission import NO_QUOTA, Quota
-from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.web.opening import open_web
+from mcp_sandbox.machines.provider import HostFacts
 from templates.build import Builder, Progress
 from templates.kernel import OwnKernel
 from templates.locks import hold
@@ -29,7 +20,12 @@ from templates.revisions import Revisions
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
 from vmm.types import Accel, Isolation, Probe
-from websearch.surroundings import surroundings
+
+if TYPE_CHECKING:
+    from mcp_sandbox.machines.provider import Provider
+    from mcp_sandbox.operating.control import Panel
+    from mcp_sandbox.sandboxes.admission import Quota
+    from mcp_sandbox.sandboxes.service import SandboxService
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +150,7 @@ async def open_host(
 
 
 @asynccontextmanager
-async def open_service(host: Host, *, pooled: bool) -> AsyncIterator[SandboxService]:
+async def open_service(host: Host, *, pooled: bool) -> AsyncIterator["SandboxService"]:
     """Open a service on `host`: `open_operated` for callers that need no panel."""
     async with open_operated(host, pooled=pooled) as (service, _panel):
         yield service
@@ -166,31 +162,45 @@ async def open_operated(
     *,
     pooled: bool,
     url: str | None = None,
-    current_quota: Callable[[], Quota] = lambda: NO_QUOTA,
-) -> AsyncIterator[tuple[SandboxService, Panel]]:
+    current_quota: "Callable[[], Quota] | None" = None,
+) -> AsyncIterator[tuple["SandboxService", "Panel"]]:
     """Open a service on `host`, with or without a pool of started machines, and its operators' panel.
 
     `url` is where the service is served over HTTP: other commands ask for it.
     On a host that cannot run machines every call for a sandbox fails with the reason.
     """
+    # Imported late: a server greets its client before, and some commands need only the host.
+    from mcp_sandbox.machines.builds import Builds
+    from mcp_sandbox.machines.local import LocalProvider
+    from mcp_sandbox.machines.pool import Pool, pool_limits
+    from mcp_sandbox.machines.web import WebMachines
+    from mcp_sandbox.operating.operation import open_operation
+    from mcp_sandbox.sandboxes.admission import NO_QUOTA
+    from mcp_sandbox.sandboxes.service import SandboxService
+    from mcp_sandbox.web.opening import open_web
+    from websearch.surroundings import surroundings
+
     settings = host.settings
     builds = Builds(host.driver, host.builder, settings.catalogue)
     local = LocalProvider(host.driver, builds, max_restores=settings.limits.restores, run_dir=settings.run_dir)
     async with AsyncExitStack() as stack:
         operation = await stack.enter_async_context(open_operation(host.settings, host.store))
         provider: Provider = operation.restoring(local)
-        pools: Pools = tuple
+        pool: Pool | None = None
         if pooled and host.facts is not None:
             limits = pool_limits(settings.pool, max_restores=settings.limits.restores)
-            pool = Pool(provider, builds, limits, on_request=operation.metrics.pool_asked)
-            provider, pools = pool, pool.described
+            pool = Pool(provider, builds, limits, first=settings.template, on_request=operation.metrics.pool_asked)
+            provider = pool
         provider = await stack.enter_async_context(operation.acquiring(provider))
         web = None
         if settings.web_tools:
             opening = open_web(settings.web, WebMachines(provider), surroundings, operation.network_accessed)
             web = await stack.enter_async_context(opening)
-        service = SandboxService(provider, host.settings, operation, web=web, current_quota=current_quota)
+        quota = current_quota or (lambda: NO_QUOTA)
+        service = SandboxService(provider, host.settings, operation, web=web, current_quota=quota)
         await stack.enter_async_context(service)
-        panel = operation.panel(service, pools, url)
+        panel = operation.panel(service, pool.described if pool else tuple, url)
         await stack.enter_async_context(operation.controlled(panel))
+        if pool is not None:
+            stack.callback(pool.retire)
         yield service, panel

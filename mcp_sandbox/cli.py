@@ -3,19 +3,18 @@
 Each command imports its own modules when it runs: importing all of them takes more than a second.
 """
 
+import gc
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from guest.languages import LanguageName
-from mcp_sandbox.cli_base import EXIT_USAGE, Cpus, MemoryMb, fail, settings_of
+from mcp_sandbox import stdio_command
+from mcp_sandbox.cli_base import Cpus, MemoryMb, settings_of
 from mcp_sandbox.cli_sandbox import cp, logs, port, sandbox_app, shell
-from mcp_sandbox.private import keep_private
-
-if TYPE_CHECKING:
-    from mcp_sandbox.config import Settings
+from mcp_sandbox.stdio_command import EXIT_USAGE, fail
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -40,12 +39,6 @@ TimeRange = Literal["day", "week", "month", "year"]  # as in websearch.search
 PageFormat = Literal["markdown", "text", "html", "raw"]
 
 TemplateName = Annotated[str | None, typer.Argument(help="Template. Default: the `template` setting.")]
-
-
-def start() -> None:
-    """Run the command line as a process of its own."""
-    keep_private()
-    app()
 
 
 def _print_version(wanted: bool) -> None:
@@ -98,23 +91,8 @@ def main(
         "log": {"level": log_level} if log_level else None,
     }
     if ctx.invoked_subcommand is None:
-        settings = settings_of(ctx)
-        if settings.connect:
-            from mcp_sandbox.connect.relay import run as run_relay
-
-            raise typer.Exit(run_relay(settings.connect, settings.token))
-        _serve_stdio(settings)
-
-
-def _serve_stdio(settings: "Settings") -> None:
-    from mcp_sandbox.commands.common import report_errors
-    from mcp_sandbox.serving.server import run_stdio
-
-    def serve() -> int:
-        run_stdio(settings)
-        return 0
-
-    raise typer.Exit(report_errors(serve))
+        raise typer.Exit(stdio_command.run(settings_of(ctx)))
+    gc.enable()  # `start` disabled it
 
 
 @app.command()
@@ -204,8 +182,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Topics: restore, calls, connect, http, neighbour, tunnel, fetch, cpu, compile, pool, fork, idle, "
-            "soak. Default: all but soak."
+            help="Topics: restore, startup, calls, connect, http, neighbour, tunnel, fetch, cpu, compile, pool, fork, "
+            "idle, soak. Default: all but soak."
         ),
     ] = None,
     driver: Annotated[str | None, typer.Option(help="Driver to measure. Default: all that work on this host.")] = None,

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from mcp_sandbox.cli_base import EXIT_USAGE, AsJson, Cpus, MemoryMb, Url, fail, settings_of
+from mcp_sandbox.cli_base import AsJson, Cpus, MemoryMb, Url, settings_of
+from mcp_sandbox.stdio_command import EXIT_USAGE, fail
 
 sandbox_app = typer.Typer(no_args_is_help=True, help="Create, list, copy and close the sandboxes of running servers.")
 

@@ -106,6 +106,9 @@ class LifetimeSettings(Group):
     idle_s: float = Field(900, gt=0, description="Seconds without use after which a sandbox ends.")
     max_idle_s: float = Field(3600, gt=0, description="Longest idle time a client may ask for.")
     max_age_s: float = Field(14_400, gt=0, description="Age at which every sandbox ends.")
+    standstill_s: float = Field(
+        5, ge=0, description="Seconds without use after which an idle machine uses no CPU; 0 turns it off."
+    )
 
     @model_validator(mode="after")
     def _default_within_maximum(self) -> Self:

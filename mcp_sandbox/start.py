@@ -1,8 +1,11 @@
 """Where the program starts. A client that connects to a shared server does not wait for the rest to be imported."""
 
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
+
+from mcp_sandbox.private import keep_private
 
 VARIABLE = "MCP_SANDBOX_CONNECT"
 COMPLETION = "_MCP_SANDBOX_COMPLETE"
@@ -11,14 +14,21 @@ TOKEN_VARIABLE = "MCP_SANDBOX_TOKEN"  # noqa: S105 - a name
 
 def start() -> None:
     """Run the command line as a process of its own."""
-    url = connect_url(sys.argv[1:], os.environ)
+    arguments = sys.argv[1:]
+    url = connect_url(arguments, os.environ)
     if url is not None:
         from mcp_sandbox.connect.relay import run
 
         sys.exit(run(url, os.environ.get(TOKEN_VARIABLE)))
-    from mcp_sandbox.cli import start as start_cli
+    gc.disable()  # a sixth of the time that imports take: they create much, and none of it is garbage
+    keep_private()
+    if not arguments and COMPLETION not in os.environ:
+        from mcp_sandbox import stdio_command
 
-    start_cli()
+        sys.exit(stdio_command.run(stdio_command.open_settings()))
+    from mcp_sandbox.cli import app
+
+    app()
 
 
 def connect_url(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from guest.client.messages import WarmUp
 from templates import debian, dockerfile, guest_code, image, interpreter, kernel, oci, program, snapshot
 from templates.catalogue import Catalogue
 from templates.image_config import check_service, explain
@@ -44,6 +44,9 @@ from templates.tools import LoggedTools
 from vmm.driver import Driver, SnapshotDriver
 from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, NetworkMode, Program, Snapshot
 
+if TYPE_CHECKING:
+    from guest.client.messages import WarmUp
+
 __all__ = ["Builder", "BuiltTemplate", "Progress"]
 
 
@@ -54,7 +57,7 @@ class BuiltTemplate:
     template: Template
     root: Path
     boot: GuestKernel | GuestCode
-    warm_up: WarmUp
+    warm_up: "WarmUp"
     snapshot: Snapshot | None  # None: the driver takes none, and each machine is warmed up when it starts
     version: str = ""  # changes whenever machines would be started from something else
 

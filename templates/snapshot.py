@@ -1,12 +1,12 @@
-"""Start a machine, warm it up, and take its snapshot."""
+"""Start a machine, warm it up, and take its snapshot.
+
+The client of agents is imported late: a server greets its own client before it needs that.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guest.agent import online
-from guest.client import AgentClient
-from guest.client.messages import Service, WarmUp
-from guest.client.parsing import warm_args
 from guest.places import WORKSPACE
 from templates.image_config import ImageConfig
 from templates.model import Template
@@ -14,13 +14,18 @@ from templates.tools import Tools
 from vmm.driver import SnapshotDriver
 from vmm.types import MachineSpec, NetworkMode
 
+if TYPE_CHECKING:
+    from guest.client.messages import Service, WarmUp
+
 BOOT_TIMEOUT_S = 300.0  # an emulated machine takes 5 s on an idle host, and many times that on a busy one
 WARM_TIMEOUT_S = 600.0  # importing pandas and drawing takes 30 s under emulation; a template may do more
 _SHELL = ("/bin/sh", "-c")
 
 
-def warm_up_of(template: Template, image: ImageConfig) -> WarmUp:
+def warm_up_of(template: Template, image: ImageConfig) -> "WarmUp":
     """Return a template's warm-up. Settings in template.toml override the image's."""
+    from guest.client.messages import WarmUp
+
     return WarmUp(
         language=template.language,
         code=template.warmup.code,
@@ -30,7 +35,9 @@ def warm_up_of(template: Template, image: ImageConfig) -> WarmUp:
     )
 
 
-def _service_of(template: Template, image: ImageConfig) -> Service | None:
+def _service_of(template: Template, image: ImageConfig) -> "Service | None":
+    from guest.client.messages import Service
+
     wanted = template.service
     if wanted is None:
         return None
@@ -47,12 +54,14 @@ def _service_of(template: Template, image: ImageConfig) -> Service | None:
 
 
 def snapshot_inputs(
-    template: Template, warm_up: WarmUp, root_id: str, boot_id: str, fingerprint: str
+    template: Template, warm_up: "WarmUp", root_id: str, boot_id: str, fingerprint: str
 ) -> dict[str, Any]:
     """Return the inputs of a snapshot.
 
     Root and boot files count by id, not by key: memory must only be restored with the very files it was saved with.
     """
+    from guest.client.parsing import warm_args
+
     return {
         "root": root_id,
         "boot": boot_id,
@@ -63,9 +72,11 @@ def snapshot_inputs(
 
 
 async def make_snapshot(
-    tools: Tools, staging: Path, *, template: Template, warm_up: WarmUp, driver: SnapshotDriver, spec: MachineSpec
+    tools: Tools, staging: Path, *, template: Template, warm_up: "WarmUp", driver: SnapshotDriver, spec: MachineSpec
 ) -> dict[str, Any]:
     """Start a machine, warm it up, and save its state to `staging`."""
+    from guest.client import AgentClient
+
     tools.note("starting a machine")
     async with driver.launch(spec) as machine:
         stream = await machine.connect()

@@ -121,6 +121,17 @@ def _first_line(file: Path) -> str:
     return ""
 
 
+def privileges() -> dict[str, object]:
+    """Return what decides which namespaces this process may create. Another container of the same home differs."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return {
+        "status": [line for line in status if line.startswith(("Cap", "NoNewPrivs:", "Seccomp"))],
+        "label": _first_line(Path("/proc/self/attr/current")),
+        "namespaces": [Path(f"/proc/self/ns/{name}").stat().st_ino for name in ("user", "mnt", "pid")],
+        "sysctls": [_first_line(Path("/proc/sys") / name) for name in SYSCTLS],
+    }
+
+
 def missing_protections(hierarchy: Hierarchy) -> tuple[str, ...]:
     """Return the protections that machines lack on this host or because of this user, one sentence each."""
     missing = [] if (gap := hierarchy.gap()) is None else [gap]

@@ -58,6 +58,7 @@ class Agent:
             "stop": self._stop,
             "stdin": self._take_input,
             "ping": self._ping,
+            "at_rest": self._at_rest,
             "close_streams": self._close_streams,
             "terminal": self._open_terminal,
             **dict.fromkeys(
@@ -215,6 +216,7 @@ class Agent:
         self._identity.credit_entropy(os.urandom(32))
         gc.collect()
         gc.freeze()
+        self._kernels.count_threads()
         self._kernels.reseed(lambda: self._answer(request, {}))
 
     def _confine(self, *, user_namespaces: bool) -> None:
@@ -250,6 +252,10 @@ class Agent:
 
     def _ping(self, header: dict[str, Any], _body: bytes) -> None:
         self._answer(header["id"], {})
+
+    def _at_rest(self, header: dict[str, Any], _body: bytes) -> None:
+        """Say whether nothing would notice if the machine stood still."""
+        self._answer(header["id"], {"at_rest": self._kernels.at_rest and not self._tunnel.in_use})
 
     def _close_streams(self, header: dict[str, Any], _body: bytes) -> None:
         """End all streams. The next refresh opens the tunnel again, if the machine still has a network."""

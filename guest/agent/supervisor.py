@@ -18,13 +18,13 @@ from guest.agent.run_processes import Ledger, RunProcesses
 from guest.agent.service import Service
 from guest.agent.shell import Shell
 from guest.agent.streams import Streams
-from guest.agent.sweep import sweep
+from guest.agent.sweep import owned_by, sweep
 from guest.agent.terminals import Terminals
 from guest.agent.user import User
 from guest.environment import Changes, apply
 from guest.errors import ProtocolError, RequestRefused
 from guest.languages import language as facts
-from guest.processes import oom_kills
+from guest.processes import oom_kills, thread_count
 from guest.protocol import Frame
 
 MAX_UNREAD = 64 * 1024  # bytes of acknowledgements; an honest kernel waits for each
@@ -85,6 +85,7 @@ class Supervisor:
         self._runs = 0
         self._failed_starts = 0  # kernels in a row that ended before they were ready
         self._swept = True  # earlier kernels have left no processes
+        self._kernel_threads = 0  # that the kernel has while no code runs
         self._on_reseeded: Callable[[], None] | None = None
         channel.on_drained.append(self._resume)
 
@@ -171,6 +172,21 @@ class Supervisor:
 
     def _find(self, request: int) -> Execution | None:
         return next((run for run in self._active if run.request == request), None)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no code runs: no run, terminal, service, process of the user or thread of the kernel.
+
+        An interpreter below the kernel counts as code: it may have timers, as that of JavaScript has.
+        """
+        if self._active or self.terminals.pids or self._service.pid or not (self._kernel is None or self._kernel.ready):
+            return False
+        lasting = {1, os.getpid(), self._kernel_pid, self._source.zygote_pid}
+        return owned_by(self._user) <= lasting and thread_count(self._kernel_pid) <= self._kernel_threads
+
+    def count_threads(self) -> None:
+        """Remember how many threads the kernel has now, before any code of the owner has run in it."""
+        self._kernel_threads = thread_count(self._kernel_pid)
 
     def reseed(self, done: Callable[[], None], *, everything: bool = False) -> None:
         """Make the kernel reseed its generators, or `everything` that it finds; `done` is called when it has.
@@ -261,6 +277,7 @@ class Supervisor:
 
     def _kernel_ready(self, kernel: Kernel) -> None:
         kernel.ready, self._failed_starts = True, 0
+        self.count_threads()
         if self._run:
             self._begin(kernel, self._run)
 

@@ -77,6 +77,11 @@ class Tunnel:
             self._loop.add(listening.fileno(), partial(self._accept, listening))
         os.chmod(SOCKET, 0o666)  # noqa: S103 - for code, whatever user it runs as
 
+    @property
+    def in_use(self) -> bool:
+        """Whether any stream is open."""
+        return bool(self._open)
+
     def close(self) -> None:
         """End all streams and listen no more."""
         for listening in self._listening:

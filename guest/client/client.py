@@ -287,6 +287,10 @@ class AgentClient:
         """Return when the agent has answered, which it does after all earlier file requests."""
         await self._ask("ping", {}, parse=_nothing)
 
+    async def at_rest(self) -> bool:
+        """Return whether nothing runs in the machine that would notice if it stood still."""
+        return await self._ask("at_rest", {}, parse=lambda frame: frame.header.get("at_rest") is True)
+
     # ---------------------------------------------------------------- helpers
 
     @asynccontextmanager

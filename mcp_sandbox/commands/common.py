@@ -27,8 +27,15 @@ def report_errors(main: Callable[[], int]) -> int:
     """Run `main` and return its exit code. Print an expected error on stderr and return EXIT_ERROR."""
     try:
         return main()
-    except EXPECTED_ERRORS as error:
-        print_error(error)
+    except Exception as error:
+        return report(error)
+
+
+def report(error: Exception) -> int:
+    """Print an expected error on stderr and return the exit code. Raise any other."""
+    if not isinstance(error, EXPECTED_ERRORS):
+        raise error
+    print_error(error)
     return EXIT_ERROR
 
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Protocol, Self
 
@@ -24,6 +24,7 @@ from templates.model import Template
 
 FOLLOW_EVERY_S = 2.0  # how soon after a build its machines replace older ones, without any request
 REFILL_DELAY_S = 0.02  # starting a machine keeps the event loop busy: first let a request that got one return
+OTHERS_AFTER_S = 3.0  # a client's first requests come with the start, and need the CPU that other templates would take
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Pool(ProviderLayer):
     """Keeps machines of one host ready, as many as the plan says. A ready machine stands still until it is leased.
 
     `supply` names the build that machines of `source` start from. A machine of an older build is replaced.
+    Machines of the template `first` start with the pool, others a little later, unless they are asked for.
 
     Every machine has a task that enters and leaves the source's context. A context with a task group inside must be
     left by the task that entered it, and the caller that leases the machine runs in another task.
@@ -85,12 +87,14 @@ class Pool(ProviderLayer):
         supply: Supply,
         limits: PoolLimits,
         *,
+        first: str | None = None,
         clock: Clock | None = None,
         on_request: OnRequest = _ignore,
     ) -> None:
         super().__init__(source)
         self._on_request = on_request
         self._limits = limits
+        self._first = first
         self._clock = clock or Clock()
         self._supply = supply
         self._shelves: dict[str, Shelf] = {}
@@ -111,6 +115,11 @@ class Pool(ProviderLayer):
                     shelf.ready.clear()  # these machines are about to end: lease none of them
                 self._tasks.cancel_scope.cancel()
 
+    def retire(self) -> None:
+        """Keep no machine ready from now on. Called when the server ends, so that they end while sandboxes do."""
+        self._limits = replace(self._limits, max_ready=0)
+        self._wake.set()
+
     def stats(self) -> PoolStats:
         """Return what the pool holds and did."""
         return PoolStats({name: shelf.stats() for name, shelf in self._shelves.items()})
@@ -130,7 +139,7 @@ class Pool(ProviderLayer):
         """
         version = await self._supply.version(request.template)
         await anyio.lowlevel.checkpoint_if_cancelled()  # the last await before the lease
-        machine = self._take(request, version)
+        machine = self._take(request, version) or await self._next_started(request, version)
         if machine is None:
             async with self._start_now(request) as lease:
                 yield lease
@@ -159,25 +168,49 @@ class Pool(ProviderLayer):
             yield lease
 
     def _take(self, request: MachineRequest, version: str) -> PooledMachine | None:
-        """Take the oldest healthy machine that satisfies the request: it is the next to be replaced for its age."""
-        shelf = self._shelves.get(request.template)
-        if shelf is None or shelf.template.pool != "pooled" or not request.is_standard(shelf.template):
+        """Count the request, and take a machine that satisfies it."""
+        shelf = self._shelf(request)
+        if shelf is None:
             return None
         self._update(shelf, shelf.template, version)
-        now, wall = self._clock.now(), self._clock.wall()
-        shelf.demand = shelf.demand.after_request(now, self._limits.max_ready)
+        shelf.demand = shelf.demand.after_request(self._clock.now(), self._limits.max_ready)
         self._wake.set()
+        machine = self._take_oldest(shelf, version)
+        if machine is None:
+            shelf.misses += 1
+        else:
+            shelf.hits += 1
+        self._on_request(request.template, hit=machine is not None)
+        return machine
+
+    def _shelf(self, request: MachineRequest) -> Shelf | None:
+        """Return the shelf whose machines satisfy the request, if there is one."""
+        shelf = self._shelves.get(request.template)
+        usable = shelf is not None and shelf.template.pool == "pooled" and request.is_standard(shelf.template)
+        return shelf if usable else None
+
+    def _take_oldest(self, shelf: Shelf, version: str) -> PooledMachine | None:
+        """Take the oldest healthy machine: it is the next to be replaced for its age."""
+        now, wall = self._clock.now(), self._clock.wall()
         while shelf.ready:
             machine = shelf.ready[0]
             if machine.healthy(now, wall, version) and machine.since + self._limits.max_age_s > now:
                 shelf.lease(machine)
-                self._on_request(request.template, hit=True)
                 return machine
             if machine.lease.agent.failure is not None:
                 self._lose(shelf, machine, str(machine.lease.agent.failure))
             shelf.discard(machine)
-        shelf.misses += 1
-        self._on_request(request.template, hit=False)
+        return None
+
+    async def _next_started(self, request: MachineRequest, version: str) -> PooledMachine | None:
+        """Take a machine that is starting already, once it has: it is ready sooner than one that starts now."""
+        shelf = self._shelf(request)
+        while shelf is not None and shelf.awaited < shelf.starting:
+            with shelf.awaiting():
+                await shelf.start_ended.wait()
+            machine = self._take_oldest(shelf, version)
+            if machine is not None:
+                return machine
         return None
 
     @asynccontextmanager
@@ -201,16 +234,20 @@ class Pool(ProviderLayer):
     # -- following builds ----------------------------------------------------------------------------------
 
     async def _keep_current(self) -> None:
+        others_at = self._clock.now() + OTHERS_AFTER_S
         while True:
-            await self._follow()
+            await self._follow(others_at)
             await self._clock.sleep(FOLLOW_EVERY_S)
 
-    async def _follow(self) -> None:
-        """Update the shelves to the templates and builds there are now."""
+    async def _follow(self, others_at: float) -> None:
+        """Update the shelves to the templates and builds there are now. No build is looked up before the first one."""
         templates = self._supply.templates()
-        for name, template in templates.items():
-            shelf = self._shelves.setdefault(name, Shelf(template))
-            self._update(shelf, template, await self._version(name))
+        for name in sorted(templates, key=lambda name: name != self._first):
+            known = name in self._shelves
+            shelf = self._shelves.setdefault(name, Shelf(templates[name]))
+            self._update(shelf, templates[name], await self._version(name))
+            if not known and self._first not in (name, None):
+                shelf.start_later(others_at)
         for name in self._shelves.keys() - templates.keys():
             self._update(self._shelves[name], self._shelves[name].template, None)
 

@@ -66,7 +66,7 @@ class TemplateState:
     starting: int = 0
     stopping: int = 0  # they use memory until they have ended
     demand: Demand = Demand()
-    retry_at: float | None = None  # after a failed start, the earliest time of the next one
+    retry_at: float | None = None  # the earliest time of the next start, after a failed one or at the server's start
 
 
 @dataclass(frozen=True, slots=True)

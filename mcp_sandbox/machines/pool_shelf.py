@@ -1,7 +1,8 @@
 """The pooled machines of one template, and the bookkeeping around them. Nothing here waits."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import anyio
@@ -73,13 +74,15 @@ class Shelf:
         self.version: str | None = None  # of the template's current build; None: it has none
         self.ready: list[PooledMachine] = []  # oldest first
         self.starting = 0
+        self.awaited = 0  # of those that start, how many a request waits for
+        self.start_ended = anyio.Event()  # one of them has started or failed
         self.demand = Demand()
-        self.misses = 0
+        self.hits = self.misses = 0  # requests that found a machine ready, and others
         self._stopping = 0
         self._failures = 0  # in a row
         self._retry_at: float | None = None
         self._last_error: str | None = None
-        self._hits = self._started = self._stopped = self._failed = 0
+        self._started = self._stopped = self._failed = 0
 
     def state(self, now: float, wall: float) -> TemplateState:
         """Return what the plan needs to know."""
@@ -99,7 +102,7 @@ class Shelf:
         return TemplateStats(
             ready=sum(not machine.lost for machine in self.ready),
             starting=self.starting,
-            hits=self._hits,
+            hits=self.hits,
             misses=self.misses,
             started=self._started,
             stopped=self._stopped,
@@ -111,15 +114,14 @@ class Shelf:
 
     def put(self, machine: PooledMachine) -> None:
         """Add a machine that has started. Earlier failures still count: it may end in the next moment."""
-        self.starting -= 1
         self._started += 1
         self._retry_at = None
         self.ready.append(machine)
+        self._end_start()
 
     def lease(self, machine: PooledMachine) -> None:
         """Take a machine for a request."""
         self.ready.remove(machine)
-        self._hits += 1
         self.recover()
 
     def discard(self, machine: PooledMachine) -> None:
@@ -133,12 +135,26 @@ class Shelf:
     def remove(self, machine: PooledMachine | None) -> None:
         """Remove a machine that has ended, or (None) that never started."""
         if machine is None:
-            self.starting -= 1
+            self._end_start()
             return
         self._stopping -= machine.discarded
         if machine in self.ready:
             self.ready.remove(machine)
         machine.ended.set()
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """Count a request that waits for one of the machines that are starting."""
+        self.awaited += 1
+        try:
+            yield
+        finally:
+            self.awaited -= 1
+
+    def _end_start(self) -> None:
+        self.starting -= 1
+        self.start_ended.set()
+        self.start_ended = anyio.Event()
 
     # -- failures ------------------------------------------------------------------------------------------
 
@@ -162,6 +178,10 @@ class Shelf:
         if self._retry_at is None or self._retry_at <= now:  # of several failures at once, one counts
             self._retry_at = now + min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 32))
             self._failures += 1
+
+    def start_later(self, at: float) -> None:
+        """Start no machine before `at`, unless a request works earlier."""
+        self._retry_at = at
 
     def recover(self) -> None:
         """Forget earlier failures: a machine of this template works."""

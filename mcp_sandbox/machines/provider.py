@@ -4,14 +4,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
 from anyio import AsyncContextManagerMixin
 
-from guest.client import AgentClient
-from guest.client.messages import Identity
-from guest.client.streams import ServeStream
 from mcp_sandbox.errors import UnknownTemplate, UnusableTemplate
 from templates.catalogue import Catalogue
 from templates.errors import InvalidTemplate
@@ -19,6 +16,11 @@ from templates.errors import UnknownTemplate as NoSuchTemplate
 from templates.model import MachineSize, Template
 from vmm.driver import DRIVERS, driver_info
 from vmm.types import Accel, CpuPriority, Exit, Isolation, NetworkMode, Usage
+
+if TYPE_CHECKING:  # a server that starts describes its host before it needs these
+    from guest.client import AgentClient
+    from guest.client.messages import Identity
+    from guest.client.streams import ServeStream
 
 LEVELS = {
     Isolation.VM: "every sandbox is a virtual machine with its own kernel",
@@ -36,7 +38,7 @@ class MachineRequest:
     owner: str | None = None  # None: started ahead of any request, so the owner is not known yet
     size: MachineSize | None = None  # None: the template's
     network: NetworkMode = NetworkMode.NONE
-    serve_stream: ServeStream | None = None  # serves the streams of a machine in mode `proxy`
+    serve_stream: "ServeStream | None" = None  # serves the streams of a machine in mode `proxy`
 
     def __post_init__(self) -> None:
         assert (self.network is NetworkMode.PROXY) is (self.serve_stream is not None), "streams need a server"
@@ -150,11 +152,11 @@ class Lease:
     """A machine that belongs to one caller: restored, unique, greeted. It ends with the context that yielded it."""
 
     machine: LeasedMachine
-    agent: AgentClient
+    agent: "AgentClient"
     template: Template
     host: HostFacts
     timings: LeaseTimings
-    identity: Identity  # what its agent was refreshed with
+    identity: "Identity"  # what its agent was refreshed with
     version: str = ""  # of the template's build: see Supply
     network: NetworkMode = NetworkMode.NONE
 
@@ -232,7 +234,7 @@ class Provider(Protocol):
         ...
 
     def thaw(
-        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+        self, frozen: Frozen, *, copy: bool, serve_stream: "ServeStream | None" = None
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a machine that continues from a saved state: as the same machine, or as a copy made unique again.
 
@@ -271,7 +273,7 @@ class ProviderLayer(AsyncContextManagerMixin):
         return self._source.freeze(lease)
 
     def thaw(
-        self, frozen: Frozen, *, copy: bool, serve_stream: ServeStream | None = None
+        self, frozen: Frozen, *, copy: bool, serve_stream: "ServeStream | None" = None
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a machine that continues from a saved state."""
         return self._source.thaw(frozen, copy=copy, serve_stream=serve_stream)

@@ -175,6 +175,7 @@ class Roster(AsyncContextManagerMixin):
             network,
             one_off=one_off,
             observer=self._observer,
+            standstill_s=self._settings.lifetime.standstill_s,
         )
         self._alive[box.id] = box
         self._tasks.start_soon(self._keep, box, name=f"keeper of {box.id}")

@@ -16,6 +16,7 @@ from mcp_sandbox.sandboxes.admission import Ticket
 from mcp_sandbox.sandboxes.lifecycle import ALIVE, OVER, USABLE, End, Ending, Lifespan, State, moved
 from mcp_sandbox.sandboxes.machine_slot import MachineSlot, MachineSource
 from mcp_sandbox.sandboxes.networks import Network
+from mcp_sandbox.sandboxes.standstill import Standstill
 from vmm.types import CpuPriority
 from websearch.access import Access
 
@@ -57,6 +58,7 @@ class Sandbox:
         *,
         one_off: bool,
         observer: Observer,
+        standstill_s: float,
     ) -> None:
         self.id = sandbox_id
         self.owner = ticket.owner
@@ -81,6 +83,7 @@ class Sandbox:
         self._terminals: set[anyio.CancelScope] = set()  # uses that an exclusive one ends
         self._unused = anyio.Event()
         self._next_priority: asyncio.TimerHandle | None = None  # sets the machine's CPU priority later
+        self._standstill = Standstill(standstill_s)
         self._entrance = anyio.Lock(fast_acquire=True)  # passed by every use, held by an exclusive one
 
     # -- state ---------------------------------------------------------------------------------------------
@@ -153,6 +156,7 @@ class Sandbox:
         with self._observed():
             self._observer.machine_ready(self, machine, waited_s)
         machine.prioritize(CpuPriority.UNUSED)
+        self._standstill.expect(self._attempt_standstill)
         self._move(State.READY)
         self.last_used = anyio.current_time()
 
@@ -163,6 +167,7 @@ class Sandbox:
 
     def torn_down(self) -> None:
         """Announce that nothing of the sandbox is left."""
+        self._standstill.cancel()
         if self.state is State.CLOSING:
             self._move(State.CLOSED)
         self.ended.set()
@@ -218,6 +223,7 @@ class Sandbox:
             self._begin_use(lease.machine)
             self._uses.add(scope)
             try:
+                await self._standstill.end(lease.machine)
                 yield lease
             except (AgentGone, AgentTimeout, ProtocolError) as error:
                 with anyio.move_on_after(LOSS_REASON_S):
@@ -235,18 +241,32 @@ class Sandbox:
 
     def _begin_use(self, machine: LeasedMachine) -> None:
         """Give the machine CPU for a short use, also beside a long one."""
+        self._standstill.cancel()
         machine.prioritize(CpuPriority.INTERACTIVE)
         self._prioritize_later(LONG_USE_S, machine, CpuPriority.BATCH)
 
     def _end_use(self, machine: LeasedMachine) -> None:
         """Leave little CPU to what the sandbox's code has left running."""
         self._prioritize_later(LULL_S, machine, CpuPriority.UNUSED)
+        self._standstill.expect(self._attempt_standstill)
 
     def _prioritize_later(self, after_s: float, machine: LeasedMachine, priority: CpuPriority) -> None:
         if self._next_priority is not None:
             self._next_priority.cancel()
         later = asyncio.get_running_loop().call_later
         self._next_priority = later(after_s, machine.prioritize, priority)
+
+    def _attempt_standstill(self) -> None:
+        if self._is_unused():
+            self.slot.start_task(self._stand_still, name=f"standstill of {self.id}")
+
+    async def _stand_still(self) -> None:
+        async with self._entrance:  # a use that begins meanwhile waits: it takes milliseconds
+            if self._is_unused() and not await self._standstill.begin(self.usable()):
+                self._standstill.expect(self._attempt_standstill)
+
+    def _is_unused(self) -> bool:
+        return self.state is State.READY and not self._uses
 
     def touch(self) -> None:
         """Restart the idle timeout after a use that needs no machine.

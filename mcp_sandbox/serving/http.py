@@ -37,13 +37,8 @@ from mcp_sandbox.serving.gate import MCP_PATH, Challenge, FindToken, Gate, Names
 from mcp_sandbox.serving.lifetime import Drain, run_until_stopped
 from mcp_sandbox.serving.oauth import metadata_routes, metadata_url
 from mcp_sandbox.serving.replay import ResumableSessions
-from mcp_sandbox.serving.server import (
-    SandboxServer,
-    create_server,
-    in_force,
-    log_config_files,
-    max_message_bytes,
-)
+from mcp_sandbox.serving.server import SandboxServer, create_server
+from mcp_sandbox.serving.stdio_server import in_force, log_config_files, max_message_bytes
 from mcp_sandbox.serving.toolsets import reading_tools, tool_names
 
 logger = logging.getLogger(__name__)

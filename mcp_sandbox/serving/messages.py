@@ -18,7 +18,7 @@ from mcp_types import (
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-END_BYTES = 256  # of each end of a message, where its id is looked for if it cannot be read
+from mcp_sandbox.serving.wire import END_BYTES
 
 _ID = rb'"id"\s*:\s*(\d+|"[\w-]*")\s*'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"\s*'

@@ -1,17 +1,14 @@
-"""The MCP server: tools and resources over a SandboxService, served on stdio."""
+"""The MCP server: tools and resources over a SandboxService."""
 
 import json
-import logging
-import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
-import anyio
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
@@ -19,26 +16,17 @@ from mcp.shared.inbound import X_MCP_HEADER_KEY
 from mcp_types import CallToolResult, InputRequiredResult, Tool
 from pydantic import AnyUrl, ValidationError
 
-from guest.places import OUTPUTS, WORKSPACE
-from mcp_sandbox import logs
 from mcp_sandbox.accounts.audit import audited
 from mcp_sandbox.accounts.owners import TokenReadOnly, may_change
-from mcp_sandbox.app import Host, open_host, open_service
-from mcp_sandbox.config import Settings, config_files, project_config_file
-from mcp_sandbox.operating.metrics import enable_tracing
+from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
+from mcp_sandbox.serving import greeting
 from mcp_sandbox.serving.argument_errors import invalid_arguments, unknown_argument, unknown_tool
 from mcp_sandbox.serving.arguments import lean, plain
-from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
-from mcp_sandbox.serving.stdio import claimed_stdio, message_streams
 from mcp_sandbox.serving.tasks import RunTasks, check_listener
 from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
-from mcp_sandbox.tools.common import lifetime_of, network_of, tool_errors
+from mcp_sandbox.tools.common import tool_errors
 from mcp_sandbox.views import mime_of
-
-logger = logging.getLogger(__name__)
-
-LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
 
 
 class SandboxServer(MCPServer[SandboxService]):
@@ -145,10 +133,10 @@ def create_server(
             yield service
 
     server = SandboxServer(
-        "mcp-sandbox",
-        title="Sandboxes for code",
-        version=version("mcp-sandbox"),
-        instructions=instructions(settings, isolation),
+        greeting.NAME,
+        title=greeting.TITLE,
+        version=version(greeting.NAME),
+        instructions=greeting.instructions(settings, isolation),
         lifespan=lifespan,
         log_level=settings.log.level,
         extensions=[RunTasks()],
@@ -156,78 +144,3 @@ def create_server(
     )
     add_tools(server, settings)
     return server
-
-
-def instructions(settings: Settings, isolation: str) -> str:
-    """Describe the whole server to a client."""
-    return (
-        f"Runs code in isolated sandboxes. Isolation level in force: {isolation}. "
-        f"{network_of(settings)} "
-        "create_sandbox returns a sandbox_id; files and, in Python, variables persist across calls that name it. "
-        f"{lifetime_of(settings)}. run_code and run_command without sandbox_id keep nothing. "
-        f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts, which read_artifact reads. "
-        f"A run may take {settings.runs.timeout_s:g} s, or timeout_s, at most {settings.runs.max_timeout_s:g} s."
-    )
-
-
-async def serve_stdio(
-    opening: AbstractAsyncContextManager[SandboxServer], *, parent: int, max_message_bytes: int
-) -> None:
-    """Serve one client on stdin and stdout until it disconnects, a signal arrives or process `parent` ends."""
-    with claimed_stdio() as wire:
-        ended = anyio.Event()
-
-        async def client_left() -> str:
-            await ended.wait()
-            await anyio.sleep(LAST_ANSWERS_S)
-            return "the client closed stdin"
-
-        async def serve() -> None:
-            async with opening as server, message_streams(*wire, max_message_bytes, ended) as (incoming, outgoing):
-                lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
-                await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
-
-        await run_until_stopped(serve, client_left, lambda: parent_gone(parent))
-
-
-@asynccontextmanager
-async def open_server(settings: Settings) -> AsyncIterator[SandboxServer]:
-    """Open a server over this host's sandboxes, once the driver is chosen."""
-    for entry in settings.catalogue.entries():
-        if entry.error:
-            logger.warning("template %s has errors: %s", entry.name, entry.error)
-    async with open_host(settings) as host:
-        yield create_server(settings, in_force(host), lambda: open_service(host, pooled=True))
-
-
-def in_force(host: Host) -> str:
-    """Describe to a model what separates sandboxes from this host."""
-    if host.facts is not None:
-        return str(host.facts)
-    verdict = host.choice.verdict
-    steps = ", then ".join(filter(None, (verdict.fix, "restart this server")))
-    return f"none, because this host cannot start sandboxes: {verdict.reason}. To fix it: {steps}"
-
-
-def run_stdio(settings: Settings) -> None:
-    """Serve this host's sandboxes on stdio until everything has ended."""
-    logs.configure(settings.log.level, settings.log.format)
-    log_config_files()
-    if settings.tracing:
-        enable_tracing()
-    serve = partial(
-        serve_stdio, open_server(settings), parent=os.getppid(), max_message_bytes=max_message_bytes(settings)
-    )
-    anyio.run(serve)
-
-
-def log_config_files() -> None:
-    """Log which files the settings are from. A user may not know that the working directory has one."""
-    for path in config_files():
-        level = logging.WARNING if path == project_config_file() else logging.INFO
-        logger.log(level, "settings from %s", path)
-
-
-def max_message_bytes(settings: Settings) -> int:
-    """Return the longest message to accept: JSON and base64 make content longer."""
-    return 2 * (settings.files.max_write_bytes + settings.runs.max_code_bytes)

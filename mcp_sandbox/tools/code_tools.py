@@ -12,18 +12,8 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.runs import requests
 from mcp_sandbox.runs.requests import MAX_FLAGS, MIN_MEMORY_MB, SANITIZERS, CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import (
-    RunId,
-    SandboxId,
-    ToolContext,
-    hints,
-    may_be_online,
-    network_of,
-    owner_of,
-    reporter,
-    service_of,
-    tool_errors,
-)
+from mcp_sandbox.tools.common import RunId, SandboxId, ToolContext, hints, owner_of, reporter, service_of, tool_errors
+from mcp_sandbox.tools.descriptions import may_be_online, network_of
 from mcp_sandbox.tools.run_answers import InBackground, KeepProcesses, OneOffTemplate, answer, result_of, timeout_field
 
 WAIT_S = 10.0  # default of read_output: few calls, and none that seems to hang

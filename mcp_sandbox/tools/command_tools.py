@@ -10,7 +10,8 @@ from guest.places import WORKSPACE
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.requests import CommandRun, Variables
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, may_be_online, network_of, owner_of
+from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of
+from mcp_sandbox.tools.descriptions import may_be_online, network_of
 from mcp_sandbox.tools.run_answers import InBackground, KeepProcesses, OneOffTemplate, result_of, timeout_field
 
 

@@ -9,13 +9,8 @@ from pydantic import Field, JsonValue
 from mcp_sandbox.config import Settings
 from mcp_sandbox.runs.requests import HandlerRun
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.tools.common import (
-    SandboxId,
-    ToolContext,
-    hints,
-    may_be_online,
-    owner_of,
-)
+from mcp_sandbox.tools.common import SandboxId, ToolContext, hints, owner_of
+from mcp_sandbox.tools.descriptions import may_be_online
 from mcp_sandbox.tools.run_answers import result_of
 
 

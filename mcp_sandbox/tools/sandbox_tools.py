@@ -11,18 +11,9 @@ from mcp_sandbox.machines.web import TEMPLATE as WEB_TEMPLATE
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.sandboxes.sizes import LEAST_MEMORY_MB
 from mcp_sandbox.sandboxes.view import contents_of
-from mcp_sandbox.tools.common import (
-    ListOffset,
-    SandboxId,
-    ToolContext,
-    domains_of,
-    hints,
-    lifetime_of,
-    owner_of,
-    service_of,
-    tool_errors,
-)
+from mcp_sandbox.tools.common import ListOffset, SandboxId, ToolContext, hints, owner_of, service_of, tool_errors
 from mcp_sandbox.tools.content import fitting
+from mcp_sandbox.tools.descriptions import domains_of, lifetime_of
 from mcp_sandbox.views import ClosedSandbox, SandboxList, SandboxView
 from templates.model import Template
 from vmm.types import NetworkMode

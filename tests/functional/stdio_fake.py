@@ -13,7 +13,8 @@ from guest.client.messages import Output
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import Lease, MachineRequest
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.server import create_server, max_message_bytes, serve_stdio
+from mcp_sandbox.serving.server import create_server
+from mcp_sandbox.serving.stdio_server import max_message_bytes, serve_stdio
 from tests.unit.fakes import FACTS, FakeProvider, finished
 
 TRAINING = "train"
@@ -49,7 +50,12 @@ def main() -> None:
     server = create_server(settings, str(FACTS), lambda: SandboxService(FileProvider(directory), settings))
     (directory / "server.pid").write_text(str(os.getpid()))
     anyio.run(
-        partial(serve_stdio, nullcontext(server), parent=os.getppid(), max_message_bytes=max_message_bytes(settings))
+        partial(
+            serve_stdio,
+            lambda _greeting: nullcontext(server),
+            parent=os.getppid(),
+            max_message_bytes=max_message_bytes(settings),
+        )
     )
 
 

@@ -165,6 +165,8 @@ class FakeAgent:
         self.failure: GuestError | None = None
         self.serve_stream: ServeStream | None = None  # what the host serves its streams with
         self.open_streams = 0
+        self.rests = True  # nothing runs in its machine
+        self.rest_asked = anyio.Event()
         self.refresh_error: GuestError | None = None
         self.networks: list[str] = []  # of each refresh after the first
         self._failing = anyio.Event()
@@ -185,6 +187,14 @@ class FakeAgent:
 
     async def ping(self) -> None:
         await anyio.lowlevel.checkpoint()
+
+    async def at_rest(self) -> bool:
+        await anyio.lowlevel.checkpoint()
+        if self.failure is not None:
+            raise self.failure
+        self.rest_asked.set()
+        self.rest_asked = anyio.Event()
+        return self.rests
 
     async def wait_failed(self) -> None:
         await self._failing.wait()

@@ -48,10 +48,11 @@ PARTS = {
     }
     | EVERYWHERE,
     "connect": set[str](),  # it starts in a moment, so it imports the standard library only
-    "cli_base": EVERYWHERE,
-    "cli_sandbox": {"cli_base", "commands"},
-    "cli": {"cli_base", "cli_sandbox", "commands", "connect", "serving", "private", "web"} | EVERYWHERE,
-    "start": {"cli", "connect"},
+    "stdio_command": {"commands", "connect", "serving"} | EVERYWHERE,
+    "cli_base": {"stdio_command"} | EVERYWHERE,
+    "cli_sandbox": {"cli_base", "commands", "stdio_command"},
+    "cli": {"cli_base", "cli_sandbox", "commands", "serving", "stdio_command", "web"} | EVERYWHERE,
+    "start": {"cli", "connect", "private", "stdio_command"},
     "__main__": {"start"},
 }
 IN_SANDBOXES = ROOT / "mcp_sandbox" / "commands" / "selftest" / "inside"

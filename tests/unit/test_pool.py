@@ -15,7 +15,7 @@ from guest.client.streams import ServeStream
 from guest.errors import AgentTimeout
 from mcp_sandbox.config import PoolSettings, Settings
 from mcp_sandbox.errors import SandboxError, StartFailed, TemplateNotBuilt
-from mcp_sandbox.machines.pool import FOLLOW_EVERY_S, REFILL_DELAY_S, Clock, Pool, pool_limits
+from mcp_sandbox.machines.pool import FOLLOW_EVERY_S, OTHERS_AFTER_S, REFILL_DELAY_S, Clock, Pool, pool_limits
 from mcp_sandbox.machines.pool_plan import PoolLimits
 from mcp_sandbox.machines.pool_shelf import TemplateStats
 from mcp_sandbox.machines.provider import CapacityFeed, Frozen, Lease, LeaseTimings, MachineRequest
@@ -169,10 +169,11 @@ class Source(anyio.AsyncContextManagerMixin):
 class Bench:
     """A pool, its source and its clock."""
 
-    def __init__(self, *templates: Template, **limits: float) -> None:
+    def __init__(self, *templates: Template, first: str | None = None, **limits: float) -> None:
         self.source = Source(*(templates or [template("a")]))
         self.clock = ManualClock()
-        self.pool = Pool(self.source, self.source, replace(LIMITS, **limits), clock=self.clock)  # type: ignore[arg-type]
+        chosen = replace(LIMITS, **limits)  # type: ignore[arg-type]
+        self.pool = Pool(self.source, self.source, chosen, first=first, clock=self.clock)
 
     def stats(self, name: str = "a") -> TemplateStats:
         return self.pool.stats().templates[name]
@@ -186,9 +187,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def filled(*templates: Template, **limits: float) -> AsyncIterator[Bench]:
+async def filled(*templates: Template, first: str | None = None, **limits: float) -> AsyncIterator[Bench]:
     """A pool that has come to rest. No machine may be left after it is closed."""
-    bench = Bench(*templates, **limits)
+    bench = Bench(*templates, first=first, **limits)
     with anyio.fail_after(20):
         async with bench.pool:
             await anyio.wait_all_tasks_blocked()
@@ -280,26 +281,74 @@ async def test_a_leased_machine_is_replaced():
         assert bench.stats().ready == 1
 
 
-async def test_a_miss_does_not_wait_for_the_refill():
-    bench = Bench()
-    bench.source.hold = anyio.Event()
-    got = anyio.Event()
+@asynccontextmanager
+async def starting(bench: Bench, requests: int) -> AsyncIterator[tuple[list[Lease], anyio.Event]]:
+    """A pool whose first machine starts with an event, and some requests; yields what they got so far and the event."""
+    hold = bench.source.hold = anyio.Event()
+    got: list[Lease] = []
 
     async def ask() -> None:
-        async with bench.pool.acquire(A):
-            got.set()
+        async with bench.pool.acquire(A) as lease:
+            got.append(lease)
+            await anyio.sleep_forever()
 
     with anyio.fail_after(20):
-        async with bench.pool:
+        async with bench.pool, anyio.create_task_group() as tasks:
             await anyio.wait_all_tasks_blocked()
             assert bench.source.begun == ["a"]  # the refill
-            async with anyio.create_task_group() as tasks:
+            for _ in range(requests):
                 tasks.start_soon(ask)
-                await anyio.wait_all_tasks_blocked()
-                assert bench.source.begun == ["a", "a"]
-                bench.source.hold.set()
-            assert got.is_set()
-            assert (bench.stats().hits, bench.stats().misses) == (0, 1)
+            await anyio.wait_all_tasks_blocked()
+            yield got, hold
+            tasks.cancel_scope.cancel()
+    assert not +bench.source.alive
+
+
+async def test_a_request_takes_the_machine_that_is_starting_already():
+    bench = Bench(max_starting=1)
+    async with starting(bench, requests=1) as (got, hold):
+        assert bench.source.begun == ["a"]
+        hold.set()
+        await anyio.wait_all_tasks_blocked()
+        assert [agent_of(lease) for lease in got] == bench.source.agents[:1]
+        assert not agent_of(got[0]).machine.stands_still
+        assert bench.stats().misses == 1
+
+
+async def test_more_requests_than_starting_machines_get_machines_of_their_own():
+    bench = Bench(max_starting=1)
+    async with starting(bench, requests=3) as (got, hold):
+        assert bench.source.begun == ["a", "a", "a"]
+        hold.set()
+        await anyio.wait_all_tasks_blocked()
+        assert len({agent_of(lease) for lease in got}) == 3
+
+
+async def test_a_request_gets_its_own_machine_when_the_one_it_waits_for_does_not_start():
+    bench = Bench(max_starting=1)
+    bench.source.start_error = StartFailed("no memory")
+    async with starting(bench, requests=1) as (got, hold):
+        second = bench.source.hold = anyio.Event()
+        hold.set()
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.source.begun, got) == (["a", "a"], [])
+        bench.source.start_error = None
+        second.set()
+        await anyio.wait_all_tasks_blocked()
+        assert len(got) == 1
+
+
+async def test_the_first_template_starts_with_the_pool_and_others_later():
+    async with filled(template("a"), template("b"), first="b") as bench:
+        assert bench.source.begun == ["b"]
+        await bench.clock.advance(OTHERS_AFTER_S)
+        assert bench.source.begun == ["b", "a"]
+
+
+async def test_a_template_that_was_asked_for_starts_without_delay():
+    async with filled(template("a"), template("b"), first="b") as bench, bench.pool.acquire(A):
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.source.alive["a"], bench.stats("a").ready) == (2, 1)
 
 
 async def test_the_refill_waits_while_requests_wait():
@@ -667,6 +716,15 @@ async def test_a_caller_cancelled_while_a_machine_starts_leaves_nothing(steps: i
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         assert bench.source.alive["a"] == 0
+
+
+async def test_a_pool_that_retires_ends_machines_that_wait_and_keeps_leased_ones():
+    async with filled() as bench, bench.pool.acquire(A):
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.source.alive["a"], bench.stats().ready) == (2, 1)
+        bench.pool.retire()
+        await anyio.wait_all_tasks_blocked()
+        assert (bench.source.alive["a"], bench.stats().ready) == (1, 0)
 
 
 async def test_closing_the_pool_ends_machines_in_all_states_and_waits_for_them():

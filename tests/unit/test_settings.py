@@ -17,7 +17,7 @@ from mcp_sandbox.config import (
     user_config_file,
     variable_of,
 )
-from mcp_sandbox.serving.server import log_config_files
+from mcp_sandbox.serving.stdio_server import log_config_files
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcp_types import INVALID_REQUEST, PARSE_ERROR, JSONRPCRequest
 
 from mcp_sandbox.serving.messages import END_BYTES, InvalidMessage, parse_message, too_long
-from mcp_sandbox.serving.stdio import LineReader
+from mcp_sandbox.serving.wire import LineReader
 from tests.unit.json_values import JSON
 
 MAX = 1000

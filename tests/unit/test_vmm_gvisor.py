@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -11,7 +12,7 @@ from vmm.driver import DriverConfig, load_driver
 from vmm.drivers.gvisor import OLDEST, RUNSC, command, driver, probe
 from vmm.errors import SnapshotFailed
 from vmm.scratch import scratch_mb
-from vmm.types import OVERHEAD_MB, GuestCode, MachineSpec
+from vmm.types import OVERHEAD_MB, GuestCode, MachineSpec, Probe
 
 MIB = 1024 * 1024
 
@@ -95,6 +96,56 @@ async def test_a_gvisor_that_runs_no_program_is_not_usable(tmp_path):
     verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, program=broken_runsc(tmp_path))).probe()
     assert (verdict.usable, verdict.lacks) == (False, None)
     assert all(platform in verdict.reason for platform in probe.PLATFORMS)
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The platforms that were tried. A program runs on each."""
+    tried: list[str] = []
+
+    async def run(_config: DriverConfig, _binary: Path, platform: str) -> None:
+        tried.append(platform)
+
+    monkeypatch.setattr(probe, "_try", run)
+    return tried
+
+
+async def probed(directory: Path) -> Probe:
+    """The verdict of a server that starts with a new driver."""
+    program = directory / "own" / "runsc"
+    return await load_driver("gvisor", DriverConfig(directory, directory / "cache", program=program)).probe()
+
+
+async def test_the_next_server_does_not_try_gvisor_again(tmp_path, tries):
+    fake_runsc(tmp_path / "own", "0.0~20240729.0")
+    first = await probed(tmp_path)
+    assert first.usable
+    assert await probed(tmp_path) == first
+    assert tries == ["systrap"]
+
+
+async def test_another_gvisor_is_tried_again(tmp_path, tries):
+    for release in ("0.0~20240729.0", "0.0~20250101.10"):
+        fake_runsc(tmp_path / "own", release)
+        assert (await probed(tmp_path)).usable
+    assert len(tries) == 2
+
+
+async def test_gvisor_is_tried_again_by_a_server_with_other_privileges(tmp_path, tries, monkeypatch):
+    fake_runsc(tmp_path / "own", "0.0~20240729.0")
+    await probed(tmp_path)
+    monkeypatch.setattr(probe, "privileges", lambda: {"status": ["CapEff: 0"]})
+    await probed(tmp_path)
+    assert len(tries) == 2
+
+
+async def test_a_failed_try_of_gvisor_is_not_remembered(tmp_path, tries, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "_try", AsyncMock(return_value="no user namespaces"))
+        fake_runsc(tmp_path / "own", "0.0~20240729.0")
+        assert not (await probed(tmp_path)).usable
+    assert (await probed(tmp_path)).usable
+    assert tries == ["systrap"]
 
 
 def broken_runsc(directory: Path) -> Path:

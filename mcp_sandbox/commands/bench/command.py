@@ -24,6 +24,7 @@ from mcp_sandbox.commands.bench import (
     neighbour,
     pool,
     soak,
+    startup,
     tunnel,
 )
 from mcp_sandbox.commands.bench.results import Findings, Part, Report, show
@@ -65,6 +66,7 @@ def _native_cpu(can: Capabilities) -> bool:
 
 TOPICS = {
     "restore": Topic(machines.measure, _snapshots),
+    "startup": Topic(startup.measure, _snapshots),
     "calls": Topic(calls.measure, _all),
     "connect": Topic(connect.measure, _all),
     "http": Topic(http.measure, _all),

@@ -57,7 +57,7 @@ class BubblewrapDriver:
             group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
             process = await _start(stack, spec, group)
             machine = StdioMachine(spec, process, group)
-            stack.push_async_callback(machine.resume)  # a process that stands still does not reap the machine's first
+            stack.push_async_callback(machine.let_end)
             if spec.network is NetworkMode.NAT:
                 machine.device = await stack.enter_async_context(self._nat.veth(spec.id, process))
             await _send_agent(spec, process)

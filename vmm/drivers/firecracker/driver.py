@@ -196,7 +196,7 @@ class FirecrackerDriver:
             raise LaunchFailed(f"Firecracker did not start for machine {spec.id}: {error}") from error
         open_files = Files(root, disk, new_memory, new_state, files.get(requests.MEMORY), changes)
         machine = FirecrackerMachine(spec, process, group, control, open_files)
-        stack.push_async_callback(machine.resume)  # a process that stands still does not reap the machine's first
+        stack.push_async_callback(machine.let_end)
         return machine
 
     async def _usable(self) -> Engine:

@@ -182,7 +182,7 @@ class GvisorDriver:
         )
         uid = os.geteuid() if confinement.uid is None else confinement.uid
         machine = GvisorMachine(spec, process, group, runsc, uid)
-        stack.push_async_callback(machine.resume)  # a process that stands still does not reap the machine's first
+        stack.push_async_callback(machine.let_end)
         if not group.bounds_memory:
             stack.enter_context(machine.watched(memory.find_sentry))
         if nat:

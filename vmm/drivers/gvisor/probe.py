@@ -14,10 +14,11 @@ from vmm.drivers.gvisor import OLDEST, RUNSC, command
 from vmm.errors import Untrusted
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
-from vmm.probe import missing_protections, namespace_advice, own_user, version_output
+from vmm.probe import missing_protections, namespace_advice, own_user, privileges, version_output
 from vmm.process import Confinement, find_tool, spawn
 from vmm.trust import open_trusted
 from vmm.types import Probe
+from vmm.verdicts import Verdict, Verdicts
 
 DEADLINE_S = 15.0  # it takes 0.2 s
 # How gVisor intercepts system calls, best first. `kvm` needs working hardware virtualization.
@@ -45,7 +46,7 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
     missing = missing_protections(hierarchy)
     troubles = []
     for platform in PLATFORMS:
-        trouble = await _try(config, binary, platform)
+        trouble = await _trouble(config, binary, platform)
         if trouble is None:
             verdict = Probe(True, f"a program ran in gVisor ({platform})", None, None, version, missing)
             return verdict, Engine(binary, version, platform)
@@ -95,6 +96,18 @@ def release_in(version: str) -> int:
 def confinement() -> Confinement:
     """Return how to confine a machine's processes. As root each machine gets an unused uid."""
     return Confinement(uid=own_user(), offline=False)
+
+
+async def _trouble(config: DriverConfig, binary: Path, platform: str) -> str | None:
+    """Return None if a program runs in gVisor, or ran in the same circumstances; otherwise what went wrong."""
+    verdicts, question, status = Verdicts(config.cache_dir), f"gvisor-{platform}", binary.stat()
+    details = {"binary": [str(binary), status.st_size, status.st_mtime_ns], **privileges()}
+    if verdicts.get(question, **details) is not None:
+        return None
+    trouble = await _try(config, binary, platform)
+    if trouble is None:  # failures are not cached: the user may fix them any time
+        verdicts.keep(question, Verdict(True, f"a program ran in gVisor ({platform})"), **details)
+    return trouble
 
 
 async def _try(config: DriverConfig, binary: Path, platform: str) -> str | None:

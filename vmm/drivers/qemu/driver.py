@@ -199,7 +199,7 @@ class QemuDriver:
         client = await _greet(stack, spec, process, control)
         machine = QemuMachine(spec, process, group, client, ours, backing)
         machine.device = device
-        stack.push_async_callback(machine.resume)  # a process that stands still does not reap the machine's first
+        stack.push_async_callback(machine.let_end)
         stack.callback(machine.close)
         return machine
 
