@@ -84,6 +84,11 @@ class Warmup(_Strict):
     """Code that runs once, before the snapshot is taken."""
 
     code: str = ""
+    rehearsal: str | None = Field(
+        default=None,
+        max_length=16_000,
+        description="code that machines run before they wait in the pool; default: the language's",
+    )
 
 
 class ServiceCommand(_Strict):

@@ -7,6 +7,7 @@ from guest.agent import online
 from guest.client import AgentClient
 from guest.client.messages import Service, WarmUp
 from guest.client.parsing import warm_args
+from guest.languages import language as facts
 from guest.places import WORKSPACE
 from templates.image_config import ImageConfig
 from templates.model import Template
@@ -21,12 +22,14 @@ _SHELL = ("/bin/sh", "-c")
 
 def warm_up_of(template: Template, image: ImageConfig) -> WarmUp:
     """Return a template's warm-up. Settings in template.toml override the image's."""
+    wanted = template.warmup.rehearsal
     return WarmUp(
         language=template.language,
         code=template.warmup.code,
         env={**image.env, **template.env},
         service=_service_of(template, image),
         user_namespaces=template.user_namespaces,
+        rehearsal=facts(template.language).rehearsal if wanted is None else wanted,
     )
 
 

@@ -13,10 +13,10 @@ LANGUAGE = Language(
     image="docker.io/library/gcc:14",
     suffixes=(".cpp", ".cc", ".cxx"),
     version=("g++", "-dumpfullversion"),
-    warm_cells=(
+    warm_cells=("int main() { return }",),
+    rehearsal=(
         "#include <bits/stdc++.h>\nint main() { std::vector<int> v{2, 1}; std::sort(v.begin(), v.end());"
-        ' std::cout << v[0] << "\\n"; }',
-        "int main() { return }",
+        ' std::cout << v[0] << "\\n"; }'
     ),
     compiled=True,
     sanitizers=("address", "undefined", "thread"),

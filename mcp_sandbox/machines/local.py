@@ -130,7 +130,9 @@ class LocalProvider(AsyncContextManagerMixin):
             self._check(request)
             built = await self._builds.hold(request.template, stack, request.size)
             identity = self._identity(request, built)
-            source = start(self._driver, built, identity, request.network, request.serve_stream)
+            source = start(
+                self._driver, built, identity, request.network, request.serve_stream, rehearse=request.rehearse
+            )
             spec = built.spec(identity.hostname, request.network)
             origin = _Origin(built.template, built.version, spec, built.entries())
             diagnose = partial(self._builds.check, built)
@@ -277,6 +279,8 @@ async def start(
     identity: Identity,
     network: NetworkMode = NetworkMode.NONE,
     serve_stream: ServeStream | None = None,
+    *,
+    rehearse: bool = False,
 ) -> AsyncIterator[tuple[Machine, AgentClient]]:
     """Start a machine from its snapshot, or boot and warm it up if it has none, and make it unique.
 
@@ -288,7 +292,8 @@ async def start(
         machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
         stream = await machine.connect()
         identity = with_device(identity, machine.device)
-        opening = open_unique(stream, identity, driver.capabilities.isolation, warmup, serve_stream)
+        isolation = driver.capabilities.isolation
+        opening = open_unique(stream, identity, isolation, warmup, serve_stream, rehearse=rehearse)
         try:
             agent = await stack.enter_async_context(opening)
         except AgentGone as error:

@@ -257,7 +257,7 @@ class Pool(ProviderLayer):
         """Start a machine and keep it until it is released. Never raises: a failure counts against its shelf."""
         machine: PooledMachine | None = None
         try:
-            async with self._source.acquire(MachineRequest(shelf.name)) as lease:
+            async with self._source.acquire(MachineRequest(shelf.name, rehearse=True)) as lease:
                 if lease.version != shelf.version:  # there was a build meanwhile, or the shelf is behind
                     self._update(shelf, shelf.template, await self._version(shelf.name))
                 # The machine was just made unique and its clock set. Both stay valid until it is leased: it is leased
