@@ -93,7 +93,7 @@ async def open_unique(
         elif rehearse:
             await _rehearse(agent)
         if first is not identity:
-            await agent.refresh(identity)  # the warm-up exercises refresh with another identity
+            agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity
         refreshed = await _set_clock(agent, identity)
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
             # Only a guest kernel is part of the snapshot; elsewhere the host's kernel provides entropy and name.

@@ -121,7 +121,7 @@ async def test_the_session_of_commands_begins_after_a_rehearsal():
 async def test_a_rehearsal_that_fails_is_an_error_of_the_template():
     with anyio.fail_after(HANG_S):
         async with agent_client(None) as client:
-            with pytest.raises(RequestRefused, match="the rehearsal failed: Traceback(.|\n)*no_such_name"):
+            with pytest.raises(RequestRefused, match=r"the rehearsal failed: Traceback(.|\n)*no_such_name"):
                 await client.warm(WarmUp(rehearsal="no_such_name"), HANG_S)
 
 

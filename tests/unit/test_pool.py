@@ -218,6 +218,14 @@ async def test_a_leased_machine_has_ended_when_its_lease_ends():
         assert agent_of(await bench.use()) is not bench.source.agents[0]
 
 
+async def test_machines_rehearse_only_for_the_pool():
+    async with filled() as bench:
+        assert [request.rehearse for request in bench.source.requests] == [True]
+        async with bench.pool.acquire(A), bench.pool.acquire(A):
+            on_demand = [request for request in bench.source.requests if request == A]
+            assert len(on_demand) == 1
+
+
 async def test_a_frozen_state_is_never_thawed_from_a_pooled_machine():
     async with filled() as bench, bench.pool.acquire(A) as lease, bench.pool.freeze(lease) as frozen:
         async with bench.pool.thaw(frozen, copy=True):
