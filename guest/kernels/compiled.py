@@ -121,9 +121,6 @@ class Kernel:
                 end_kernel()
             report, ended = None, failed("CannotRun", f"the code could not be compiled or run: {error}")
             self._runner.begin()
-        if header["run"] == 0:  # of the warm-up or a rehearsal
-            with suppress(OSError):
-                empty(BUILD)
         done = encode({**ended, "event": "done", "run": header["run"]})
         if report is None:
             return done

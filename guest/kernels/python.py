@@ -24,6 +24,7 @@ from traitlets.config import Config
 from guest.environment import apply
 from guest.errors import ProtocolError
 from guest.kernels import display, figures, handlers, libraries, pictures
+from guest.kernels.allocator import keep_freed_memory
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.handlers import Invocation, run_coroutine
 from guest.kernels.libraries import Formatter
@@ -399,6 +400,7 @@ def prepare() -> None:
     os.environ.setdefault("POLARS_TABLE_WIDTH", str(libraries.MAX_WIDTH))
     os.environ["MPLBACKEND"] = f"module://{figures.BACKEND}"
     os.chdir(WORKSPACE)
+    keep_freed_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _kernel = Kernel()
     sys.argv = [""]

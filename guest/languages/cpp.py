@@ -13,10 +13,10 @@ LANGUAGE = Language(
     image="docker.io/library/gcc:14",
     suffixes=(".cpp", ".cc", ".cxx"),
     version=("g++", "-dumpfullversion"),
-    warm_cells=("int main() { return }",),
-    rehearsal=(
+    warm_cells=(
         "#include <bits/stdc++.h>\nint main() { std::vector<int> v{2, 1}; std::sort(v.begin(), v.end());"
-        ' std::cout << v[0] << "\\n"; }'
+        ' std::cout << v[0] << "\\n"; }',
+        "int main() { return }",
     ),
     compiled=True,
     sanitizers=("address", "undefined", "thread"),

@@ -26,10 +26,10 @@ LANGUAGE = Language(
     image="docker.io/library/golang:1.24",
     suffixes=(".go",),
     version=("go", "env", "GOVERSION"),
-    warm_cells=("func main() { return 1 }",),
-    rehearsal=(
+    warm_cells=(
         'package main\nimport ("bufio"; "fmt"; "os"; "sort"; "strings")\nfunc main() { v := []int{2, 1}; sort.Ints(v);'
-        " w := bufio.NewWriter(os.Stdout); defer w.Flush(); fmt.Fprintln(w, v, strings.ToUpper(`a`)) }"
+        " w := bufio.NewWriter(os.Stdout); defer w.Flush(); fmt.Fprintln(w, v, strings.ToUpper(`a`)) }",
+        "func main() { return 1 }",
     ),
     compiled=True,
     sanitizers=("thread",),

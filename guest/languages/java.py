@@ -13,10 +13,10 @@ LANGUAGE = Language(
     image="docker.io/library/eclipse-temurin:21",
     suffixes=(".java",),
     version=("javac", "--version"),
-    warm_cells=("class Main { void f() { return 1 } }",),
-    rehearsal=(
+    warm_cells=(
         "import java.util.*;\npublic class Main { public static void main(String[] a) {"
-        " System.out.println(new ArrayList<>(List.of(1, 2))); } }"
+        " System.out.println(new ArrayList<>(List.of(1, 2))); } }",
+        "class Main { void f() { return 1 } }",
     ),
     compiled=True,
     output_flag="-d$|-d=",

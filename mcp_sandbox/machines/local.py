@@ -37,7 +37,7 @@ from templates.removal import remove_tree
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import LaunchFailed, SnapshotFailed, VmmError
 from vmm.process_table import of_pid
-from vmm.types import MachineSpec, NetworkMode, Snapshot
+from vmm.types import CpuPriority, MachineSpec, NetworkMode, Snapshot
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -290,6 +290,8 @@ async def start(
     warmup = built.warm_up if built.snapshot is None else None
     async with AsyncExitStack() as stack:
         machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
+        if rehearse:
+            machine.prioritize(CpuPriority.BATCH)  # no caller waits for it
         stream = await machine.connect()
         identity = with_device(identity, machine.device)
         isolation = driver.capabilities.isolation

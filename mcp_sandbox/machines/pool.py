@@ -23,7 +23,7 @@ from mcp_sandbox.machines.unique import go_online
 from templates.model import Template
 
 FOLLOW_EVERY_S = 2.0  # how soon after a build its machines replace older ones, without any request
-REFILL_DELAY_S = 0.02  # starting a machine keeps the event loop busy: first let a request that got one return
+REFILL_DELAY_S = 0.25  # starting a machine takes CPU: first let a request that got one return, and its first run
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ class Pool(ProviderLayer):
         self._on_demand = 0  # machines being started for a request
         self._numbers = count(1)
         self._wake = anyio.Event()  # set when the plan may have changed
+        self._refill_at = 0.0  # no machine is started before, so that nothing disturbs the last request
         self._tasks = anyio.create_task_group()
 
     @asynccontextmanager
@@ -171,6 +172,7 @@ class Pool(ProviderLayer):
             machine = shelf.ready[0]
             if machine.healthy(now, wall, version) and machine.since + self._limits.max_age_s > now:
                 shelf.lease(machine)
+                self._refill_at = now + REFILL_DELAY_S
                 self._on_request(request.template, hit=True)
                 return machine
             if machine.lease.agent.failure is not None:
@@ -237,7 +239,7 @@ class Pool(ProviderLayer):
             plan = self._plan()
             self._carry_out(plan)
             await self._clock.wait(self._wake, plan.next_look)
-            await self._clock.sleep(REFILL_DELAY_S)
+            await self._clock.sleep(max(0.0, self._refill_at - self._clock.now()))
 
     def _plan(self) -> Plan:
         now, wall = self._clock.now(), self._clock.wall()

@@ -134,10 +134,3 @@ async def test_a_machine_whose_rehearsal_fails_later_runs_code():
                 await client.rehearse(HANG_S)
             await client.refresh(new_identity())
             assert (await run(client, "1 + 1")).shown == ["2"]
-
-
-async def test_a_rehearsed_program_leaves_no_files():
-    with anyio.fail_after(HANG_S):
-        async with agent_client(WarmUp("cpp", rehearsal="int main() {}")) as client:
-            await rehearse(client)
-            assert (await command(client, "find /tmp /workspace -type f")).stdout == ""
