@@ -29,7 +29,7 @@ def warm_up_of(template: Template, image: ImageConfig) -> WarmUp:
         env={**image.env, **template.env},
         service=_service_of(template, image),
         user_namespaces=template.user_namespaces,
-        rehearsal=facts(template.language).rehearsal if wanted is None else wanted,
+        rehearsal=wanted if wanted is not None else facts(template.language).rehearsal or "",
     )
 
 
