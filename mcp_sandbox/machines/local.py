@@ -288,6 +288,8 @@ async def start(
         NotUnique, ClockSkew: the machine must not be used.
     """
     warmup = built.warm_up if built.snapshot is None else None
+    # Virtual machines share the snapshot's memory until they write to it: they would take several times as much.
+    rehearse &= warmup is None and not driver.capabilities.boots_kernel
     async with AsyncExitStack() as stack:
         machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
         if rehearse:

@@ -19,7 +19,7 @@ from templates.snapshot import BOOT_TIMEOUT_S, WARM_TIMEOUT_S
 from vmm.types import Isolation, NetworkDevice, NetworkMode
 
 AGENT_TIMEOUT_S = 40.0  # only a dead connection takes this long
-REHEARSAL_TIMEOUT_S = 60.0  # a figure takes 3 s under emulation on an idle host
+REHEARSAL_TIMEOUT_S = 60.0  # an idle host needs half a second for a figure
 MAX_CLOCK_SKEW_S = 1.0  # beyond it certificates, caches and logs go wrong
 CLOCK_RETRIES = 3  # the first try is slow, because the guest touches its code for the first time
 ENTROPY_BYTES = 64  # twice the state of the kernel's generator

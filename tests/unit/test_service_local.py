@@ -343,6 +343,12 @@ async def test_a_machine_that_hangs_in_its_rehearsal_is_dropped(bench: Bench):
     assert bench.driver.alive == 0
 
 
+async def test_a_virtual_machine_does_not_rehearse(bench: Bench):
+    bench.driver.capabilities = VIRTUAL_MACHINES
+    async with bench.provider.acquire(WAITING) as lease:
+        assert bench.agents[0].asked == [lease.identity]
+
+
 async def test_a_machine_that_was_just_warmed_up_does_not_rehearse_again(bench: Bench):
     bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
     assert bench.builder.found is not None
