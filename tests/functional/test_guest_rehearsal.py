@@ -100,7 +100,7 @@ async def test_annotations_are_evaluated_after_a_rehearsal_that_imported_the_fut
 
 async def test_what_a_rehearsal_left_in_generators_is_not_drawn():
     """A generator of normal values keeps every second one, which a new key alone would not change."""
-    left = WarmUp(rehearsal="import numpy\nnumpy.random.seed(1)\nnumpy.random.normal()")
+    left = WarmUp(code="import numpy.random", rehearsal="import numpy\nnumpy.random.seed(1)\nnumpy.random.normal()")
     second = "import numpy; bool(numpy.random.normal() == numpy.random.RandomState(1).normal(size=2)[1])"
     with anyio.fail_after(HANG_S):
         async with agent_client(left) as client:
