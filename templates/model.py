@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from guest.languages import LanguageName
+from guest.languages import LanguageName, language
 from vmm.types import OVERHEAD_MB, NetworkMode
 
 PoolMode = Literal["pooled", "cold"]
@@ -84,6 +84,11 @@ class Warmup(_Strict):
     """Code that runs once, before the snapshot is taken."""
 
     code: str = ""
+    rehearsal: str | None = Field(
+        default=None,
+        max_length=16_000,
+        description="code that machines run before they wait in the pool; default: the language's",
+    )
 
 
 class ServiceCommand(_Strict):
@@ -116,6 +121,12 @@ class Template(_Strict):
         default=NetworkMode.PROXY, description="the most that sandboxes may ask for: none, proxy or nat", strict=False
     )
     user_namespaces: bool = Field(default=False, description="whether code may create namespaces and mount in them")
+
+    @model_validator(mode="after")
+    def _check_rehearsal(self) -> Self:
+        if self.warmup.rehearsal and language(self.language).rehearsal is None:
+            raise ValueError(f"warmup.rehearsal: {self.language} sandboxes would keep what it leaves behind")
+        return self
 
     def resized(self, size: MachineSize) -> "Template":
         """Return the same template with machines of another size."""

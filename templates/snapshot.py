@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guest.agent import online
+from guest.languages import language as facts
 from guest.places import WORKSPACE
 from templates.image_config import ImageConfig
 from templates.model import Template
@@ -26,12 +27,14 @@ def warm_up_of(template: Template, image: ImageConfig) -> "WarmUp":
     """Return a template's warm-up. Settings in template.toml override the image's."""
     from guest.client.messages import WarmUp
 
+    wanted = template.warmup.rehearsal
     return WarmUp(
         language=template.language,
         code=template.warmup.code,
         env={**image.env, **template.env},
         service=_service_of(template, image),
         user_namespaces=template.user_namespaces,
+        rehearsal=wanted if wanted is not None else facts(template.language).rehearsal or "",
     )
 
 

@@ -82,6 +82,11 @@ class Execution:
 
         return Capture(self._head, self._tail, send, open_spill)
 
+    @property
+    def rehearsed(self) -> bool:
+        """Whether it must leave no trace: no owner has asked for it."""
+        return self.number == 0
+
     def order(self) -> dict[str, Any]:
         """Return what a kernel gets besides the code."""
         order: dict[str, Any] = {"op": "run", "run": self.number, "max_display_bytes": self.max_display_bytes}

@@ -4,7 +4,8 @@ import gc
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from guest.agent import online
 from guest.agent.children import Children
@@ -16,6 +17,7 @@ from guest.agent.loop import Link, Loop
 from guest.agent.offline import go_offline
 from guest.agent.processors import Processors
 from guest.agent.service import Service
+from guest.agent.shell import find_shell
 from guest.agent.supervisor import Supervisor
 from guest.agent.tunnel import Tunnel
 from guest.agent.user import User
@@ -24,12 +26,12 @@ from guest.languages import language as facts
 from guest.protocol import PROTOCOL_VERSION, Frame
 from guest.seccomp import confine
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 AGENT_VERSION = "0.1.0"
 MAX_MESSAGE = 4000  # characters of a refusal; even with all of them escaped it fits into a header
+EXERCISE = {"id": 0, "grace_ms": 1000, "head_bytes": 1024, "tail_bytes": 1024, "max_display_bytes": 1024}
 SAMPLE_NAME = "sandbox-00000000"  # as long as the names of clones: keeping a file's length is faster
+
+Done = Callable[[RequestRefused | None], None]  # gets why a machine cannot run code, or None
 
 
 class Agent:
@@ -50,10 +52,12 @@ class Agent:
         self._identity = Identity()
         self._language_version = version_of(self._kernels.language)
         self._confined = False  # the seccomp filter is installed
+        self._rehearsal = ""  # code of the template, see `_rehearse`
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
             "hello": self._hello,
             "refresh": self._refresh,
             "warm": self._warm,
+            "rehearse": self._rehearse,
             "run": self._start_run,
             "stop": self._stop,
             "stdin": self._take_input,
@@ -175,6 +179,7 @@ class Agent:
         go_offline(os.environ)
         self._kernels.language = str(header["language"])
         self._language_version = version_of(self._kernels.language)
+        self._rehearsal = str(header["rehearsal"])
 
         def warmed(error: str | None) -> None:
             if error is not None:
@@ -182,7 +187,11 @@ class Agent:
                 return
             self._user.make_places()
             os.sync()  # so that no write-back disturbs the first caller
-            self._exercise(list(facts(self._kernels.language).warm_cells), request)
+            cells = [("code", cell) for cell in facts(self._kernels.language).warm_cells]
+            self._exercise(cells, self._then(request, rehearse), may_fail=True)
+
+        def rehearse() -> None:
+            self._exercise(self._first_runs(), self._then(request, lambda: self._warm_done(request)))
 
         def served(failure: str | None) -> None:
             if failure is not None:
@@ -195,20 +204,42 @@ class Agent:
         else:
             self._service.start(header["service"], served)
 
-    def _exercise(self, cells: list[str], request: int) -> None:
-        """Run cells one after the other, only to have their pages in memory."""
-        if not cells:
-            self._warm_done(request)
+    def _rehearse(self, header: dict[str, Any], _body: bytes) -> None:
+        """Run again what ended the warm-up: a restored machine is slow until it has touched its pages.
+
+        The runs leave no trace, except in generators: a refresh has to follow.
+        """
+        request = header["id"]
+
+        self._exercise(self._first_runs(), self._then(request, lambda: self._answer(request, {})))
+
+    def _first_runs(self) -> list[tuple[str, str]]:
+        """Return what stands for the first calls of an owner: code, and a command if the machine has a shell."""
+        code = [("code", self._rehearsal)] if self._rehearsal.strip() else []
+        return [*code, *([("command", "true")] if find_shell() else [])]
+
+    def _then(self, request: int, go_on: Callable[[], None]) -> Done:
+        """Return what refuses a request after a failure, and otherwise goes on."""
+        return lambda refused: go_on() if refused is None else self._refuse(request, refused)
+
+    def _exercise(self, runs: list[tuple[str, str]], done: Done, *, may_fail: bool = False) -> None:
+        """Run code and commands one after the other, only to have their pages in memory."""
+        if not runs:
+            done(None)
             return
+        [(kind, code), *rest] = runs
 
-        def send(header: dict[str, Any], _body: bytes) -> None:
-            if header.get("ok") is True:
-                self._loop.soon(lambda: self._exercise(cells[1:], request))
-            elif "ok" in header:
-                self._refuse(request, RequestRefused(**header["error"]))
+        def send(header: dict[str, Any], body: bytes) -> None:
+            if "ok" not in header:
+                return  # output
+            if header["ok"] is not True:
+                done(RequestRefused(**header["error"]))
+            elif header["status"] != "ok" and not may_fail:
+                done(RequestRefused("bad_request", f"the rehearsal failed: {_failure(header, body)}"))
+            else:
+                self._loop.soon(lambda: self._exercise(rest, done, may_fail=may_fail))
 
-        limits = {"id": 0, "grace_ms": 1000, "head_bytes": 1024, "tail_bytes": 1024, "max_display_bytes": 1024}
-        self._kernels.run(limits, cells[0].encode(), send, counted=False)
+        self._kernels.run({**EXERCISE, "kind": kind}, code.encode(), send, counted=False)
 
     def _warm_done(self, request: int) -> None:
         """Do what a refresh does, to have its pages in memory, too."""
@@ -261,6 +292,12 @@ class Agent:
         """End all streams. The next refresh opens the tunnel again, if the machine still has a network."""
         self._tunnel.close()
         self._answer(header["id"], {})
+
+
+def _failure(header: dict[str, Any], trace: bytes) -> str:
+    """Return how a run failed."""
+    message = header["error"]["message"] if "error" in header else header["status"]
+    return trace.decode("utf-8", "replace") or str(message)
 
 
 def _shown(op: object) -> str:

@@ -178,7 +178,7 @@ class Shell:
     def _finish(self, command: Command, ended: Ended, status: int) -> None:
         run = command.run
         record = command.end()
-        decides = os.WIFEXITED(status) and not run.stopped and command.number == self._count
+        decides = os.WIFEXITED(status) and not run.stopped and command.number == self._count and not run.rehearsed
         if decides and (note := self._session.take(record, command.call)):
             run.feed("stderr", note.encode())
         self.commands.remove(command)

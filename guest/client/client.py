@@ -165,6 +165,14 @@ class AgentClient:
         timeout_s += warm_up.service.ready_timeout_s if warm_up.service else 0
         await self._ask("warm", args, code, parse=_nothing, timeout_s=timeout_s)
 
+    async def rehearse(self, timeout_s: float) -> None:
+        """Let a restored machine touch the pages that its first caller needs. Only before a refresh.
+
+        Raises:
+            RequestRefused: the template's code failed. The machine can be used.
+        """
+        await self._ask("rehearse", {}, parse=_nothing, timeout_s=timeout_s)
+
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[Run]:
         """Run code. Leaving the block before the run has finished stops it."""

@@ -114,6 +114,7 @@ class WarmUp:
     env: Mapping[str, str] = field(default_factory=dict)  # of every process in the machine
     service: Service | None = None
     user_namespaces: bool = False  # whether code may create namespaces, see `guest.seccomp`
+    rehearsal: str = ""  # run at the end, and by `AgentClient.rehearse`
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,7 @@ def warm_args(request: WarmUp) -> dict[str, Any]:
         "env": dict(request.env),
         "service": service,
         "user_namespaces": request.user_namespaces,
+        "rehearsal": request.rehearsal,
     }
 
 

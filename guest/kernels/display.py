@@ -65,7 +65,7 @@ class Screen:
                 print(data.get("text/plain", ""))  # noqa: T201
             return
         forms, contents = prepare(data)
-        files = self.save(contents) if contents else []
+        files = self.save(contents) if contents and self._run else []  # run 0 leaves no files
         if not forms and not files:
             return
         sys.stdout.flush()

@@ -24,9 +24,11 @@ from traitlets.config import Config
 from guest.environment import apply
 from guest.errors import ProtocolError
 from guest.kernels import display, figures, handlers, libraries, pictures
+from guest.kernels.allocator import keep_freed_memory
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.handlers import Invocation, run_coroutine
 from guest.kernels.libraries import Formatter
+from guest.kernels.rehearsal import no_trace
 from guest.kernels.reseed import Generators
 from guest.kernels.threads import use_cpus
 from guest.places import SETTINGS, WORKSPACE
@@ -286,6 +288,15 @@ class Kernel:
             self.screen.send({"event": "report", "run": number}, report, hold=True)
         return ended
 
+    def _rehearse(self, frame: Frame) -> tuple[dict[str, Any], str]:
+        """Run a cell of the warm-up or of a rehearsal, which leaves no trace."""
+        flags, last = self._flags, self.shell.displayhook.last
+        try:
+            with no_trace(self.shell):
+                return self.run(frame.body.decode("utf-8", "replace"), 0)
+        finally:
+            self._flags, self.shell.displayhook.last = flags, last
+
     def _stdin(self, header: dict[str, Any], options: dict[str, Any]) -> "AbstractContextManager[None]":
         if "stdin" in header:
             return standard_input(open_input(header["stdin"]))
@@ -307,9 +318,11 @@ class Kernel:
             use_cpus(header["cpus"])
         if header["op"] != "run":
             return  # an acknowledgement of a display that was interrupted
-        self._generators.used |= header["run"] > 0  # the cells of the warm-up do not use them
+        self._generators.used = True
         self.screen.begin(header["run"], header["max_display_bytes"])
-        if "kind" in header:
+        if header["run"] == 0:
+            ended, trace = self._rehearse(frame)
+        elif "kind" in header:
             ended, trace = self._run_with_options(frame)
         else:
             ended, trace = self.run(frame.body.decode("utf-8", "replace"), header["run"])
@@ -387,6 +400,7 @@ def prepare() -> None:
     os.environ.setdefault("POLARS_TABLE_WIDTH", str(libraries.MAX_WIDTH))
     os.environ["MPLBACKEND"] = f"module://{figures.BACKEND}"
     os.chdir(WORKSPACE)
+    keep_freed_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _kernel = Kernel()
     sys.argv = [""]

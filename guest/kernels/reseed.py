@@ -12,11 +12,12 @@ class Generators:
     """The generators of a kernel. Call `seed` in the new process, `reseed` in every clone of it."""
 
     def __init__(self) -> None:
-        self.used = False  # code that may have drawn from them has run
+        self.used = False  # code that may have drawn from them has run since they were seeded
         self._numpy_key: Any = None
 
     def seed(self) -> None:
         """Seed all loaded generators from the operating system; the others seed themselves when they are loaded."""
+        self.used = False
         if numpy_random := sys.modules.get("numpy.random"):
             numpy_random.seed()
             self._numpy_key = numpy_key(numpy_random)
@@ -25,7 +26,7 @@ class Generators:
     def reseed(self, *, everything: bool = False) -> None:
         """Seed them again, in a clone; `everything`: also the generators that code has made.
 
-        On an emulated CPU numpy's own seeding takes a third of a restore. So if no code has run yet, the key of its
+        On an emulated CPU numpy's own seeding takes a third of a restore. So if no code has run since, the key of its
         generator is overwritten in place.
         """
         if self.used or self._numpy_key is None:

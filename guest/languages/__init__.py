@@ -29,6 +29,7 @@ class Language(NamedTuple):
     memory_mb: int = 1024  # of machines of new templates
     version: tuple[str, ...] = ()  # a command that prints it; () is the version of the agent's Python
     warm_cells: tuple[str, ...] = ()  # run once before the snapshot, so that later runs find their pages in memory
+    rehearsal: str | None = ""  # stands for an owner's first run; None: its kernel would keep what such code leaves
     stateful: bool = False  # variables last from run to run
     compiled: bool = False  # each run is a program with test cases, flags and limits
     sanitizers: tuple[str, ...] = ()

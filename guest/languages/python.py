@@ -8,7 +8,8 @@ LANGUAGE = Language(
     image="docker.io/library/python:3.13-slim",
     suffixes=(".py",),
     memory_mb=512,
-    warm_cells=("1+1", "print(1)", "1/0", "del _"),
+    warm_cells=("1+1", "print(1)", "1/0"),
+    rehearsal="print(1)\n1+1",
     stateful=True,
     in_process=True,
 )

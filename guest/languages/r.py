@@ -15,6 +15,7 @@ LANGUAGE = Language(
     suffixes=(".R", ".r"),
     version=("Rscript", "--no-init-file", "--no-environ", "-e", 'cat(format(getRversion()), "\\n")'),
     warm_cells=("1 + 1", "print(summary(c(1, 2)))", "plot(1)", "stop('warm')"),
+    rehearsal=None,
     stateful=True,
 )
 HOST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "r.R")

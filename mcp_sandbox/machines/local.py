@@ -37,7 +37,7 @@ from templates.removal import remove_tree
 from vmm.driver import Driver, Machine, SnapshotDriver
 from vmm.errors import LaunchFailed, SnapshotFailed, VmmError
 from vmm.process_table import of_pid
-from vmm.types import MachineSpec, NetworkMode, Snapshot
+from vmm.types import CpuPriority, MachineSpec, NetworkMode, Snapshot
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -130,7 +130,9 @@ class LocalProvider(AsyncContextManagerMixin):
             self._check(request)
             built = await self._builds.hold(request.template, stack, request.size)
             identity = self._identity(request, built)
-            source = start(self._driver, built, identity, request.network, request.serve_stream)
+            source = start(
+                self._driver, built, identity, request.network, request.serve_stream, rehearse=request.rehearse
+            )
             spec = built.spec(identity.hostname, request.network)
             origin = _Origin(built.template, built.version, spec, built.entries())
             diagnose = partial(self._builds.check, built)
@@ -277,6 +279,8 @@ async def start(
     identity: Identity,
     network: NetworkMode = NetworkMode.NONE,
     serve_stream: ServeStream | None = None,
+    *,
+    rehearse: bool = False,
 ) -> AsyncIterator[tuple[Machine, AgentClient]]:
     """Start a machine from its snapshot, or boot and warm it up if it has none, and make it unique.
 
@@ -284,11 +288,16 @@ async def start(
         NotUnique, ClockSkew: the machine must not be used.
     """
     warmup = built.warm_up if built.snapshot is None else None
+    # Virtual machines share the snapshot's memory until they write to it: they would take several times as much.
+    rehearse &= warmup is None and not driver.capabilities.boots_kernel
     async with AsyncExitStack() as stack:
         machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
+        if rehearse:
+            machine.prioritize(CpuPriority.BATCH)  # no caller waits for it
         stream = await machine.connect()
         identity = with_device(identity, machine.device)
-        opening = open_unique(stream, identity, driver.capabilities.isolation, warmup, serve_stream)
+        isolation = driver.capabilities.isolation
+        opening = open_unique(stream, identity, isolation, warmup, serve_stream, rehearse=rehearse)
         try:
             agent = await stack.enter_async_context(opening)
         except AgentGone as error:

@@ -23,8 +23,8 @@ from mcp_sandbox.machines.unique import go_online
 from templates.model import Template
 
 FOLLOW_EVERY_S = 2.0  # how soon after a build its machines replace older ones, without any request
-REFILL_DELAY_S = 0.02  # starting a machine keeps the event loop busy: first let a request that got one return
 OTHERS_AFTER_S = 3.0  # a client's first requests come with the start, and need the CPU that other templates would take
+REFILL_DELAY_S = 0.25  # starting a machine takes CPU: first let a request that got one return, and its first run
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class Pool(ProviderLayer):
         self._on_demand = 0  # machines being started for a request
         self._numbers = count(1)
         self._wake = anyio.Event()  # set when the plan may have changed
+        self._refill_at = 0.0  # no machine is started before, so that nothing disturbs the last request
         self._tasks = anyio.create_task_group()
 
     @asynccontextmanager
@@ -196,6 +197,7 @@ class Pool(ProviderLayer):
             machine = shelf.ready[0]
             if machine.healthy(now, wall, version) and machine.since + self._limits.max_age_s > now:
                 shelf.lease(machine)
+                self._refill_at = now + REFILL_DELAY_S
                 return machine
             if machine.lease.agent.failure is not None:
                 self._lose(shelf, machine, str(machine.lease.agent.failure))
@@ -203,10 +205,10 @@ class Pool(ProviderLayer):
         return None
 
     async def _next_started(self, request: MachineRequest, version: str) -> PooledMachine | None:
-        """Take a machine that is starting already, once it has: it is ready sooner than one that starts now."""
+        """Take the template's first machine once it has started: it is ready sooner than one that starts now."""
         shelf = self._shelf(request)
-        while shelf is not None and shelf.awaited < shelf.starting:
-            with shelf.awaiting():
+        while shelf is not None and shelf.first_is_free:
+            with shelf.awaiting_first():
                 await shelf.start_ended.wait()
             machine = self._take_oldest(shelf, version)
             if machine is not None:
@@ -274,7 +276,7 @@ class Pool(ProviderLayer):
             plan = self._plan()
             self._carry_out(plan)
             await self._clock.wait(self._wake, plan.next_look)
-            await self._clock.sleep(REFILL_DELAY_S)
+            await self._clock.sleep(max(0.0, self._refill_at - self._clock.now()))
 
     def _plan(self) -> Plan:
         now, wall = self._clock.now(), self._clock.wall()
@@ -287,14 +289,13 @@ class Pool(ProviderLayer):
                 shelf.discard(machine)
         for name in plan.start:
             shelf = self._shelves[name]
-            shelf.starting += 1
-            self._tasks.start_soon(self._keep_machine, shelf, name=f"pool: {name}")
+            self._tasks.start_soon(self._keep_machine, shelf, shelf.begin_start(), name=f"pool: {name}")
 
-    async def _keep_machine(self, shelf: Shelf) -> None:
+    async def _keep_machine(self, shelf: Shelf, rehearse: bool) -> None:  # noqa: FBT001 - given by start_soon
         """Start a machine and keep it until it is released. Never raises: a failure counts against its shelf."""
         machine: PooledMachine | None = None
         try:
-            async with self._source.acquire(MachineRequest(shelf.name)) as lease:
+            async with self._source.acquire(MachineRequest(shelf.name, rehearse=rehearse)) as lease:
                 if lease.version != shelf.version:  # there was a build meanwhile, or the shelf is behind
                     self._update(shelf, shelf.template, await self._version(shelf.name))
                 # The machine was just made unique and its clock set. Both stay valid until it is leased: it is leased

@@ -74,7 +74,7 @@ class Shelf:
         self.version: str | None = None  # of the template's current build; None: it has none
         self.ready: list[PooledMachine] = []  # oldest first
         self.starting = 0
-        self.awaited = 0  # of those that start, how many a request waits for
+        self._awaited = False  # a request waits for the first one
         self.start_ended = anyio.Event()  # one of them has started or failed
         self.demand = Demand()
         self.hits = self.misses = 0  # requests that found a machine ready, and others
@@ -142,14 +142,25 @@ class Shelf:
             self.ready.remove(machine)
         machine.ended.set()
 
+    def begin_start(self) -> bool:
+        """Count a machine that starts, and return whether it rehearses: a request may be waiting for the first one."""
+        first = self._started == self.starting == 0
+        self.starting += 1
+        return not first
+
+    @property
+    def first_is_free(self) -> bool:
+        """Whether the first machine is starting, and no request waits for it yet."""
+        return self._started == 0 and self.starting > 0 and not self._awaited
+
     @contextmanager
-    def awaiting(self) -> Iterator[None]:
-        """Count a request that waits for one of the machines that are starting."""
-        self.awaited += 1
+    def awaiting_first(self) -> Iterator[None]:
+        """Wait for the first machine, as the only request that does."""
+        self._awaited = True
         try:
             yield
         finally:
-            self.awaited -= 1
+            self._awaited = False
 
     def _end_start(self) -> None:
         self.starting -= 1

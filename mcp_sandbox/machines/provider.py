@@ -39,6 +39,7 @@ class MachineRequest:
     size: MachineSize | None = None  # None: the template's
     network: NetworkMode = NetworkMode.NONE
     serve_stream: "ServeStream | None" = None  # serves the streams of a machine in mode `proxy`
+    rehearse: bool = False  # it will wait before it is used, so it may take longer to start
 
     def __post_init__(self) -> None:
         assert (self.network is NetworkMode.PROXY) is (self.serve_stream is not None), "streams need a server"

@@ -1,5 +1,6 @@
 """Make a restored machine differ from all others of its snapshot: entropy, clock, hostname, machine id."""
 
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -11,15 +12,19 @@ from anyio.abc import ByteStream
 from guest.client import AgentClient
 from guest.client.messages import Device, Identity, Refreshed, WarmUp
 from guest.client.streams import ServeStream
+from guest.errors import RequestRefused
 from mcp_sandbox.errors import ClockSkew, NotUnique
 from mcp_sandbox.machines.provider import Lease
 from templates.snapshot import BOOT_TIMEOUT_S, WARM_TIMEOUT_S
 from vmm.types import Isolation, NetworkDevice, NetworkMode
 
 AGENT_TIMEOUT_S = 40.0  # only a dead connection takes this long
+REHEARSAL_TIMEOUT_S = 60.0  # an idle host needs half a second for a figure
 MAX_CLOCK_SKEW_S = 1.0  # beyond it certificates, caches and logs go wrong
 CLOCK_RETRIES = 3  # the first try is slow, because the guest touches its code for the first time
 ENTROPY_BYTES = 64  # twice the state of the kernel's generator
+
+logger = logging.getLogger(__name__)
 
 
 def new_identity(hostname: str | None = None, network: NetworkMode = NetworkMode.NONE) -> Identity:
@@ -61,10 +66,12 @@ async def open_unique(
     isolation: Isolation,
     warmup: WarmUp | None = None,
     serve_stream: ServeStream | None = None,
+    *,
+    rehearse: bool = False,
 ) -> AsyncIterator[AgentClient]:
     """Greet a restored machine and give it its own entropy, clock and identity, after a warm-up if one is given.
 
-    It may open streams if there is a function that serves them.
+    It may open streams if there is a function that serves them. `rehearse` makes the first runs in it faster.
 
     Raises:
         NotUnique, ClockSkew: the machine must not be used.
@@ -72,15 +79,20 @@ async def open_unique(
     # The agent of a virtual machine uses a serial port, which knows no connections.
     seeking = isolation is Isolation.VM
     timeout_s = BOOT_TIMEOUT_S if seeking and warmup is not None else AGENT_TIMEOUT_S  # its kernel has to boot first
-    first = (
-        identity if warmup is None else replace(identity, network=NetworkMode.NONE, device=None)
-    )  # as before a snapshot
+    first: Identity | None = identity
+    if warmup is not None:
+        first = replace(identity, network=NetworkMode.NONE, device=None)  # as before a snapshot
+    elif rehearse:
+        first = None  # what a rehearsal draws from generators must not outlast the refresh
     async with AgentClient.open(
         stream, timeout_s=timeout_s, identity=first, seeking=seeking, serve_stream=serve_stream
     ) as agent:
         if warmup is not None:
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
             agent.timeout_s = AGENT_TIMEOUT_S  # it has booted
+        elif rehearse:
+            await _rehearse(agent)
+        if first is not identity:
             agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity
         refreshed = await _set_clock(agent, identity)
         if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
@@ -90,6 +102,14 @@ async def open_unique(
         if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
             raise ClockSkew(refreshed.clock_skew_s)
         yield agent
+
+
+async def _rehearse(agent: AgentClient) -> None:
+    """Rehearse in a machine. If its code fails, the machine is only slower."""
+    try:
+        await agent.rehearse(REHEARSAL_TIMEOUT_S)
+    except RequestRefused as refused:
+        logger.warning("a machine starts without its rehearsal: %s", refused)
 
 
 async def _set_clock(agent: AgentClient, identity: Identity) -> Refreshed:

@@ -154,11 +154,16 @@ class Machines:
 
     @asynccontextmanager
     async def clone(
-        self, network: NetworkMode = NetworkMode.NONE, serve: ServeStream | None = None
+        self,
+        network: NetworkMode = NetworkMode.NONE,
+        serve: ServeStream | None = None,
+        *,
+        rehearse: bool = False,
     ) -> AsyncIterator[Clone]:
         """Start a machine and greet its agent, as the product does: warm, unique, each step with a deadline."""
         identity = new_identity(_new_name(), network)
-        async with start(self.host.driver, self.built, identity, network, serve) as (machine, agent):
+        source = start(self.host.driver, self.built, identity, network, serve, rehearse=rehearse)
+        async with source as (machine, agent):
             self._note(machine)
             yield Clone(machine, agent)
 

@@ -51,6 +51,7 @@ class ManualClock(Clock):
     def __init__(self) -> None:
         self.time = 5000.0
         self.jump = 0.0
+        self.slept: list[float] = []
         self.until: float | None = None
         self._event = anyio.Event()
         self._sleepers: list[tuple[float, anyio.Event]] = []
@@ -66,6 +67,7 @@ class ManualClock(Clock):
         await event.wait()
 
     async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
         await anyio.lowlevel.checkpoint()
         if seconds > REFILL_DELAY_S:
             woken = anyio.Event()
@@ -217,6 +219,22 @@ async def test_a_leased_machine_has_ended_when_its_lease_ends():
         assert bench.source.ended == bench.source.agents[:1]
         await anyio.wait_all_tasks_blocked()
         assert agent_of(await bench.use()) is not bench.source.agents[0]
+
+
+async def test_a_refill_leaves_the_cpu_to_the_first_run_after_a_hit():
+    async with filled() as bench:
+        assert REFILL_DELAY_S not in bench.clock.slept
+        async with bench.pool.acquire(A):
+            await anyio.wait_all_tasks_blocked()
+            assert REFILL_DELAY_S in bench.clock.slept
+
+
+async def test_machines_rehearse_only_for_the_pool():
+    async with filled() as bench:
+        assert [request.rehearse for request in bench.source.requests] == [True]
+        async with bench.pool.acquire(A), bench.pool.acquire(A):
+            on_demand = [request for request in bench.source.requests if request == A]
+            assert len(on_demand) == 1
 
 
 async def test_a_frozen_state_is_never_thawed_from_a_pooled_machine():

@@ -16,7 +16,7 @@ from anyio.abc import ByteStream
 from guest.client import AgentClient
 from guest.client.messages import Device, Identity, Refreshed, WarmUp
 from guest.client.streams import ServeStream
-from guest.errors import AgentTimeout
+from guest.errors import AgentTimeout, RequestRefused
 from mcp_sandbox.errors import (
     CannotFreeze,
     DiskFull,
@@ -156,12 +156,26 @@ class StubBuilder:
 
 
 class StubAgent:
-    def __init__(self, identity: Identity, skew_s: float) -> None:
-        self.identity = identity
-        self.identities = [identity]
+    def __init__(self, identity: Identity | None, skew_s: float) -> None:
+        self.asked: list[str | Identity] = [identity] if identity else []  # in order, with the refreshes
         self.refreshed = Refreshed(skew_s, entropy_credited=True, hostname_set=True)
         self.warmed: list[WarmUp] = []
+        self.rehearsal_error: Exception | None = None
         self.open_streams = 0
+
+    @property
+    def identities(self) -> list[Identity]:
+        return [asked for asked in self.asked if isinstance(asked, Identity)]
+
+    @property
+    def identity(self) -> Identity:
+        return self.identities[0]
+
+    async def rehearse(self, _timeout_s: float) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.asked.append("rehearse")
+        if self.rehearsal_error is not None:
+            raise self.rehearsal_error
 
     async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
         await anyio.lowlevel.checkpoint()
@@ -179,7 +193,7 @@ class StubAgent:
 
     async def refresh(self, identity: Identity) -> Refreshed:
         await anyio.lowlevel.checkpoint()
-        self.identities.append(identity)
+        self.asked.append(identity)
         return self.refreshed
 
 
@@ -187,6 +201,7 @@ async def nothing(_stream: ByteStream) -> None:
     await anyio.lowlevel.checkpoint()
 
 
+WAITING = replace(REQUEST, rehearse=True)
 ONLINE = MachineRequest(TEMPLATE, network=NetworkMode.PROXY, serve_stream=nothing)
 VIRTUAL_MACHINES = Capabilities(Isolation.VM, snapshot=True)
 
@@ -211,6 +226,7 @@ class Bench:
         self.kind = StubAgent
         self.refused: set[str] = set()  # parts of a refresh that the machine's kernel does not allow
         self.greeting: Exception | None = None
+        self.rehearsal_error: Exception | None = None
         self.serve_stream: ServeStream | None = None  # of the last machine
         self.seeking: bool | None = None  # whether garbage before the last greeting was allowed
         monkeypatch.setattr(AgentClient, "open", self._open)
@@ -220,13 +236,20 @@ class Bench:
 
     @asynccontextmanager
     async def _open(
-        self, _stream: Any, *, timeout_s: float, identity: Identity, seeking: bool, serve_stream: ServeStream | None
+        self,
+        _stream: Any,
+        *,
+        timeout_s: float,
+        identity: Identity | None,
+        seeking: bool,
+        serve_stream: ServeStream | None,
     ) -> AsyncIterator[StubAgent]:
         if self.greeting is not None:
             raise self.greeting
         self.seeking = seeking
         self.serve_stream = serve_stream
         agent = self.kind(identity, self.skew_s)
+        agent.rehearsal_error = self.rehearsal_error
         agent.refreshed = replace(agent.refreshed, **dict.fromkeys(self.refused, False))
         self.agents.append(agent)
         yield agent
@@ -293,6 +316,45 @@ async def test_a_machine_from_a_snapshot_is_not_warmed_up_again(bench: Bench):
     async with bench.provider.acquire(REQUEST):
         assert bench.driver.started == ["restored"]
         assert bench.agents[0].warmed == []
+
+
+async def test_a_machine_rehearses_before_it_is_made_unique(bench: Bench):
+    async with bench.provider.acquire(WAITING) as lease:
+        assert bench.agents[0].asked == ["rehearse", lease.identity]
+        assert lease.identity.reseed
+
+
+async def test_a_machine_that_is_needed_now_does_not_rehearse(bench: Bench):
+    async with bench.provider.acquire(REQUEST) as lease:
+        assert bench.agents[0].asked == [lease.identity]
+
+
+async def test_a_machine_whose_rehearsal_fails_is_leased_without(bench: Bench):
+    bench.rehearsal_error = RequestRefused("bad_request", "the rehearsal failed: NameError")
+    async with bench.provider.acquire(WAITING) as lease:
+        assert bench.agents[0].asked == ["rehearse", lease.identity]
+
+
+async def test_a_machine_that_hangs_in_its_rehearsal_is_dropped(bench: Bench):
+    bench.rehearsal_error = AgentTimeout("no answer")
+    with pytest.raises(SandboxError):
+        async with bench.provider.acquire(WAITING):
+            pytest.fail("a machine was leased")
+    assert bench.driver.alive == 0
+
+
+async def test_a_virtual_machine_does_not_rehearse(bench: Bench):
+    bench.driver.capabilities = VIRTUAL_MACHINES
+    async with bench.provider.acquire(WAITING) as lease:
+        assert bench.agents[0].asked == [lease.identity]
+
+
+async def test_a_machine_that_was_just_warmed_up_does_not_rehearse_again(bench: Bench):
+    bench.driver.capabilities = Capabilities(Isolation.NAMESPACE, snapshot=False, root="tree")
+    assert bench.builder.found is not None
+    bench.builder.found = replace(bench.builder.found, snapshot=None)
+    async with bench.provider.acquire(WAITING):
+        assert "rehearse" not in bench.agents[0].asked
 
 
 async def test_a_machine_without_a_snapshot_is_launched_and_warmed_up_before_it_is_leased(bench: Bench):

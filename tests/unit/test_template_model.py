@@ -81,6 +81,11 @@ def test_the_built_in_templates_are_valid():
         ("[machine]", "[machine", "8: this is not valid TOML: Expected ']' at the end of a table declaration"),
         ("disk_mb = 1024", "disk_mb = [1024", "10: this is not valid TOML: Unclosed array"),
         ('title = "T"', 'title = "T"\ntitle = "U"', "3: this is not valid TOML: Cannot overwrite a value"),
+        (
+            'language = "python"',
+            'language = "r"\nwarmup.rehearsal = "x <- 1"',
+            "warmup.rehearsal: r sandboxes would keep what it leaves behind",
+        ),
         ("memory_mb = 512", f"memory_mb = {'[' * 100_000}", "this is not valid TOML"),
     ],
 )

@@ -10,7 +10,7 @@ from guest.client.messages import WarmUp
 from guest.protocol import PROTOCOL_VERSION, Decoder, encode
 from templates.catalogue import Catalogue
 from templates.image_config import ImageConfig
-from templates.model import ServiceCommand
+from templates.model import ServiceCommand, Warmup
 from templates.snapshot import make_snapshot, warm_up_of
 from templates.tools import LoggedTools
 from tests.unit.fake_driver import FakeDriver, Memory
@@ -78,3 +78,9 @@ async def test_a_service_is_told_about_the_proxy_that_its_sandbox_may_have(netwo
     started = warm_up_of(template, ImageConfig()).service
     assert started is not None
     assert (started.env.get("https_proxy"), started.env["MINE"]) == (proxy, "1")
+
+
+@pytest.mark.parametrize(("wanted", "rehearsal"), [(None, "print(1)\n1+1"), ("2 + 2", "2 + 2"), ("", "")])
+async def test_a_template_rehearses_its_own_code_or_that_of_its_language(wanted: str | None, rehearsal: str):
+    template = Catalogue().load("python-data-analysis").model_copy(update={"warmup": Warmup(rehearsal=wanted)})
+    assert warm_up_of(template, ImageConfig()).rehearsal == rehearsal
