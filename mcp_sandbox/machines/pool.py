@@ -291,7 +291,7 @@ class Pool(ProviderLayer):
             shelf = self._shelves[name]
             self._tasks.start_soon(self._keep_machine, shelf, shelf.begin_start(), name=f"pool: {name}")
 
-    async def _keep_machine(self, shelf: Shelf, rehearse: bool) -> None:  # noqa: FBT001 - given by start_soon
+    async def _keep_machine(self, shelf: Shelf, rehearse: bool) -> None:
         """Start a machine and keep it until it is released. Never raises: a failure counts against its shelf."""
         machine: PooledMachine | None = None
         try:

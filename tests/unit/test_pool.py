@@ -229,12 +229,12 @@ async def test_a_refill_leaves_the_cpu_to_the_first_run_after_a_hit():
             assert REFILL_DELAY_S in bench.clock.slept
 
 
-async def test_machines_rehearse_only_for_the_pool():
+async def test_machines_rehearse_only_for_the_pool_and_the_first_not_even_there():
     async with filled() as bench:
-        assert [request.rehearse for request in bench.source.requests] == [True]
-        async with bench.pool.acquire(A), bench.pool.acquire(A):
-            on_demand = [request for request in bench.source.requests if request == A]
-            assert len(on_demand) == 1
+        assert [request.rehearse for request in bench.source.requests] == [False]
+        async with bench.pool.acquire(A):
+            await anyio.wait_all_tasks_blocked()
+            assert [request.rehearse for request in bench.source.requests] == [False, True]
 
 
 async def test_a_frozen_state_is_never_thawed_from_a_pooled_machine():
