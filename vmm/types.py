@@ -156,6 +156,7 @@ class DriverInfo:
     capabilities: Capabilities
     needs: tuple[Need, ...] = ()
     program: Program | None = None  # what to download for it; a guest kernel follows from `capabilities`
+    by_hand: bool = False  # no package has its program: the operator installs it, or `auto` goes on to the next driver
     # The order in which `auto` tries drivers, lowest first. None: `auto` does not try this one.
     rank_with_kvm: int | None = None
     rank_without_kvm: int | None = None
