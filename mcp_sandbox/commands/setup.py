@@ -203,11 +203,23 @@ async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
                     err.print(f"[yellow]![/] {driver} is set up, but does not work: {escape(verdict.reason)}")
                 return verdict
 
+            async def get_driver(driver: str) -> Probe:
+                unusable = await _without_program(drivers, driver)
+                return unusable or await (check_driver if check else set_up_driver)(driver)
+
             try:
-                choice = await choose(settings, check_driver if check else set_up_driver)
+                choice = await choose(settings, get_driver)
             except _Incomplete:
                 return 1
     return _conclude(choice)
+
+
+async def _without_program(drivers: Drivers, driver: str) -> Probe | None:
+    """Return why a driver whose program the operator installs does not work, before we install what else it needs."""
+    if driver not in DRIVERS or not driver_info(driver).by_hand:
+        return None
+    verdict = await drivers.probe(driver)
+    return None if verdict.usable else verdict
 
 
 def _conclude(choice: Choice) -> int:
