@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,6 +14,7 @@ import anyio
 from guest.client import AgentClient
 from guest.client.messages import Display, Identity, RunCode, WarmUp
 from vmm.driver import DriverConfig, Machine, SnapshotDriver, load_driver
+from vmm.errors import MachineLost
 from vmm.process import find_tool
 from vmm.types import GuestKernel, MachineSpec, Snapshot
 
@@ -56,11 +58,24 @@ async def examine(name: str) -> None:
         fork = await driver.snapshot(machine, forked, keep=True)
         report(name, "goes on", shown=await run(agent, "number * 7"))
         usage = await machine.usage()
-        report(name, "usage", mb=usage.memory_bytes >> 20)
+        report(name, "usage", mb=usage.memory_bytes >> 20, private_mb=usage.private_bytes >> 20)
     async with opened(driver, fork, "b") as (_, agent):
         report(name, "forked", shown=await run(agent, "number, socket.gethostname()"))
+    report(name, "without a root file system", error=await boot_without_root(driver, folder / "nothing"))
     await driver.aclose()
     report(name, "left", files=[path.name for path in (folder / "run").iterdir()])
+
+
+async def boot_without_root(driver: SnapshotDriver, image: Path) -> str:
+    """Boot a machine that can only reboot, which ends it; return how."""
+    image.write_bytes(bytes(1 << 20))
+    image.chmod(0o644)
+    async with driver.launch(replace(spec("broken"), root=image)) as machine:
+        try:
+            await machine.connect()
+        except MachineLost as error:
+            return str(error)
+    return "an agent listens"
 
 
 @asynccontextmanager
