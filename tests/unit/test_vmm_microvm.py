@@ -12,7 +12,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from tests.unit.microvms import NAMES, FakeMonitors
-from vmm import vsock
+from vmm import cpu, vsock
 from vmm.driver import DriverConfig, load_driver
 from vmm.errors import LaunchFailed, MachineLost, SnapshotFailed
 from vmm.limits import detect
@@ -126,6 +126,19 @@ async def test_a_refused_restore_is_a_failed_snapshot(name: str, monitors: FakeM
 async def test_a_snapshot_that_is_gone_cannot_be_restored(name: str, monitors: FakeMonitors):
     with pytest.raises(SnapshotFailed, match="cannot be read"):
         async with monitors.driver(name).restore(Snapshot(name, monitors.folder / "nowhere"), monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_snapshot_of_another_cpu_model_is_refused_with_both_models(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    monkeypatch.setattr(cpu, "model", lambda: "Old CPU")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    monkeypatch.setattr(cpu, "model", lambda: "New CPU")
+    with pytest.raises(SnapshotFailed, match=r"another model \(Old CPU\), this host has New CPU: build the template"):
+        async with driver.restore(saved, monitors.spec):
             pytest.fail("it started")
 
 

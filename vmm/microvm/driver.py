@@ -11,7 +11,7 @@ from typing import ClassVar
 import anyio
 import anyio.to_thread
 
-from vmm import limits, memory
+from vmm import cpu, limits, memory
 from vmm.driver import DriverConfig, Machine, check_network
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.microvm import api, layout, probe
@@ -19,7 +19,7 @@ from vmm.microvm.api import Refused, Request
 from vmm.microvm.layout import DISK, IMAGE, INITRAMFS, KERNEL, MEMORY
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Engine, Monitor
-from vmm.probe import cpu_model, kvm_confinement
+from vmm.probe import kvm_confinement
 from vmm.process import spawn
 from vmm.trust import read_trusted, trusted
 from vmm.types import GuestKernel, Limits, MachineSpec, Probe, Snapshot
@@ -69,7 +69,7 @@ class MicroVmDriver(ABC):
 
     @abstractmethod
     async def save(self, machine: MicroVm, dst: Path) -> None:
-        """Save a machine that stands still; raise SnapshotFailed or MachineLost."""
+        """Save a machine that stands still; raise Refused, OSError, SnapshotFailed or MachineLost."""
 
     async def probe(self) -> Probe:
         async with self._probing:
@@ -78,7 +78,7 @@ class MicroVmDriver(ABC):
             return self._verdict
 
     async def fingerprint(self) -> str:
-        return f"{(await self.usable()).version} {cpu_model()} {layout.recipe(self.boot)}"
+        return f"{(await self.usable()).version} {cpu.model()} {layout.recipe(self.boot)}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -103,26 +103,31 @@ class MicroVmDriver(ABC):
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, MicroVm):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
-        try:
-            await machine.control.ask(self.pausing)
-        except Refused as error:
-            raise SnapshotFailed(f"{self._title} could not pause machine {machine.id}: {error}") from error
         if not keep:
-            await self.save(machine, dst)
+            await self._pause_and_save(machine, dst)
             return Snapshot(driver=self.name, path=dst)
         async with machine.disconnected():
             try:
-                await self.save(machine, dst)
+                await self._pause_and_save(machine, dst)
             finally:  # even if saving failed; if the machine is lost, the next request to it says so
                 with anyio.CancelScope(shield=True), suppress(MachineLost, Refused):
                     await machine.control.ask(self.resuming)
         return Snapshot(driver=self.name, path=dst)
+
+    async def _pause_and_save(self, machine: MicroVm, dst: Path) -> None:
+        try:
+            await machine.control.ask(self.pausing)
+            await self.save(machine, dst)
+            cpu.record(dst)
+        except (Refused, OSError) as error:
+            raise SnapshotFailed(f"{self._title} could not save machine {machine.id}: {error}") from error
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
             with _reading(snapshot):
+                cpu.check(snapshot)
                 stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs
                 sealed = await self._sealed.get(snapshot.path / SAVED_MEMORY)
                 files = {MEMORY: memory.owned(stack, os.dup(sealed))}

@@ -11,8 +11,7 @@ import anyio.to_thread
 from vmm import memory
 from vmm.drivers.cloud_hypervisor import INFO, requests
 from vmm.drivers.cloud_hypervisor.state import without_memory
-from vmm.errors import SnapshotFailed
-from vmm.microvm.api import Refused, Request
+from vmm.microvm.api import Request
 from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver
 from vmm.microvm.layout import API_SOCKET, DISK
 from vmm.microvm.machine import MicroVm
@@ -55,15 +54,12 @@ class CloudHypervisorDriver(MicroVmDriver):
 
     async def save(self, machine: MicroVm, dst: Path) -> None:
         """Save a machine. It writes a copy of its memory to its own root directory, for which it gets more memory."""
-        try:
-            with machine.group.widened(machine.spec.memory_mb * MIB):
-                try:
-                    await machine.control.ask(requests.save(), wait_s=SAVE_S)
-                    await anyio.to_thread.run_sync(_keep, machine, dst)
-                finally:  # it takes memory, and the next snapshot would not replace it
-                    machine.remove(requests.NEW, (requests.CONFIG, requests.STATE, requests.NEW_MEMORY))
-        except (Refused, OSError) as error:
-            raise SnapshotFailed(f"Cloud Hypervisor could not save machine {machine.id}: {error}") from error
+        with machine.group.widened(machine.spec.memory_mb * MIB):
+            try:
+                await machine.control.ask(requests.save(), wait_s=SAVE_S)
+                await anyio.to_thread.run_sync(_keep, machine, dst)
+            finally:  # it takes memory, and the next snapshot would not replace it
+                machine.remove(requests.NEW, (requests.CONFIG, requests.STATE, requests.NEW_MEMORY))
 
 
 def _keep(machine: MicroVm, dst: Path) -> None:

@@ -9,7 +9,7 @@ import anyio.to_thread
 from vmm import memory
 from vmm.drivers.firecracker import INFO, requests
 from vmm.errors import SnapshotFailed
-from vmm.microvm.api import Refused, Request
+from vmm.microvm.api import Request
 from vmm.microvm.driver import SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver
 from vmm.microvm.layout import API_SOCKET, DISK, MEMORY
 from vmm.microvm.machine import MicroVm
@@ -76,8 +76,6 @@ class FirecrackerDriver(MicroVmDriver):
                 await anyio.to_thread.run_sync(memory.copy_data, new, machine.changes)
                 machine.changes_lost = False
             await anyio.to_thread.run_sync(_keep, machine, dst)
-        except (Refused, OSError) as error:
-            raise SnapshotFailed(f"Firecracker could not save machine {machine.id}: {error}") from error
         finally:
             for name in (requests.NEW_MEMORY, requests.NEW_STATE):
                 os.ftruncate(machine.files[name], 0)
