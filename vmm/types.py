@@ -137,6 +137,7 @@ class Capabilities:
     isolation: Isolation
     snapshot: bool
     root: Literal["image", "tree"] = "image"  # one erofs file, or a directory
+    serial: bool = False  # the agent's stream is a serial port, where bytes of an earlier conversation may wait
     fixed_size: bool = False  # a snapshot is only restored with the memory and CPUs that it was taken with
     # A proxy needs no device: its streams travel over the agent channel, which every driver has.
     networks: frozenset[NetworkMode] = frozenset({NetworkMode.NONE, NetworkMode.PROXY})

@@ -288,7 +288,7 @@ async def start(
         machine = await stack.enter_async_context(start_machine(driver, built, built.spec(identity.hostname, network)))
         stream = await machine.connect()
         identity = with_device(identity, machine.device)
-        opening = open_unique(stream, identity, driver.capabilities.isolation, warmup, serve_stream)
+        opening = open_unique(stream, identity, driver.capabilities, warmup, serve_stream)
         try:
             agent = await stack.enter_async_context(opening)
         except AgentGone as error:
@@ -323,7 +323,7 @@ async def _restore(
             raise StateLost(str(error)) from error
         stream = await machine.connect()
         identity = with_device(identity, machine.device)
-        opening = open_unique(stream, identity, driver.capabilities.isolation, serve_stream=serve_stream)
+        opening = open_unique(stream, identity, driver.capabilities, serve_stream=serve_stream)
         yield machine, await stack.enter_async_context(opening)
 
 
