@@ -163,8 +163,8 @@ class MicroVmDriver(ABC):
         """Start the monitor on the given files, and connect to its API. It waits for what it is asked to do."""
         engine = await self.usable()
         confinement = kvm_confinement(offline=False)  # its namespaces include an empty network
-        unnamed = {name: memory.scratch_file(self.run_dir(), 0) for name in self.saves_to_files}
-        written = {DISK: disk, **{name: memory.owned(stack, file) for name, file in unnamed.items()}}
+        new = {name: memory.owned(stack, memory.scratch_file(self.run_dir(), 0)) for name in self.saves_to_files}
+        written = {DISK: disk, **new}
         for file in written.values():
             os.fchmod(file, 0o666)  # it has no name; the machine's user opens it again by its descriptor
         named = {**files, IMAGE: stack.enter_context(trusted(spec.root)), **written}
