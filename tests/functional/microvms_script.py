@@ -55,10 +55,9 @@ async def examine(name: str) -> None:
     async with opened(driver, snapshot, "a") as (machine, agent):
         shown = await run(agent, "import socket; number = 6; socket.gethostname(), number")
         report(name, "restored", shown=shown, seconds=time.monotonic() - began)
+        report(name, "usage", mb=(await machine.usage()).memory_bytes >> 20)
         fork = await driver.snapshot(machine, forked, keep=True)
-        report(name, "goes on", shown=await run(agent, "number * 7"))
-        usage = await machine.usage()
-        report(name, "usage", mb=usage.memory_bytes >> 20, private_mb=usage.private_bytes >> 20)
+        report(name, "goes on", shown=await run(agent, "number * 7"), mb=(await machine.usage()).memory_bytes >> 20)
     async with opened(driver, fork, "b") as (_, agent):
         report(name, "forked", shown=await run(agent, "number, socket.gethostname()"))
     report(name, "without a root file system", error=await boot_without_root(driver, folder / "nothing"))

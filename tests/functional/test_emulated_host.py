@@ -123,6 +123,8 @@ async def test_microvms_boot_and_are_saved_restored_and_copied_under_real_kvm(dr
     assert found["restored"]["shown"] == ["('sandbox-a', 6)"]
     assert found["goes on"]["shown"] == ["42"]  # on another connection
     assert found["forked"]["shown"] == ["(6, 'sandbox-b')"]
-    assert found["usage"]["private_mb"] < 128  # of 512: pages are shared, also by a machine that was copied
+    assert found["usage"]["mb"] < 256  # of 512: what the snapshot has is read when it is needed
+    if driver == "firecracker":
+        assert found["goes on"]["mb"] < 256  # a copy is made from changes
     assert "machine broken ended with" in found["without a root file system"]["error"]
     assert found["left"]["files"] == []

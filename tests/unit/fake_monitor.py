@@ -3,7 +3,8 @@
     fake_monitor.py KIND FILES BEHAVIOUR
 
 KIND is the driver. FILES maps the names that the monitor knows to open descriptors. BEHAVIOUR names the log, may refuse
-or die at a path, and says how often no agent listens on the guest's port. The agent of this machine is an echo.
+or die at a path, and says how often no agent listens on the guest's port, or the guest does not answer. The agent of
+this machine is an echo.
 """
 
 import json
@@ -103,9 +104,13 @@ def serve_vsock() -> None:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{place}/mcp-sandbox-agent")
     listening.listen()
-    refusals = int(behaviour.get("deaf", 0))
+    refusals, unanswered = int(behaviour.get("deaf", 0)), int(behaviour.get("silent", 0))
+    ignored = []
     while True:
         connection, _ = listening.accept()
+        if unanswered > len(ignored):
+            ignored.append(connection)
+            continue
         line = connection.makefile("rb").readline()
         if refusals:
             refusals -= 1

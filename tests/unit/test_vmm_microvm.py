@@ -16,6 +16,7 @@ from vmm import cpu, vsock
 from vmm.driver import DriverConfig, load_driver
 from vmm.errors import LaunchFailed, MachineLost, SnapshotFailed
 from vmm.limits import detect
+from vmm.microvm import machine as machine_module
 from vmm.microvm import probe
 from vmm.microvm.driver import MicroVmDriver
 from vmm.types import Accel, NetworkMode, Snapshot
@@ -78,6 +79,15 @@ async def test_the_agents_stream_opens_when_the_agent_listens_and_can_be_taken_o
         assert await stream.receive() == b"hello"
         with pytest.raises(MachineLost, match="already taken"):
             await machine.connect()
+
+
+async def test_a_connection_that_the_guest_does_not_answer_is_tried_again(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine_module, "ANSWER_S", 0.05)
+    with anyio.fail_after(60):
+        async with monitors.driver(name, silent=2).launch(monitors.spec) as machine, await machine.connect() as stream:
+            assert await first_line(stream) == b"CONNECT 1024\n"
 
 
 async def test_an_answer_of_no_monitor_is_a_lost_machine(name: str, monitors: FakeMonitors):

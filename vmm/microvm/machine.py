@@ -19,6 +19,7 @@ from vmm.types import MachineSpec
 
 BOOT_S = 300.0  # a hang: a machine boots in a second, in minutes on an emulated host
 RECONNECT_S = 10.0  # an agent that runs listens at once
+ANSWER_S = 1.0  # to a connection, which takes a millisecond
 LOOK_AGAIN_S = 0.02  # a guest that boots does not say when its agent listens; a restored one listens already
 
 
@@ -76,11 +77,19 @@ class MicroVm(ProcessMachine):
         """Close the files that belong to this object alone."""
 
     async def _dial(self, within_s: float) -> ByteStream:
-        """Connect to the agent as soon as it listens; raise MachineLost if the machine ends before."""
+        """Connect to the agent as soon as it listens; raise MachineLost if the machine ends before.
+
+        A monitor numbers its connections from the same start after every restore. Before version 52 of Cloud
+        Hypervisor, a restored guest still has those of the saved machine, and does not answer one with such a number.
+        """
+        patience_s = ANSWER_S
         with anyio.move_on_after(within_s):
             while True:
                 try:
-                    return await vsock.connect(self.root, AGENT_SOCKET)
+                    with anyio.fail_after(patience_s):
+                        return await vsock.connect(self.root, AGENT_SOCKET)
+                except TimeoutError:
+                    patience_s *= 2  # the machine may only be slow
                 except ConnectionRefusedError:
                     with anyio.move_on_after(LOOK_AGAIN_S):
                         raise MachineLost(f"machine {self.id} ended with {await self.wait()}") from None
