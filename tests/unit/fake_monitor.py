@@ -105,7 +105,7 @@ def serve_vsock() -> None:
     listening.bind(f"{place}/mcp-sandbox-agent")
     listening.listen()
     refusals, unanswered = int(behaviour.get("deaf", 0)), int(behaviour.get("silent", 0))
-    ignored = []
+    ignored: list[socket.socket] = []
     while True:
         connection, _ = listening.accept()
         if unanswered > len(ignored):
