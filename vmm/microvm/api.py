@@ -14,6 +14,7 @@ from vmm.process import RunningProcess
 from vmm.vsock import find_socket, open_socket
 
 API_S = 20.0  # answers take milliseconds; a busy host needs much longer
+START_S = 60.0  # so does the start, for which several programs are run
 ROOT = "/proc/{}/root"  # the root directory of a process
 LOOK_AGAIN_S = 0.001  # a monitor does not announce its socket, which is there within 10 ms
 MAX_FAULT = 500  # characters of an error message
@@ -89,7 +90,8 @@ async def _listening(process: RunningProcess, title: str) -> tuple[int, int]:
     The host reaches them through the process: no directory of the host is in the machine. Until the process has its own
     root directory, the host's is looked at, which has no such file.
     """
-    with anyio.move_on_after(API_S):
+    began = anyio.current_time()
+    with anyio.move_on_after(START_S):
         while True:
             root = -1
             try:
@@ -99,6 +101,7 @@ async def _listening(process: RunningProcess, title: str) -> tuple[int, int]:
             except OSError:
                 if root >= 0:
                     os.close(root)
-                with anyio.move_on_after(LOOK_AGAIN_S):
+                # Less and less often: looking must not slow down the start on a busy host.
+                with anyio.move_on_after(max(LOOK_AGAIN_S, (anyio.current_time() - began) / 10)):
                     raise MachineLost(f"{title} ended with {await process.wait()}") from None
     raise MachineLost(f"{title} does not answer: {process.tail}")
