@@ -25,14 +25,14 @@ class Monitor:
     setting: str  # that names another program
     oldest: tuple[int, ...]  # version that works
     release: str  # the address of its official releases
-    check: str  # a command that checks what was downloaded from there
+    check: str  # how to check what was downloaded from there
     hello: Request  # which it always answers
 
     @property
     def install(self) -> str:
         """Return what the operator has to do: no package has the program, and we download none."""
         return (
-            f"download it from {self.release} (VERSION: the newest), check it with `{self.check}`, "
+            f"download it from {self.release} (VERSION: the newest), check it {self.check}, "
             f"and put it on the PATH as {self.program}, or set {self.setting} to its path"
         )
 

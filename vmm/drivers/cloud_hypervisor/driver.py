@@ -32,7 +32,7 @@ class CloudHypervisorDriver(MicroVmDriver):
         release=(
             "https://github.com/cloud-hypervisor/cloud-hypervisor/releases/download/vVERSION/cloud-hypervisor-static"
         ),
-        check="sha256sum cloud-hypervisor-static",
+        check="by comparing `sha256sum cloud-hypervisor-static` with the digest on the release's page",
         hello=requests.HELLO,
     )
     pausing, resuming = requests.PAUSE, requests.RESUME

@@ -40,7 +40,7 @@ class FirecrackerDriver(MicroVmDriver):
             "https://github.com/firecracker-microvm/firecracker/releases/download/vVERSION/"
             "firecracker-vVERSION-x86_64.tgz and .tgz.sha256.txt"
         ),
-        check="sha256sum --check firecracker-vVERSION-x86_64.tgz.sha256.txt",
+        check="with `sha256sum --check firecracker-vVERSION-x86_64.tgz.sha256.txt`",
         hello=Request("GET", "/version"),
     )
     pausing, resuming = requests.PAUSE, requests.RESUME
