@@ -25,7 +25,7 @@ from templates.tools import LoggedTools, StepFailed, tail
 from vmm.driver import DRIVERS, driver_info
 from vmm.network.tables import NFT
 from vmm.process import find_tool
-from vmm.types import Need, Probe
+from vmm.types import Accel, Need, Probe
 
 LOG_NAME = "setup.log"
 UPDATE = ("apt-get", "update")
@@ -228,6 +228,8 @@ def _conclude(choice: Choice) -> int:
         raise HostNotReady(f"{choice.driver}: {verdict.reason}", verdict.fix)
     isolation = driver_info(choice.driver).capabilities.isolation
     out.print(f"Nothing is missing: {choice.driver} works on this host ({isolation} isolation).")
+    if verdict.accel is Accel.KVM and choice.better:
+        out.print(f"For a smaller monitor on this host's KVM: {choice.better}", soft_wrap=True, markup=False)
     return 0
 
 

@@ -150,7 +150,9 @@ def test_where_gvisor_does_not_work_setup_prints_why_and_sets_up_the_next_driver
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_with_kvm_a_driver_whose_program_no_package_has_is_passed_over(check, programs, settings, drivers, monkeypatch):
+def test_with_kvm_a_driver_whose_program_no_package_has_is_passed_over(
+    check, programs, settings, drivers, monkeypatch, capsys
+):
     async def works(*_: object, **__: object) -> Verdict:
         return Verdict(True, "a tiny guest ran")
 
@@ -159,6 +161,9 @@ def test_with_kvm_a_driver_whose_program_no_package_has_is_passed_over(check, pr
     drivers.hopeless = ("firecracker", "cloud-hypervisor")
     drivers.accel = Accel.KVM
     assert setup.main(settings, check=check) == 0
+    printed = capsys.readouterr().out
+    assert "qemu works on this host" in printed
+    assert "For a smaller monitor on this host's KVM: another host" in printed  # what the first one would need
 
 
 def test_setup_says_where_a_program_that_no_package_has_comes_from(programs, settings, monkeypatch, capsys):
