@@ -155,7 +155,7 @@ def test_it_has_nothing_open_but_the_machines_own_files(machines: Machines, moni
 
 async def test_it_shares_only_sealed_memory_and_the_image_with_another_machine(machines: Machines, shared: Clone):
     async with machines.clone() as other:
-        names = {name for name, _ in _inodes(monitor_of(shared)) & _inodes(monitor_of(other))}
+        names = {name for name, *_ in _inodes(monitor_of(shared)) & _inodes(monitor_of(other))}
     program = program_of(monitor_of(shared))
     assert names <= {"/memfd:machine (deleted)", str(machines.built.root), program, *DEVICES}
 
@@ -205,11 +205,11 @@ def _fdinfo(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/fdinfo/{name}").read_text()
 
 
-def _inodes(pid: int) -> set[tuple[str, int]]:
+def _inodes(pid: int) -> set[tuple[str, int, int]]:
     """Return names and inodes of a process's open files, except the kernel's own, which all processes share."""
-    found = set()
+    found: set[tuple[str, int, int]] = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         name = str(link.readlink())
         if not name.startswith("anon_inode:"):
-            found.add((name, link.stat().st_ino))
+            found.add((name, link.stat().st_dev, link.stat().st_ino))
     return found
