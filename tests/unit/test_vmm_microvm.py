@@ -4,6 +4,7 @@ tests/functional/test_emulated_host.py runs the real ones, where they are instal
 """
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from vmm.limits import detect
 from vmm.microvm import machine as machine_module
 from vmm.microvm import probe
 from vmm.microvm.driver import MicroVmDriver
+from vmm.microvm.machine import MicroVm
 from vmm.types import Accel, NetworkMode, Snapshot
 from vmm.verdicts import Verdict
 
@@ -88,6 +90,16 @@ async def test_a_connection_that_the_guest_does_not_answer_is_tried_again(
     with anyio.fail_after(60):
         async with monitors.driver(name, silent=2).launch(monitors.spec) as machine, await machine.connect() as stream:
             assert await first_line(stream) == b"CONNECT 1024\n"
+
+
+async def test_a_machine_that_ends_before_its_agent_listens_says_how(name: str, monitors: FakeMonitors):
+    with anyio.fail_after(60):
+        async with monitors.driver(name).launch(monitors.spec) as machine:
+            assert isinstance(machine, MicroVm)
+            (monitors.roots[0] / "mcp-sandbox-agent").unlink()  # as Cloud Hypervisor does
+            os.kill(machine.pid, signal.SIGKILL)
+            with pytest.raises(MachineLost, match="machine box ended with signal 9"):
+                await machine.connect()
 
 
 async def test_an_answer_of_no_monitor_is_a_lost_machine(name: str, monitors: FakeMonitors):
