@@ -107,6 +107,7 @@ class Drivers:
                 own_kernel=self.settings.guest_kernel is not None,
                 accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
                 program=program,
+                binary=self.settings.binaries.get(name),
                 nat=nat_config(self.settings),
             )
             self._loaded[name] = load_driver(name, config)

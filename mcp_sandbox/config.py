@@ -48,7 +48,7 @@ APP = "mcp-sandbox"
 CONFIG_NAME = "mcp-sandbox.toml"
 ENV_PREFIX = "MCP_SANDBOX_"
 # What the file in the working directory may set. An IDE starts the server in any repository its user opens, so a
-# project may neither run code (home, guest_kernel, template_path) nor weaken isolation or limits.
+# project may neither run code (home, guest_kernel, firecracker, template_path) nor weaken isolation or limits.
 PROJECT_SETTINGS = frozenset({"template", "toolsets", "runs.timeout_s", "lifetime.idle_s"})
 EVERY_DOMAIN = "*"  # in a list of domains
 RESOLVERS = (IPv4Address("9.9.9.9"), IPv4Address("1.1.1.1"))  # public ones that need no agreement
@@ -470,6 +470,8 @@ class Settings(BaseSettings):
     accel: Literal["auto", "kvm", "tcg"] = Field("auto", description="How a virtual machine's CPU runs.")
     guest_kernel: Path | None = Field(None, description="Guest kernel to use instead of Debian's.")
     guest_modules: Path | None = Field(None, description="Modules directory of that kernel.")
+    firecracker: Path | None = Field(None, description="Firecracker's program, if it is not on the PATH.")
+    cloud_hypervisor: Path | None = Field(None, description="Cloud Hypervisor's program, if it is not on the PATH.")
     template: str = Field("python-data-analysis", description="Default template.")
     template_path: Annotated[tuple[Path, ...], NoDecode] = Field(
         default_factory=lambda: (platformdirs.user_config_path(APP) / "templates",),
@@ -504,7 +506,7 @@ class Settings(BaseSettings):
     serve: ServeSettings = ServeSettings()
     oauth: OAuthSettings = OAuthSettings()
 
-    @field_validator("home", "guest_kernel", "guest_modules", mode="after")
+    @field_validator("home", "guest_kernel", "guest_modules", "firecracker", "cloud_hypervisor", mode="after")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         """Refuse paths that depend on the working directory, which may be a stranger's repository."""
@@ -544,6 +546,11 @@ class Settings(BaseSettings):
     def catalogue(self) -> Catalogue:
         """All templates, built-in and custom."""
         return Catalogue(self.template_path)
+
+    @property
+    def binaries(self) -> dict[str, Path | None]:
+        """Programs that the operator chose, by driver."""
+        return {"firecracker": self.firecracker, "cloud-hypervisor": self.cloud_hypervisor}
 
     @property
     def run_dir(self) -> Path:

@@ -11,7 +11,7 @@ from templates.tools import StepFailed
 # What a machine needs before it has a root file system. A kernel may have any of them built in. If one is missing
 # altogether, /init fails in the machine and says so.
 NEEDED: tuple[str, ...] = (
-    *("virtio_mmio", "virtio_blk", "virtio_console", "virtio_net"),
+    *("virtio_mmio", "virtio_pci", "virtio_blk", "virtio_console", "virtio_net"),
     "vmw_vsock_virtio_transport",  # Firecracker and Cloud Hypervisor have no virtio console for the agent
     *("erofs", "ext4", "overlay"),
 )

@@ -30,6 +30,7 @@ from vmm.types import (
 # Where each driver's package is. `doctor` shows drivers in this order.
 DRIVERS = {
     "firecracker": "vmm.drivers.firecracker",
+    "cloud-hypervisor": "vmm.drivers.cloud_hypervisor",
     "qemu": "vmm.drivers.qemu",
     "gvisor": "vmm.drivers.gvisor",
     "bubblewrap": "vmm.drivers.bubblewrap",
@@ -46,6 +47,7 @@ class DriverConfig:
     own_kernel: bool = False  # the user chose `kernel`, perhaps to suit this host's KVM
     accel: Accel | None = None  # None: the best one that works
     program: Path | None = None  # what we downloaded for the driver (`DriverInfo.program`), if we did
+    binary: Path | None = None  # the program that the operator chose for the driver; None: the one on the PATH
     nat: NatConfig | None = None  # what machines in mode `nat` may reach; None: no machine gets it
 
 

@@ -8,8 +8,8 @@ import math
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -73,6 +73,24 @@ class ControlGroup:
         with suppress(OSError):  # the machine has just ended
             self._write(cpu_settings(self._limits.cpus, priority, self._version))
             self._priority = priority
+
+    @contextmanager
+    def widened(self, more: int) -> Iterator[None]:
+        """Let the machine take `more` bytes of memory for as long as the block lasts; end it if it keeps them."""
+        if not self.bounds_memory or self._limits.memory_bytes is None:
+            yield
+            return
+        wide = memory_settings(self._limits.memory_bytes + more, self._version)
+        self._write(dict(reversed(wide.items())))
+        try:
+            yield
+        finally:
+            try:
+                self._write(memory_settings(self._limits.memory_bytes, self._version))
+            except OSError:  # version 1 refuses a limit below what is used; version 2 ends the machine by itself
+                for directory in self.directories():
+                    _kill(directory)
+                raise
 
     async def freeze(self) -> bool:
         """Freeze all processes of the cgroup; return False if this host cannot. They can still be killed."""
@@ -205,14 +223,20 @@ def nproc_is_per_machine() -> bool:
 
 def settings(limits: Limits, version: int | None) -> dict[str, str]:
     """Return the files to write for limits, with the priority of a machine that has just started."""
-    files: dict[str, str] = {}
-    if limits.memory_bytes is not None:
-        files["memory.max" if version == 2 else "memory.limit_in_bytes"] = str(limits.memory_bytes)
-        # No swap. Version 1 counts memory and swap together, and this file must be written second.
-        files |= {"memory.swap.max": "0"} if version == 2 else {"memory.memsw.limit_in_bytes": str(limits.memory_bytes)}
+    files = {} if limits.memory_bytes is None else memory_settings(limits.memory_bytes, version)
     if limits.pids is not None:
         files["pids.max"] = str(limits.pids)
     return files | cpu_settings(limits.cpus, CpuPriority.STARTING, version)
+
+
+def memory_settings(limit: int, version: int | None) -> dict[str, str]:
+    """Return the files that limit memory, without any swap.
+
+    Version 1 counts memory and swap together in the second file, which must not be below the first one at any time.
+    """
+    if version == 2:
+        return {"memory.max": str(limit), "memory.swap.max": "0"}
+    return {"memory.limit_in_bytes": str(limit), "memory.memsw.limit_in_bytes": str(limit)}
 
 
 def cpu_settings(cpus: float, priority: CpuPriority, version: int | None) -> dict[str, str]:

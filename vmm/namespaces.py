@@ -38,6 +38,7 @@ def in_namespaces(
     files: Mapping[str, int] | None = None,
     limits: Sequence[str] = (),
     gated: bool = False,
+    root_mb: int = ROOT_MB,
 ) -> list[str]:
     """Return a command that becomes `argv` in new namespaces.
 
@@ -45,9 +46,12 @@ def in_namespaces(
     empty directories, and `covered` are directories of /proc that look empty, `replaced` are
     files of /proc that have one line of text instead. Each of `files` is a link to an open file
     that the command inherits. `limits` is the start of a command that sets limits on processes, which the kernel counts
-    by user namespace. If `gated`, the command announces its namespaces and waits for the answer (see `ANNOUNCE`).
+    by user namespace. It can write `root_mb` to its root directory. If `gated`, the command announces its namespaces
+    and waits for the answer (see `ANNOUNCE`).
     """
-    script = _script((*DEVICES, *devices), folders, covered, replaced or {}, files or {}, programs=programs)
+    script = _script(
+        (*DEVICES, *devices), folders, covered, replaced or {}, files or {}, programs=programs, root_mb=root_mb
+    )
     if gated:
         script = f"{ANNOUNCE} && {script}"
     return [*UNSHARE, *limits, "sh", "-c", script, "sh", *argv]
@@ -61,6 +65,7 @@ def _script(
     files: Mapping[str, int],
     *,
     programs: bool,
+    root_mb: int,
 ) -> str:
     # The tools below need the host's programs, even if the machine does not get them. On most systems /bin and others
     # are links into /usr, and programs such as QEMU find their files from the real path of the program.
@@ -74,7 +79,7 @@ def _script(
     texts = (f"{STAGE}/{Path(path).name} {STAGE}{path} none bind 0 0" for path in replaced)
     table = [PROC, *empty, *texts, *(f"{path} {STAGE}{path} none rbind 0 0" for path in shown)]
     lines = [
-        f"mount -t tmpfs -o size={ROOT_MB}m,mode=700,nosuid,nodev tmpfs {STAGE}",
+        f"mount -t tmpfs -o size={root_mb}m,mode=700,nosuid,nodev tmpfs {STAGE}",
         f"cd {STAGE}",
         f"mkdir -p {OLD} {shlex.join(f'.{path}' for path in new)}",
         *([f"cp --no-dereference {shlex.join(links)} ."] if links else []),

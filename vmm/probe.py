@@ -1,7 +1,6 @@
 """Probes of this host that several drivers need. Each result comes from something that really ran."""
 
 import os
-import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -138,12 +137,6 @@ def missing_protections(hierarchy: Hierarchy) -> tuple[str, ...]:
     if os.geteuid() != 0:
         missing.append("all machines run as this user: only root can give each one its own user")
     return tuple(missing)
-
-
-def cpu_model() -> str:
-    """Return the model of the host's CPU. A snapshot taken under KVM only continues on the same model."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else "unknown"
 
 
 def kvm_confinement(*, offline: bool) -> Confinement:

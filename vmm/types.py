@@ -137,6 +137,7 @@ class Capabilities:
     isolation: Isolation
     snapshot: bool
     root: Literal["image", "tree"] = "image"  # one erofs file, or a directory
+    serial: bool = False  # the agent's stream is a serial port, where bytes of an earlier conversation may wait
     fixed_size: bool = False  # a snapshot is only restored with the memory and CPUs that it was taken with
     # A proxy needs no device: its streams travel over the agent channel, which every driver has.
     networks: frozenset[NetworkMode] = frozenset({NetworkMode.NONE, NetworkMode.PROXY})
@@ -156,6 +157,7 @@ class DriverInfo:
     capabilities: Capabilities
     needs: tuple[Need, ...] = ()
     program: Program | None = None  # what to download for it; a guest kernel follows from `capabilities`
+    by_hand: bool = False  # no package has its program: the operator installs it, or `auto` goes on to the next driver
     # The order in which `auto` tries drivers, lowest first. None: `auto` does not try this one.
     rank_with_kvm: int | None = None
     rank_without_kvm: int | None = None

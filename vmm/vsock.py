@@ -53,6 +53,8 @@ async def connect(directory: int, name: str, port: int = PORT) -> ByteStream:
     """Return a stream to a port of the guest; raise MachineLost, or ConnectionRefusedError if it does not listen."""
     try:
         stream = await SocketStream.from_socket(open_socket(directory, name))
+    except FileNotFoundError as error:  # a monitor may remove it as it ends
+        raise ConnectionRefusedError("the monitor has no socket for the machine's vsock") from error
     except OSError as error:
         raise MachineLost(f"the machine's vsock cannot be reached: {error}") from error
     try:

@@ -1,7 +1,9 @@
-"""Serves the host on a listening socket, one connection at a time.
+"""Serves the host on a listening socket, one connection at a time: the last one that it opened.
 
-On vsock only the host may connect. That is untested: no development machine had vhost-vsock or vsock loopback. The
-rest is tested with another kind of socket.
+A machine that was restored from a snapshot may still have the connection of the machine that was saved, whose end no
+monitor may ever report. So a new connection replaces the one before.
+
+On vsock only the host may connect.
 """
 
 import socket
@@ -27,12 +29,11 @@ class Listener:
         loop.add(listening.fileno(), self._accept)
 
     def next(self) -> None:
-        """Take the next connection, which may be waiting already; the last one has ended."""
+        """Wait for the next connection; the last one has ended."""
         self._link.close()
-        self._accept()
 
     def _accept(self, _events: int = 0) -> None:
-        while self._link.closed:
+        while True:
             try:
                 connection, address = self._listening.accept()
             except BlockingIOError:
@@ -42,5 +43,6 @@ class Listener:
             if self._listening.family == socket.AF_VSOCK and address[0] != socket.VMADDR_CID_HOST:
                 connection.close()  # code in this machine, over vsock loopback
                 continue
+            self._link.close()
             fd = connection.detach()
             self._link.attach((fd, fd))

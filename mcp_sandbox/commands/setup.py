@@ -25,7 +25,7 @@ from templates.tools import LoggedTools, StepFailed, tail
 from vmm.driver import DRIVERS, driver_info
 from vmm.network.tables import NFT
 from vmm.process import find_tool
-from vmm.types import Need, Probe
+from vmm.types import Accel, Need, Probe
 
 LOG_NAME = "setup.log"
 UPDATE = ("apt-get", "update")
@@ -203,11 +203,23 @@ async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
                     err.print(f"[yellow]![/] {driver} is set up, but does not work: {escape(verdict.reason)}")
                 return verdict
 
+            async def get_driver(driver: str) -> Probe:
+                unusable = await _without_program(drivers, driver)
+                return unusable or await (check_driver if check else set_up_driver)(driver)
+
             try:
-                choice = await choose(settings, check_driver if check else set_up_driver)
+                choice = await choose(settings, get_driver)
             except _Incomplete:
                 return 1
     return _conclude(choice)
+
+
+async def _without_program(drivers: Drivers, driver: str) -> Probe | None:
+    """Return why a driver whose program the operator installs does not work, before we install what else it needs."""
+    if driver not in DRIVERS or not driver_info(driver).by_hand:
+        return None
+    verdict = await drivers.probe(driver)
+    return None if verdict.usable else verdict
 
 
 def _conclude(choice: Choice) -> int:
@@ -216,6 +228,8 @@ def _conclude(choice: Choice) -> int:
         raise HostNotReady(f"{choice.driver}: {verdict.reason}", verdict.fix)
     isolation = driver_info(choice.driver).capabilities.isolation
     out.print(f"Nothing is missing: {choice.driver} works on this host ({isolation} isolation).")
+    if verdict.accel is Accel.KVM and choice.better:
+        out.print(f"For a smaller monitor on this host's KVM: {choice.better}", soft_wrap=True, markup=False)
     return 0
 
 

@@ -296,8 +296,7 @@ async def start(
             machine.prioritize(CpuPriority.BATCH)  # no caller waits for it
         stream = await machine.connect()
         identity = with_device(identity, machine.device)
-        isolation = driver.capabilities.isolation
-        opening = open_unique(stream, identity, isolation, warmup, serve_stream, rehearse=rehearse)
+        opening = open_unique(stream, identity, driver.capabilities, warmup, serve_stream, rehearse=rehearse)
         try:
             agent = await stack.enter_async_context(opening)
         except AgentGone as error:
@@ -332,7 +331,7 @@ async def _restore(
             raise StateLost(str(error)) from error
         stream = await machine.connect()
         identity = with_device(identity, machine.device)
-        opening = open_unique(stream, identity, driver.capabilities.isolation, serve_stream=serve_stream)
+        opening = open_unique(stream, identity, driver.capabilities, serve_stream=serve_stream)
         yield machine, await stack.enter_async_context(opening)
 
 

@@ -16,7 +16,7 @@ from guest.errors import RequestRefused
 from mcp_sandbox.errors import ClockSkew, NotUnique
 from mcp_sandbox.machines.provider import Lease
 from templates.snapshot import BOOT_TIMEOUT_S, WARM_TIMEOUT_S
-from vmm.types import Isolation, NetworkDevice, NetworkMode
+from vmm.types import Capabilities, NetworkDevice, NetworkMode
 
 AGENT_TIMEOUT_S = 40.0  # only a dead connection takes this long
 REHEARSAL_TIMEOUT_S = 60.0  # an idle host needs half a second for a figure
@@ -63,7 +63,7 @@ def with_device(identity: Identity, device: NetworkDevice | None) -> Identity:
 async def open_unique(
     stream: ByteStream,
     identity: Identity,
-    isolation: Isolation,
+    capabilities: Capabilities,
     warmup: WarmUp | None = None,
     serve_stream: ServeStream | None = None,
     *,
@@ -76,16 +76,15 @@ async def open_unique(
     Raises:
         NotUnique, ClockSkew: the machine must not be used.
     """
-    # The agent of a virtual machine uses a serial port, which knows no connections.
-    seeking = isolation is Isolation.VM
-    timeout_s = BOOT_TIMEOUT_S if seeking and warmup is not None else AGENT_TIMEOUT_S  # its kernel has to boot first
+    boots = capabilities.boots_kernel and warmup is not None
+    timeout_s = BOOT_TIMEOUT_S if boots else AGENT_TIMEOUT_S
     first: Identity | None = identity
     if warmup is not None:
         first = replace(identity, network=NetworkMode.NONE, device=None)  # as before a snapshot
     elif rehearse:
         first = None  # what a rehearsal draws from generators must not outlast the refresh
     async with AgentClient.open(
-        stream, timeout_s=timeout_s, identity=first, seeking=seeking, serve_stream=serve_stream
+        stream, timeout_s=timeout_s, identity=first, seeking=capabilities.serial, serve_stream=serve_stream
     ) as agent:
         if warmup is not None:
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
@@ -95,7 +94,7 @@ async def open_unique(
         if first is not identity:
             agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity
         refreshed = await _set_clock(agent, identity)
-        if isolation is Isolation.VM and not (refreshed.entropy_credited and refreshed.hostname_set):
+        if capabilities.boots_kernel and not (refreshed.entropy_credited and refreshed.hostname_set):
             # Only a guest kernel is part of the snapshot; elsewhere the host's kernel provides entropy and name.
             what = "name" if refreshed.entropy_credited else "entropy"
             raise NotUnique(what)

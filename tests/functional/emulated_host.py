@@ -33,7 +33,7 @@ PROGRAMS = (
 MONITORS = ("firecracker", "cloud-hypervisor")  # if this host has them, anywhere on its PATH
 FIRMWARE = ("bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin", "kvmvapic.bin")
 LIBRARIES = (
-    *("anyio", "idna", "qemu", "typing_extensions"),
+    *("anyio", "idna", "psutil", "qemu", "typing_extensions"),
     *("h11", "httpcore2", "httpx2", "sniffio", "truststore"),
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),
 )

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,18 +14,20 @@ import anyio
 from guest.client import AgentClient
 from guest.client.messages import Display, Identity, RunCode, WarmUp
 from vmm.driver import DriverConfig, Machine, SnapshotDriver, load_driver
+from vmm.errors import MachineLost
 from vmm.process import find_tool
 from vmm.types import GuestKernel, MachineSpec, Snapshot
 
 HOST = Path("/host")
 SLOW_S = 600.0  # everything here is emulated, and the host may be busy
-PROGRAMS = {"firecracker": "firecracker"}  # of each driver
+DRIVERS = ("firecracker", "cloud-hypervisor")  # each has the name of its program
 KERNEL = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
 
 
 async def main() -> None:
-    for name, program in PROGRAMS.items():
-        if find_tool(program):
+    os.umask(0o077)  # as the product does: machines of other users must not need the files of the home
+    for name in DRIVERS:
+        if find_tool(name):
             try:
                 await examine(name)
             except Exception:
@@ -52,14 +55,26 @@ async def examine(name: str) -> None:
     async with opened(driver, snapshot, "a") as (machine, agent):
         shown = await run(agent, "import socket; number = 6; socket.gethostname(), number")
         report(name, "restored", shown=shown, seconds=time.monotonic() - began)
+        report(name, "usage", mb=(await machine.usage()).memory_bytes >> 20)
         fork = await driver.snapshot(machine, forked, keep=True)
-        report(name, "goes on", shown=await run(agent, "number * 7"))
-        usage = await machine.usage()
-        report(name, "usage", mb=usage.memory_bytes >> 20)
+        report(name, "goes on", shown=await run(agent, "number * 7"), mb=(await machine.usage()).memory_bytes >> 20)
     async with opened(driver, fork, "b") as (_, agent):
         report(name, "forked", shown=await run(agent, "number, socket.gethostname()"))
+    report(name, "without a root file system", error=await boot_without_root(driver, folder / "nothing"))
     await driver.aclose()
     report(name, "left", files=[path.name for path in (folder / "run").iterdir()])
+
+
+async def boot_without_root(driver: SnapshotDriver, image: Path) -> str:
+    """Boot a machine that can only reboot, which ends it; return how."""
+    image.write_bytes(bytes(1 << 20))
+    image.chmod(0o644)
+    async with driver.launch(replace(spec("broken"), root=image)) as machine:
+        try:
+            await machine.connect()
+        except MachineLost as error:
+            return str(error)
+    return "an agent listens"
 
 
 @asynccontextmanager

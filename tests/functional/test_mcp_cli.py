@@ -67,7 +67,10 @@ def test_every_command_names_a_missing_guest_kernel(
 def test_an_unknown_driver_is_refused_with_the_names_of_the_known_ones(tmp_path: Path):
     result = CliRunner().invoke(app, ["--home", str(tmp_path), "--driver", "fake", "run", "-"], input="1")
     assert result.exit_code == 1
-    assert "there is no driver called 'fake'; choose one of: firecracker, qemu, gvisor, bubblewrap" in result.stderr
+    assert (
+        "there is no driver called 'fake'; choose one of: firecracker, cloud-hypervisor, qemu, gvisor, bubblewrap"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("command", [["run", "-"], ["setup"], ["template", "build"], []], ids=" ".join)

@@ -12,7 +12,7 @@ from vmm.process_table import with_descendants
 pytestmark = pytest.mark.vm
 
 # bubblewrap waits outside of the namespaces that it makes.
-EMPTY_ROOT = only("qemu", "gvisor")
+EMPTY_ROOT = only("firecracker", "cloud-hypervisor", "qemu", "gvisor")
 
 
 def names_of(pid: int) -> str:

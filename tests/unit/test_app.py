@@ -102,6 +102,22 @@ async def test_nothing_is_fetched_for_a_driver_that_works(builder: StubBuilder, 
     assert (builder.fetched, len(loaded)) == ([], 1)
 
 
+@pytest.mark.usefixtures("builder")
+async def test_a_driver_gets_the_program_that_the_operator_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    chosen: dict[str, Path | None] = {}
+
+    def load(name: str, config: DriverConfig) -> StubDriver:
+        chosen[name] = config.binary
+        return StubDriver(config)
+
+    monkeypatch.setattr(app, "load_driver", load)
+    settings = Settings(firecracker=tmp_path / "fc", cloud_hypervisor=tmp_path / "ch")
+    async with Drivers(settings) as drivers:
+        for name in ("firecracker", "cloud-hypervisor", "qemu"):
+            drivers.load(name)
+    assert chosen == {"firecracker": tmp_path / "fc", "cloud-hypervisor": tmp_path / "ch", "qemu": None}
+
+
 @pytest.mark.usefixtures("loaded")
 async def test_a_probe_fetches_nothing(builder: StubBuilder):
     async with Drivers(Settings()) as drivers:

@@ -21,19 +21,21 @@ WORKS = Probe(True, "a program ran")
 BROKEN = Probe(False, "not installed", "install it")
 PROBE_KVM, PROBE_QEMU, PROBE_GVISOR = Question(None), Question("qemu"), Question("gvisor")
 PROBE_FIRECRACKER = Question("firecracker")
-NO_FIRECRACKER = {"firecracker": BROKEN}
+NO_MICROVMS = {"firecracker": BROKEN, "cloud-hypervisor": BROKEN}
 
 TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | str]] = [
     # With working KVM a virtual machine is chosen, if it really runs under KVM.
     ({}, None, {}, PROBE_KVM),
     ({}, KVM, {}, PROBE_FIRECRACKER),
     ({}, KVM, {"firecracker": UNDER_KVM}, "firecracker"),
-    ({}, KVM, {**NO_FIRECRACKER}, PROBE_QEMU),
-    ({}, KVM, {**NO_FIRECRACKER, "qemu": UNDER_KVM}, "qemu"),
-    ({}, KVM, {**NO_FIRECRACKER, "qemu": BROKEN}, PROBE_GVISOR),
-    ({}, KVM, {**NO_FIRECRACKER, "qemu": BROKEN, "gvisor": WORKS}, "gvisor"),
-    ({}, KVM, {**NO_FIRECRACKER, "qemu": EMULATED}, PROBE_GVISOR),
-    ({}, KVM, {**NO_FIRECRACKER, "qemu": EMULATED, "gvisor": BROKEN}, "qemu"),
+    ({}, KVM, {"firecracker": BROKEN}, Question("cloud-hypervisor")),
+    ({}, KVM, {"firecracker": BROKEN, "cloud-hypervisor": UNDER_KVM}, "cloud-hypervisor"),
+    ({}, KVM, {**NO_MICROVMS}, PROBE_QEMU),
+    ({}, KVM, {**NO_MICROVMS, "qemu": UNDER_KVM}, "qemu"),
+    ({}, KVM, {**NO_MICROVMS, "qemu": BROKEN}, PROBE_GVISOR),
+    ({}, KVM, {**NO_MICROVMS, "qemu": BROKEN, "gvisor": WORKS}, "gvisor"),
+    ({}, KVM, {**NO_MICROVMS, "qemu": EMULATED}, PROBE_GVISOR),
+    ({}, KVM, {**NO_MICROVMS, "qemu": EMULATED, "gvisor": BROKEN}, "qemu"),
     # Without KVM, QEMU is not probed while gVisor works.
     ({}, NO_KVM, {}, PROBE_GVISOR),
     ({}, NO_KVM, {"gvisor": WORKS}, "gvisor"),
@@ -41,15 +43,15 @@ TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | s
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": EMULATED}, "qemu"),
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": BROKEN}, "gvisor"),
     # Only QEMU can tell whether KVM runs a custom guest kernel.
-    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_FIRECRACKER}, PROBE_QEMU),
-    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_FIRECRACKER, "qemu": EMULATED}, PROBE_GVISOR),
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_MICROVMS}, PROBE_QEMU),
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_MICROVMS, "qemu": EMULATED}, PROBE_GVISOR),
     # If only virtual machines are allowed, QEMU is the only one without KVM.
     ({"min_isolation": "vm"}, None, {}, PROBE_KVM),
     ({"min_isolation": "vm"}, NO_KVM, {}, PROBE_QEMU),
     ({"min_isolation": "vm"}, NO_KVM, {"qemu": EMULATED}, "qemu"),
     ({"min_isolation": "kernel"}, NO_KVM, {"gvisor": WORKS}, "gvisor"),
     ({"accel": "tcg"}, NO_KVM, {"qemu": EMULATED}, "qemu"),
-    ({"accel": "tcg"}, KVM, {**NO_FIRECRACKER, "qemu": EMULATED}, "qemu"),
+    ({"accel": "tcg"}, KVM, {**NO_MICROVMS, "qemu": EMULATED}, "qemu"),
     ({"accel": "kvm"}, NO_KVM, {"qemu": BROKEN}, "qemu"),
     # A driver that the settings name is never replaced, and no other one is probed.
     ({"driver": "bubblewrap"}, None, {}, Question("bubblewrap")),

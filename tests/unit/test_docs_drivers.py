@@ -14,15 +14,16 @@ from templates.catalogue import Catalogue
 from tests.unit.test_docs import ROOT, text_of
 from vmm.driver import DRIVERS, driver_infos
 from vmm.drivers.bubblewrap import driver as bubblewrap
-from vmm.drivers.firecracker import driver as firecracker
 from vmm.drivers.gvisor import driver as gvisor
 from vmm.drivers.qemu import driver as qemu
+from vmm.microvm import driver as microvm
 from vmm.types import GuestCode, MachineSpec
 
 MIB = 1024 * 1024
 CAPABILITIES = {info.name: info.capabilities for info in driver_infos()}
 LIMITS = {
-    "firecracker": firecracker._limits,
+    "firecracker": microvm.machine_limits,
+    "cloud-hypervisor": microvm.machine_limits,
     "qemu": qemu._limits,
     "gvisor": gvisor._limits,
     "bubblewrap": bubblewrap._limits,
@@ -97,7 +98,7 @@ def test_every_driver_is_in_the_tables_of_isolation_levels(document: str):
 
 
 def test_the_threat_model_has_a_section_for_every_driver():
-    titles = re.findall(r"^## `(\w+)`", text_of("docs/threat-model.md"), re.MULTILINE)
+    titles = re.findall(r"^## `([\w-]+)`", text_of("docs/threat-model.md"), re.MULTILINE)
     assert titles == list(DRIVERS)
 
 

@@ -153,6 +153,7 @@ async def test_a_host_without_any_build_gets_a_whole_report(tmp_path: Path):
     assert not report.ready
     assert {driver.name: driver.in_force for driver in report.drivers} == {
         "firecracker": False,
+        "cloud-hypervisor": False,
         "qemu": False,
         "gvisor": True,
         "bubblewrap": False,
@@ -170,7 +171,7 @@ async def test_an_unknown_driver_is_reported_and_not_raised(tmp_path: Path):
     assert (driver.name, driver.usable, driver.fix) == (
         "nonsense",
         False,
-        "choose one of: firecracker, qemu, gvisor, bubblewrap",
+        "choose one of: firecracker, cloud-hypervisor, qemu, gvisor, bubblewrap",
     )
     assert {template.built for template in report.templates} == {None}
 

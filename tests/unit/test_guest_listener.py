@@ -68,19 +68,12 @@ def test_the_next_host_is_served_when_the_first_has_gone(place):
             assert ask(host, {"n": number}, b"x" * 1_000_000) == {"n": number}
 
 
-def test_a_second_host_waits_for_the_first_to_go(place):
+def test_a_new_connection_replaces_one_whose_end_was_never_reported(place):
     with connected(place) as first:
         ask(first, {"n": 1})
-        second = socket.socket(socket.AF_UNIX)
-        second.connect(str(place))
-        second.sendall(encode({"n": 2}))
-        assert ask(first, {"n": 3}) == {"n": 3}
-        second.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            second.recv(1)
-    with second:
-        second.settimeout(LIMIT_S)
-        assert Decoder().feed(second.recv(65536))[0].header == {"n": 2}
+        with connected(place) as second:
+            assert ask(second, {"n": 2}) == {"n": 2}
+            assert first.recv(1) == b""
 
 
 def test_half_a_frame_of_one_host_does_not_affect_the_next(place):

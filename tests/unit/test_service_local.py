@@ -305,11 +305,11 @@ async def test_a_machine_without_its_own_kernel_needs_no_entropy(bench: Bench):
         assert bench.driver.alive == 1
 
 
-@pytest.mark.parametrize("isolation", Isolation)
-async def test_only_a_virtual_machine_may_send_garbage_before_its_greeting(bench: Bench, isolation: Isolation):
-    bench.driver.capabilities = replace(bench.driver.capabilities, isolation=isolation)
+@pytest.mark.parametrize("serial", [True, False])
+async def test_only_a_machine_with_a_serial_port_may_send_garbage_before_its_greeting(bench: Bench, serial: bool):
+    bench.driver.capabilities = replace(bench.driver.capabilities, isolation=Isolation.VM, serial=serial)
     async with bench.provider.acquire(REQUEST):
-        assert bench.seeking is (isolation is Isolation.VM)
+        assert bench.seeking is serial
 
 
 async def test_a_machine_from_a_snapshot_is_not_warmed_up_again(bench: Bench):

@@ -7,12 +7,13 @@ from typing import ClassVar, Self
 
 import pytest
 
+from mcp_sandbox.app import Drivers
 from mcp_sandbox.commands import setup
 from mcp_sandbox.commands.setup import NEEDS, driver_needs, make_plan
 from mcp_sandbox.config import Settings
 from vmm.driver import DRIVERS
 from vmm.drivers.gvisor import RUNSC
-from vmm.types import Download, Need, Probe
+from vmm.types import Accel, Download, Need, Probe
 from vmm.verdicts import Verdict
 
 ORDINARY_UID = 54321  # unused
@@ -23,6 +24,7 @@ class StubDrivers:
 
     hopeless: ClassVar[tuple[str, ...]]
     lacking: ClassVar[dict[str, Download]]
+    accel: ClassVar[Accel | None] = None
 
     def __init__(self, *_: object) -> None:
         self.loaded: list[str] = []
@@ -37,7 +39,7 @@ class StubDrivers:
 
     async def probe(self, name: str) -> Probe:
         usable = name not in self.hopeless
-        return Probe(usable, "it is broken", "another host", lacks=self.lacking.get(name))
+        return Probe(usable, "it is broken", "another host", self.accel, lacks=self.lacking.get(name))
 
     async def fetch_and_probe(self, name: str) -> Probe:
         self.lacking.pop(name, None)
@@ -53,7 +55,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> type[StubDrivers]:
 
     monkeypatch.setattr("vmm.probe.kvm", no_kvm)
     monkeypatch.setattr(setup, "Drivers", StubDrivers)
-    StubDrivers.hopeless, StubDrivers.lacking = (), {}
+    StubDrivers.hopeless, StubDrivers.lacking, StubDrivers.accel = (), {}, None
     return StubDrivers
 
 
@@ -145,6 +147,33 @@ def test_where_gvisor_does_not_work_setup_prints_why_and_sets_up_the_next_driver
     printed = capsys.readouterr()
     assert "gvisor is set up, but does not work: it is broken" in printed.err
     assert "qemu works on this host" in printed.out
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_with_kvm_a_driver_whose_program_no_package_has_is_passed_over(
+    check, programs, settings, drivers, monkeypatch, capsys
+):
+    async def works(*_: object, **__: object) -> Verdict:
+        return Verdict(True, "a tiny guest ran")
+
+    add_all(programs, but=("lz4",))  # which only they need
+    monkeypatch.setattr("vmm.probe.kvm", works)
+    drivers.hopeless = ("firecracker", "cloud-hypervisor")
+    drivers.accel = Accel.KVM
+    assert setup.main(settings, check=check) == 0
+    printed = capsys.readouterr().out
+    assert "qemu works on this host" in printed
+    assert "For a smaller monitor on this host's KVM: another host" in printed  # what the first one would need
+
+
+def test_setup_says_where_a_program_that_no_package_has_comes_from(programs, settings, monkeypatch, capsys):
+    add_all(programs)
+    monkeypatch.setattr(setup, "Drivers", Drivers)
+    assert setup.main(settings.model_copy(update={"driver": "cloud-hypervisor"}), check=False) == 1
+    printed = capsys.readouterr().err.replace("\n", " ")
+    assert "cloud-hypervisor is not installed" in printed
+    assert "releases/download/vVERSION/" in printed
+    assert "sha256sum" in printed
 
 
 def test_setup_fails_if_the_driver_does_not_work_afterwards(programs, settings, drivers, capsys):

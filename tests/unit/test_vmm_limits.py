@@ -23,6 +23,7 @@ V1 = """\
 V2 = "33 25 0:29 / /cg rw,relatime - cgroup2 cgroup2 rw\n"
 OWN_V1 = "3:pids:/\n2:memory:/session/7\n1:cpu:/\n0::/\n"
 OWN_V2 = "0::/user.slice/app.scope\n"
+MEMORY_LIMITS = {"memory.limit_in_bytes": "", "memory.memsw.limit_in_bytes": "", "memory.max": ""}
 ALL = Limits(memory_bytes=512, cpus=1.5, pids=64)
 
 
@@ -161,6 +162,47 @@ def test_all_machines_together_weigh_less_than_the_server(tmp_path, monkeypatch)
     (tmp_path / "cpu.shares").write_text("1024")
     OwnGroup(ALL, Hierarchy(1, (tmp_path,)), "box").create()
     assert (tmp_path / "cpu.shares").read_text() == "512"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_machine_gets_more_memory_for_a_while(tmp_path, monkeypatch, version):
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
+    group = OwnGroup(ALL, Hierarchy(version, (tmp_path,)), "box")
+    [directory] = group.directories()
+    directory.mkdir()
+    usual, wide = limits.memory_settings(512, version), limits.memory_settings(1536, version)
+    for name in usual:
+        (directory / name).touch()
+
+    def written() -> dict[str, str]:
+        return {file.name: file.read_text() for file in directory.iterdir()}
+
+    with group.widened(1024):
+        assert written() == wide
+    assert written() == usual
+
+
+@pytest.mark.skipif(detect().version is None, reason=detect().describe())
+async def test_this_hosts_kernel_takes_a_wider_limit_and_the_usual_one_again():
+    usual = 64 * 1024 * 1024
+    async with control_group(detect(), secrets.token_hex(4), Limits(memory_bytes=usual)) as group:
+        files = [path for place in group.directories() for path, _ in limits.in_directory(place, MEMORY_LIMITS)]
+        with group.widened(usual):
+            assert {file.read_text().strip() for file in files} == {str(2 * usual)}
+        assert {file.read_text().strip() for file in files} == {str(usual)}
+
+
+async def test_a_machine_that_keeps_the_memory_it_got_for_a_while_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "server", lambda: "1-1")
+    group = OwnGroup(ALL, Hierarchy(1, (tmp_path,)), "box")
+    [directory] = group.directories()
+    directory.mkdir()
+    with anyio.fail_after(10):
+        async with spawn(["sleep", "60"], confinement=Confinement()) as process:
+            (directory / "cgroup.procs").write_text(str(process.pid))
+            with pytest.raises(IsADirectoryError), group.widened(1024):
+                (directory / "memory.limit_in_bytes").mkdir()  # in place of a kernel that refuses the limit
+            assert (await process.wait()).signal == signal.SIGKILL
 
 
 def test_no_limits_write_no_files():

@@ -67,7 +67,7 @@ async def _restore(subject: Subject, name: str) -> Sequence[float]:
     times = [anyio.current_time()]
     async with start_machine(subject.driver, subject.built, subject.built.spec(name)) as machine:
         times.append(anyio.current_time())
-        async with open_unique(await machine.connect(), identity, subject.driver.capabilities.isolation) as agent:
+        async with open_unique(await machine.connect(), identity, subject.driver.capabilities) as agent:
             times.append(anyio.current_time())
             await run_code(agent)
             times.append(anyio.current_time())

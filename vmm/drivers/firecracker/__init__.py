@@ -8,10 +8,10 @@ INFO = DriverInfo(
     title="Firecracker",
     capabilities=Capabilities(isolation=Isolation.VM, snapshot=True, fixed_size=True),
     needs=(
-        Need("firecracker", None, "runs sandboxes as microVMs on KVM", "run"),
         Need("lz4", "lz4", "unpacks the guest kernel", "build"),
         Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),
     ),
+    by_hand=True,
     rank_with_kvm=10,
 )
 

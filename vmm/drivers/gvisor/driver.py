@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from vmm import limits
+from vmm import cpu, limits
 from vmm.agent import send_code
 from vmm.driver import DriverConfig, Machine, check_network
 from vmm.drivers.gvisor import INFO, command, memory, probe
@@ -23,7 +23,6 @@ from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFai
 from vmm.machine import StdioMachine
 from vmm.memory import sealed_bytes
 from vmm.network.nat import Nat
-from vmm.probe import cpu_model
 from vmm.process import RunningProcess, run_tool, spawn
 from vmm.process_table import children_of, with_descendants
 from vmm.trust import trusted
@@ -116,7 +115,7 @@ class GvisorDriver:
 
     async def fingerprint(self) -> str:
         engine = await self._found_engine()
-        return f"{engine.version} {engine.platform} {cpu_model()} {command.recipe()}"
+        return f"{engine.version} {engine.platform} {cpu.model()} {command.recipe()}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:

@@ -6,7 +6,9 @@ from vmm.types import Capabilities, DriverInfo, Isolation, Need, NetworkMode
 INFO = DriverInfo(
     name="qemu",
     title="QEMU",
-    capabilities=Capabilities(isolation=Isolation.VM, snapshot=True, fixed_size=True, networks=frozenset(NetworkMode)),
+    capabilities=Capabilities(
+        isolation=Isolation.VM, snapshot=True, serial=True, fixed_size=True, networks=frozenset(NetworkMode)
+    ),
     needs=(
         Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
         Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),

@@ -14,14 +14,13 @@ import anyio.to_thread
 from anyio.abc import ByteStream, SocketStream
 from qemu.qmp import QMPClient, QMPError
 
-from vmm import limits, memory, tsc
+from vmm import cpu, limits, memory, tsc
 from vmm.driver import DriverConfig, Machine, check_network
 from vmm.drivers.qemu import INFO, command, probe
 from vmm.drivers.qemu.probe import Engine
 from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
 from vmm.machine import ProcessMachine
 from vmm.network.nat import Nat
-from vmm.probe import cpu_model
 from vmm.process import REAP_S, RunningProcess, spawn
 from vmm.trust import read_trusted, trusted
 from vmm.types import Accel, GuestKernel, Limits, MachineSpec, NetworkMode, Probe, Snapshot
@@ -108,7 +107,7 @@ class QemuDriver:
 
     async def fingerprint(self) -> str:
         engine, accel = await self._usable()
-        return f"{engine.version} {accel} {cpu_model()} {command.recipe(accel)}"
+        return f"{engine.version} {accel} {cpu.model()} {command.recipe(accel)}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -143,6 +142,7 @@ class QemuDriver:
             await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
         await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK)
         (dst / TSC_KHZ).write_text(str(tsc.tsc_khz()))
+        cpu.record(dst)
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -152,6 +152,8 @@ class QemuDriver:
                 _, accel = await self._usable()
                 if accel is Accel.TCG:
                     _check_rate(read_trusted(snapshot.path / TSC_KHZ).decode())
+                else:
+                    cpu.check(snapshot)
                 state = stack.enter_context(trusted(snapshot.path / STATE))
                 if (snapshot.path / MEMORY).exists():
                     stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs

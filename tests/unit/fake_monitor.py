@@ -1,0 +1,135 @@
+"""Stands in for a monitor: its API and its vsock, without a machine. It logs each request as a line of JSON.
+
+    fake_monitor.py KIND FILES BEHAVIOUR
+
+KIND is the driver. FILES maps the names that the monitor knows to open descriptors. BEHAVIOUR names the log, may refuse
+or die at a path, and says how often no agent listens on the guest's port, or the guest does not answer. The agent of
+this machine is an echo.
+"""
+
+import json
+import os
+import socket
+import socketserver
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+PAGE = 4096
+MIB = 1024 * 1024
+FIRECRACKER = "firecracker"
+
+kind: str = sys.argv[1]
+files: dict[str, int] = json.loads(sys.argv[2])
+behaviour: dict[str, Any] = json.loads(sys.argv[3])
+place = str(behaviour["root"])  # in place of a root directory of its own
+connections: list[socket.socket] = []
+saved: list[object] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        if self.command != "GET":
+            with Path(behaviour["log"]).open("a") as log:
+                log.write(json.dumps([self.command, self.path, body]) + "\n")
+        if behaviour.get("die") == self.path:
+            os._exit(7)
+        if behaviour.get("refuse") == self.path:
+            why = ["it failed", "it is refused"] if kind != FIRECRACKER else {"fault_message": "it is refused"}
+            self.reply(400, behaviour.get("fault", why))
+            return
+        if self.path == "/snapshot/create":
+            save_changes(body)
+        if self.path == "/api/v1/vm.snapshot":
+            save_all()
+        self.reply(204, None)
+
+    do_GET = do_PUT = do_PATCH = answer  # noqa: N815 - names of http.server
+
+    def reply(self, status: int, body: object) -> None:
+        data = b"" if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None: ...
+
+    def address_string(self) -> str:
+        return ""
+
+
+def save_changes(body: Any) -> None:
+    """Save a machine of four pages as Firecracker does. Each change is saved only once."""
+    pages = 4
+    memory = files[body["mem_file_path"]]
+    os.ftruncate(memory, 0)
+    os.ftruncate(memory, pages * PAGE)
+    saved.append(body)
+    full = body["snapshot_type"] == "Full"
+    for page in range(pages) if full else [len(saved)]:
+        os.pwrite(memory, (b"a" if full else bytes([97 + len(saved)])) * PAGE, page * PAGE)
+    os.pwrite(files[body["snapshot_path"]], b"state", 0)
+    for connection in connections:  # a snapshot ends them
+        connection.shutdown(socket.SHUT_RDWR)
+    connections.clear()
+
+
+def save_all() -> None:
+    """Save a machine as Cloud Hypervisor does, which creates its files."""
+    new, size = Path(place) / "new", int(behaviour["memory_mb"]) * MIB
+    manager = {
+        "memory_ranges": {"data": [{"gpa": 0, "length": size}]},
+        "guest_ram_mappings": [{"slot": 0, "gpa": 0, "size": size, "zone_id": "memory", "file_offset": 0}],
+        "boot_ram": size,
+    }
+    state = {"snapshots": {"memory-manager": {"snapshots": {}, "snapshot_data": {"state": json.dumps(manager)}}}}
+    with (new / "config.json").open("x") as file:
+        file.write('{"landlock_enable": "whatever it likes"}')
+    with (new / "state.json").open("x") as file:
+        file.write(behaviour.get("state") or json.dumps(state))
+    if target := behaviour.get("link"):
+        (new / "memory-ranges").symlink_to(target)
+        return
+    with (new / "memory-ranges").open("xb") as file:
+        file.truncate(size - int(behaviour.get("short", 0)))
+        file.write(b"memory")
+
+
+def serve_vsock() -> None:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"{place}/mcp-sandbox-agent")
+    listening.listen()
+    refusals, unanswered = int(behaviour.get("deaf", 0)), int(behaviour.get("silent", 0))
+    ignored: list[socket.socket] = []
+    while True:
+        connection, _ = listening.accept()
+        if unanswered > len(ignored):
+            ignored.append(connection)
+            continue
+        line = connection.makefile("rb").readline()
+        if refusals:
+            refusals -= 1
+            connection.close()
+            continue
+        connection.sendall(behaviour.get("greeting", "OK 1073741824").encode() + b"\n")
+        connections.append(connection)
+        threading.Thread(target=echo, args=(connection, line), daemon=True).start()
+
+
+def echo(connection: socket.socket, line: bytes) -> None:
+    connection.sendall(line)
+    while data := connection.recv(PAGE):
+        connection.sendall(data)
+
+
+if behaviour.get("die") == "start":
+    sys.exit("cannot start")
+threading.Thread(target=serve_vsock, daemon=True).start()
+Handler.protocol_version = "HTTP/1.1"
+with socketserver.ThreadingUnixStreamServer(f"{place}/mcp-sandbox-api", Handler) as server:
+    server.serve_forever()

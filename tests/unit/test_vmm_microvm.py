@@ -1,0 +1,269 @@
+"""What both drivers of microVMs do, against a program that has the monitors' APIs and no machine.
+
+tests/functional/test_emulated_host.py runs the real ones, where they are installed.
+"""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+
+from tests.unit.microvms import NAMES, FakeMonitors
+from vmm import cpu, vsock
+from vmm.driver import DriverConfig, load_driver
+from vmm.errors import LaunchFailed, MachineLost, SnapshotFailed
+from vmm.limits import detect
+from vmm.microvm import machine as machine_module
+from vmm.microvm import probe
+from vmm.microvm.driver import MicroVmDriver
+from vmm.microvm.machine import MicroVm
+from vmm.types import Accel, NetworkMode, Snapshot
+from vmm.verdicts import Verdict
+
+SAVING = {"firecracker": "/snapshot/create", "cloud-hypervisor": "/api/v1/vm.snapshot"}
+LAST = {"firecracker": "/actions", "cloud-hypervisor": "/api/v1/vm.boot"}
+LOADING = {"firecracker": "/snapshot/load", "cloud-hypervisor": "/api/v1/vm.restore"}
+RESUMING = {"firecracker": ["/vm", {"state": "Resumed"}], "cloud-hypervisor": ["/api/v1/vm.resume", None]}
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture
+def monitors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMonitors:
+    return FakeMonitors(tmp_path, monkeypatch)
+
+
+async def first_line(stream: ByteStream) -> bytes:
+    return await stream.receive(64)
+
+
+async def test_a_refused_machine_fails_with_the_monitors_reason_and_leaves_nothing(name: str, monitors: FakeMonitors):
+    with pytest.raises(LaunchFailed, match=f"{LAST[name]}: .*it is refused"):
+        async with monitors.driver(name, refuse=LAST[name]).launch(monitors.spec):
+            pytest.fail("it started")
+    assert list((monitors.folder / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(("fault", "shown"), [("plain words", "plain words"), ([], "status 400"), (7, "7")])
+async def test_any_form_of_a_refusal_is_understood(name: str, fault: object, shown: str, monitors: FakeMonitors):
+    with pytest.raises(LaunchFailed, match=shown):
+        async with monitors.driver(name, refuse=LAST[name], fault=fault).launch(monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_monitor_that_does_not_start_says_why(name: str, monitors: FakeMonitors):
+    with pytest.raises(LaunchFailed, match="cannot start"):
+        async with monitors.driver(name, die="start").launch(monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_monitor_that_dies_is_a_lost_machine(name: str, monitors: FakeMonitors):
+    driver, (target,) = monitors.driver(name, die=SAVING[name]), monitors.folders("saved")
+    with pytest.raises(MachineLost, match=SAVING[name]):
+        async with driver.launch(monitors.spec) as machine:
+            await driver.snapshot(machine, target)
+
+
+async def test_a_booted_machine_has_no_kernel_to_boot_again(name: str, monitors: FakeMonitors):
+    async with monitors.driver(name).launch(monitors.spec):
+        assert {link.name for link in (monitors.roots[0] / "files").iterdir()} >= {"image", "disk", "initramfs"}
+        assert not (monitors.roots[0] / "files/kernel").is_symlink()
+
+
+async def test_the_agents_stream_opens_when_the_agent_listens_and_can_be_taken_once(name: str, monitors: FakeMonitors):
+    async with monitors.driver(name, deaf=3).launch(monitors.spec) as machine, await machine.connect() as stream:
+        assert await first_line(stream) == b"CONNECT 1024\n"
+        await stream.send(b"hello")
+        assert await stream.receive() == b"hello"
+        with pytest.raises(MachineLost, match="already taken"):
+            await machine.connect()
+
+
+async def test_a_connection_that_the_guest_does_not_answer_is_tried_again(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine_module, "ANSWER_S", 0.05)
+    with anyio.fail_after(60):
+        async with monitors.driver(name, silent=2).launch(monitors.spec) as machine, await machine.connect() as stream:
+            assert await first_line(stream) == b"CONNECT 1024\n"
+
+
+async def test_a_machine_that_ends_before_its_agent_listens_says_how(name: str, monitors: FakeMonitors):
+    with anyio.fail_after(60):
+        async with monitors.driver(name).launch(monitors.spec) as machine:
+            assert isinstance(machine, MicroVm)
+            (monitors.roots[0] / "mcp-sandbox-agent").unlink()  # as Cloud Hypervisor does
+            os.kill(machine.pid, signal.SIGKILL)
+            with pytest.raises(MachineLost, match="machine box ended with signal 9"):
+                await machine.connect()
+
+
+async def test_an_answer_of_no_monitor_is_a_lost_machine(name: str, monitors: FakeMonitors):
+    async with monitors.driver(name, greeting="SSH-2.0").launch(monitors.spec) as machine:
+        with pytest.raises(MachineLost, match=r"SSH-2\.0"):
+            await machine.connect()
+
+
+async def test_the_agents_stream_survives_a_snapshot_of_a_machine_that_runs_on(name: str, monitors: FakeMonitors):
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    async with (
+        driver.launch(monitors.spec) as machine,
+        await machine.connect() as stream,
+        anyio.create_task_group() as tasks,
+    ):
+        assert await first_line(stream) == b"CONNECT 1024\n"
+        received: list[bytes] = []
+
+        async def listen() -> None:
+            received.append(await stream.receive())
+
+        tasks.start_soon(listen)
+        with anyio.fail_after(30):
+            await driver.snapshot(machine, target, keep=True)
+        assert monitors.asked[-1][1:] == RESUMING[name]
+    assert received == [b"CONNECT 1024\n"]  # of the new connection
+
+
+async def test_a_machine_runs_on_if_it_cannot_be_saved(name: str, monitors: FakeMonitors):
+    driver, (target,) = monitors.driver(name, refuse=SAVING[name]), monitors.folders("saved")
+    async with driver.launch(monitors.spec) as machine:
+        with pytest.raises(SnapshotFailed, match="it is refused"):
+            await driver.snapshot(machine, target, keep=True)
+        assert monitors.asked[-1][1:] == RESUMING[name]
+
+
+async def test_a_refused_restore_is_a_failed_snapshot(name: str, monitors: FakeMonitors):
+    driver, (target,) = monitors.driver(name, refuse=LOADING[name]), monitors.folders("saved")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    with pytest.raises(SnapshotFailed, match="it is refused"):
+        async with driver.restore(saved, monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_snapshot_that_is_gone_cannot_be_restored(name: str, monitors: FakeMonitors):
+    with pytest.raises(SnapshotFailed, match="cannot be read"):
+        async with monitors.driver(name).restore(Snapshot(name, monitors.folder / "nowhere"), monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_snapshot_of_another_cpu_model_is_refused_with_both_models(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    monkeypatch.setattr(cpu, "model", lambda: "Old CPU")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    monkeypatch.setattr(cpu, "model", lambda: "New CPU")
+    with pytest.raises(SnapshotFailed, match=r"another model \(Old CPU\), this host has New CPU: build the template"):
+        async with driver.restore(saved, monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_restored_machine_needs_no_file_of_the_home_but_its_image(name: str, monitors: FakeMonitors):
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    async with driver.restore(saved, monitors.spec) as machine:
+        files = machine.files  # type: ignore[attr-defined]
+        places = {link: str(Path(f"/proc/self/fd/{file}").readlink()) for link, file in files.items()}
+    ours = {link for link, place in places.items() if str(monitors.folder) in place and "(deleted)" not in place}
+    assert ours == {"/files/image"}
+
+
+async def test_a_machine_has_no_network_device(name: str, monitors: FakeMonitors):
+    assert NetworkMode.NAT not in monitors.driver(name).capabilities.networks
+
+
+async def test_no_link_is_followed_to_a_socket_of_the_host(name: str, tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / name))
+        listening.listen()
+        (tmp_path / "agent.sock").symlink_to(name)
+        directory = os.open(tmp_path, os.O_PATH)
+        try:
+            with pytest.raises(MachineLost):
+                await vsock.connect(directory, "agent.sock")
+        finally:
+            os.close(directory)
+
+
+async def test_no_link_is_followed_to_a_directory_of_the_host(name: str, monitors: FakeMonitors):
+    (hosts,) = monitors.folders("hosts")
+    (hosts / "precious").touch()
+    async with monitors.driver(name).launch(monitors.spec) as machine:
+        (monitors.roots[0] / "link").symlink_to(hosts)
+        machine.remove("link", ["precious"])  # type: ignore[attr-defined]
+    assert (hosts / "precious").exists()
+
+
+VERSIONS = {
+    "firecracker": {
+        "Firecracker v1.16.1\n": (True, "a tiny guest ran"),
+        "Firecracker v1.10.0\n": (True, "a tiny guest ran"),
+        "Firecracker v1.9.1\n": (False, "Firecracker 1.9.1 is too old: 1.10 is the oldest that works"),
+        "Hello\n": (False, "does not say its version"),
+    },
+    "cloud-hypervisor": {
+        "cloud-hypervisor v53.0.0\nMigration Protocol Versions: 0\n": (True, "a tiny guest ran"),
+        "cloud-hypervisor v40.0\n": (True, "a tiny guest ran"),
+        "cloud-hypervisor v39.0.0\n": (False, "Cloud Hypervisor 39.0.0 is too old: 40 is the oldest that works"),
+        "": (False, "does not say its version"),
+    },
+}
+
+
+@pytest.fixture
+def _works(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def works(*_: object, own_kernel: bool) -> Verdict:
+        return Verdict(True, "a tiny guest ran")
+
+    monkeypatch.setattr("vmm.probe.kvm", works)
+
+
+def prints(text: str, file: Path) -> Path:
+    """Return a program that prints `text`."""
+    file.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.usefixtures("_works")
+async def test_the_version_is_asked_and_an_old_one_refused(name: str, tmp_path: Path):
+    for number, (printed, (usable, reason)) in enumerate(VERSIONS[name].items()):
+        binary = prints(printed, tmp_path / str(number))
+        driver = load_driver(name, DriverConfig(tmp_path, tmp_path, binary=binary))
+        assert isinstance(driver, MicroVmDriver)
+        verdict, engine = await probe.probe(driver.monitor, DriverConfig(tmp_path, tmp_path, binary=binary), detect())
+        assert (verdict.usable, engine is not None) == (usable, usable)
+        assert reason in verdict.reason
+
+
+@pytest.mark.usefixtures("_works")
+async def test_the_program_is_found_on_the_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    prints(next(iter(VERSIONS[name])), tmp_path / name)
+    assert (await load_driver(name, DriverConfig(tmp_path, tmp_path)).probe()).usable
+
+
+async def test_without_its_program_a_driver_says_where_to_get_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    verdict = await load_driver(name, DriverConfig(tmp_path, tmp_path)).probe()
+    assert (verdict.usable, verdict.reason) == (False, f"{name} is not installed")
+    assert verdict.fix is not None
+    assert f"https://github.com/{'firecracker-microvm' if name == 'firecracker' else name}/" in verdict.fix
+    assert "sha256sum" in verdict.fix
+
+
+@pytest.mark.usefixtures("_works")
+async def test_a_host_that_must_emulate_does_not_get_it(name: str, tmp_path: Path):
+    binary = prints(next(iter(VERSIONS[name])), tmp_path / name)
+    verdict = await load_driver(name, DriverConfig(tmp_path, tmp_path, accel=Accel.TCG, binary=binary)).probe()
+    assert not verdict.usable
+    assert "needs KVM" in verdict.reason

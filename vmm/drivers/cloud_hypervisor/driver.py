@@ -1,0 +1,80 @@
+"""Cloud Hypervisor microVMs, on KVM only."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio.to_thread
+
+from vmm import memory
+from vmm.drivers.cloud_hypervisor import INFO, requests
+from vmm.drivers.cloud_hypervisor.state import without_memory
+from vmm.microvm.api import Request
+from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver
+from vmm.microvm.layout import API_SOCKET, DISK
+from vmm.microvm.machine import MicroVm
+from vmm.microvm.probe import Monitor
+from vmm.types import MachineSpec
+
+STATE_BYTES = 8 * MIB  # the most that we read; honest states have 200 KB
+
+
+class CloudHypervisorDriver(MicroVmDriver):
+    """Starts, saves and restores Cloud Hypervisor microVMs."""
+
+    monitor = Monitor(
+        info=INFO,
+        program="cloud-hypervisor",
+        setting="cloud_hypervisor",
+        oldest=(40,),
+        release=(
+            "https://github.com/cloud-hypervisor/cloud-hypervisor/releases/download/vVERSION/cloud-hypervisor-static"
+        ),
+        check="by comparing `sha256sum cloud-hypervisor-static` with the digest on the release's page",
+        hello=requests.HELLO,
+    )
+    pausing, resuming = requests.PAUSE, requests.RESUME
+    saves_to_folder = requests.NEW
+
+    def argv(self, program: str) -> Sequence[str]:
+        return [program, "--api-socket", f"path=/{API_SOCKET}", "--seccomp", "true"]
+
+    def boot(self, spec: MachineSpec) -> Sequence[Request]:
+        return requests.boot(spec)
+
+    def load(self) -> Sequence[Request]:
+        return requests.load()
+
+    def state_files(self, spec: MachineSpec, state: bytes) -> Mapping[str, bytes]:
+        # Not the configuration that was saved: code that took over its monitor could have changed that.
+        config = json.dumps(requests.config(spec, restored=True)).encode()
+        return {f"{requests.SAVED}/{requests.CONFIG}": config, f"{requests.SAVED}/{requests.STATE}": state}
+
+    async def save(self, machine: MicroVm, dst: Path) -> None:
+        """Save a machine. It writes a copy of its memory to its own root directory, for which it gets more memory."""
+        with machine.group.widened(machine.spec.memory_mb * MIB):
+            try:
+                await machine.control.ask(requests.save(), wait_s=SAVE_S)
+                await anyio.to_thread.run_sync(_keep, machine, dst)
+            finally:  # it takes memory, and the next snapshot would not replace it
+                machine.remove(requests.NEW, (requests.CONFIG, requests.STATE, requests.NEW_MEMORY))
+
+
+def _keep(machine: MicroVm, dst: Path) -> None:
+    """Copy what the monitor has written. It may have been taken over, so nothing there is followed or believed."""
+    size = machine.spec.memory_mb * MIB
+    with machine.folder(requests.NEW) as new:
+        with _opened(new, requests.STATE) as file:
+            (dst / SAVED_STATE).write_bytes(without_memory(file.read(STATE_BYTES), size))
+        with _opened(new, requests.NEW_MEMORY) as file:
+            if (found := os.fstat(file.fileno()).st_size) != size:
+                raise OSError(f"it wrote {found} bytes of memory")
+            memory.save_sparse(file.fileno(), dst / SAVED_MEMORY)
+    memory.save_sparse(machine.files[DISK], dst / SAVED_DISK)
+
+
+def _opened(folder: int, name: str) -> BinaryIO:
+    file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    return os.fdopen(file, "rb")

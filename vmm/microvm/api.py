@@ -1,0 +1,107 @@
+"""The API of a monitor: HTTP on a Unix socket, which the monitor creates in its root directory when it starts."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Literal, NamedTuple
+
+import anyio
+import httpx2
+
+from vmm.errors import MachineLost
+from vmm.microvm.layout import API_SOCKET
+from vmm.process import RunningProcess
+from vmm.vsock import find_socket, open_socket
+
+API_S = 20.0  # answers take milliseconds; a busy host needs much longer
+START_S = 60.0  # so does the start, for which several programs are run
+ROOT = "/proc/{}/root"  # the root directory of a process
+LOOK_AGAIN_S = 0.001  # a monitor does not announce its socket, which is there within 10 ms
+MAX_FAULT = 500  # characters of an error message
+
+
+class Request(NamedTuple):
+    """What a monitor is asked to do."""
+
+    method: Literal["GET", "PUT", "PATCH"]
+    path: str
+    body: Mapping[str, Any] | None = None
+
+
+class Refused(Exception):
+    """The monitor refused a request. The message is its own."""
+
+
+class Api:
+    """Requests to one process of a monitor."""
+
+    def __init__(self, title: str, client: httpx2.AsyncClient, process: RunningProcess) -> None:
+        self._title = title
+        self._client = client
+        self._process = process
+
+    async def ask(self, request: Request, *, wait_s: float = API_S) -> None:
+        """Make a request; raise Refused or MachineLost."""
+        method, path, body = request
+        try:
+            with anyio.fail_after(wait_s):
+                answer = await self._client.request(method, path, json=body)
+        except (httpx2.HTTPError, TimeoutError) as error:
+            why = self._process.tail or str(error) or f"no answer in {wait_s:g} s"
+            raise MachineLost(f"{self._title}'s {path} failed: {why}") from error
+        if not answer.is_success:
+            raise Refused(f"{path}: {_fault(answer)}")
+
+
+def _fault(answer: httpx2.Response) -> str:
+    """Return the reason of a refusal: Firecracker sends an object, Cloud Hypervisor a list of causes or plain text."""
+    try:
+        found = answer.json()
+    except ValueError:
+        found = answer.text
+    if isinstance(found, dict):
+        found = found.get("fault_message")
+    text = ": ".join(map(str, found)) if isinstance(found, list) else str(found or "")
+    return text[:MAX_FAULT] or f"status {answer.status_code}"
+
+
+@asynccontextmanager
+async def connected(process: RunningProcess, title: str, hello: Request) -> AsyncIterator[tuple[Api, int]]:
+    """Wait until the monitor answers. Yields also a descriptor of the root directory of its namespaces.
+
+    Raises:
+        MachineLost: it has ended, or does not answer.
+    """
+    root, place = await _listening(process, title)
+    try:
+        transport = httpx2.AsyncHTTPTransport(uds=f"/proc/self/fd/{place}", limits=httpx2.Limits(max_connections=1))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
+            api = Api(title, client, process)
+            await api.ask(hello)
+            yield api, root
+    finally:
+        os.close(place)
+        os.close(root)
+
+
+async def _listening(process: RunningProcess, title: str) -> tuple[int, int]:
+    """Return descriptors of the machine's root directory and of the socket in it, once they are there.
+
+    The host reaches them through the process: no directory of the host is in the machine. Until the process has its own
+    root directory, the host's is looked at, which has no such file.
+    """
+    began = anyio.current_time()
+    with anyio.move_on_after(START_S):
+        while True:
+            root = -1
+            try:
+                root = os.open(ROOT.format(process.pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                open_socket(root, API_SOCKET).close()  # it is there before the monitor listens on it
+                return root, find_socket(root, API_SOCKET)
+            except OSError:
+                if root >= 0:
+                    os.close(root)
+                # Less and less often: looking must not slow down the start on a busy host.
+                with anyio.move_on_after(max(LOOK_AGAIN_S, (anyio.current_time() - began) / 10)):
+                    raise MachineLost(f"{title} ended with {await process.wait()}") from None
+    raise MachineLost(f"{title} does not answer: {process.tail}")

@@ -1,0 +1,212 @@
+"""What drivers of microVMs have in common: each adds the requests that its monitor understands."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+import anyio.to_thread
+
+from vmm import cpu, limits, memory
+from vmm.driver import DriverConfig, Machine, check_network
+from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFailed
+from vmm.microvm import api, layout, probe
+from vmm.microvm.api import Refused, Request
+from vmm.microvm.layout import DISK, IMAGE, INITRAMFS, KERNEL, MEMORY
+from vmm.microvm.machine import MicroVm
+from vmm.microvm.probe import Engine, Monitor
+from vmm.probe import kvm_confinement
+from vmm.process import spawn
+from vmm.trust import read_trusted, trusted
+from vmm.types import GuestKernel, Limits, MachineSpec, Probe, Snapshot
+from vmm.vmlinux import uncompressed
+
+MIB = 1024 * 1024
+SAVE_S = 120.0  # the monitor writes all memory
+SAVED_MEMORY, SAVED_STATE, SAVED_DISK = "memory", "state", "disk"  # the files of a snapshot
+
+
+class MicroVmDriver(ABC):
+    """Starts, saves and restores machines of one monitor."""
+
+    monitor: ClassVar[Monitor]
+    pausing: ClassVar[Request]
+    resuming: ClassVar[Request]
+    machine_type: ClassVar[type[MicroVm]] = MicroVm
+    # Where the monitor writes snapshots: to unnamed files on disk, or to a directory of the machine's own root.
+    saves_to_files: ClassVar[Sequence[str]] = ()
+    saves_to_folder: ClassVar[str | None] = None
+
+    def __init__(self, config: DriverConfig) -> None:
+        self.name = self.monitor.info.name
+        self.capabilities = self.monitor.info.capabilities
+        self._config = config
+        self._title = self.monitor.info.title
+        self._verdict: Probe | None = None
+        self._engine: Engine | None = None
+        self._probing = anyio.Lock()
+        self._sealed = memory.SealedMemory()  # one copy for all machines
+
+    @abstractmethod
+    def argv(self, program: str) -> Sequence[str]:
+        """Return the command that starts the monitor, which waits for requests."""
+
+    @abstractmethod
+    def boot(self, spec: MachineSpec) -> Sequence[Request]:
+        """Return the requests that configure and start a new machine."""
+
+    @abstractmethod
+    def load(self) -> Sequence[Request]:
+        """Return the requests that continue a saved machine."""
+
+    @abstractmethod
+    def state_files(self, spec: MachineSpec, state: bytes) -> Mapping[str, bytes]:
+        """Return the files besides memory that the monitor loads, by their names in the machine."""
+
+    @abstractmethod
+    async def save(self, machine: MicroVm, dst: Path) -> None:
+        """Save a machine that stands still; raise Refused, OSError, SnapshotFailed or MachineLost."""
+
+    async def probe(self) -> Probe:
+        async with self._probing:
+            if self._verdict is None:
+                self._verdict, self._engine = await probe.probe(self.monitor, self._config, limits.detect())
+            return self._verdict
+
+    async def fingerprint(self) -> str:
+        return f"{(await self.usable()).version} {cpu.model()} {layout.recipe(self.boot)}"
+
+    @asynccontextmanager
+    async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
+        assert isinstance(spec.boot, GuestKernel)  # as `capabilities` says
+        async with AsyncExitStack() as stack:
+            disk = memory.owned(stack, await memory.new_disk(self.run_dir(), spec.disk_mb * MIB))
+            boots = {
+                KERNEL: memory.owned(stack, await uncompressed(spec.boot.vmlinuz)),
+                INITRAMFS: stack.enter_context(trusted(spec.boot.initramfs)),
+            }
+            machine = await self._start(stack, spec, disk, boots)
+            try:
+                for request in self.boot(spec):
+                    await machine.control.ask(request)
+            except Refused as error:
+                raise LaunchFailed(f"{self._title} did not start machine {spec.id}: {error}") from error
+            folder, kernel = os.path.split(KERNEL)
+            machine.remove(folder, [kernel])  # so that a reboot ends the machine, whatever its monitor makes of it
+            yield machine
+
+    async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
+        if not isinstance(machine, MicroVm):
+            raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
+        if not keep:
+            await self._pause_and_save(machine, dst)
+            return Snapshot(driver=self.name, path=dst)
+        async with machine.disconnected():
+            try:
+                await self._pause_and_save(machine, dst)
+            finally:  # even if saving failed; if the machine is lost, the next request to it says so
+                with anyio.CancelScope(shield=True), suppress(MachineLost, Refused):
+                    await machine.control.ask(self.resuming)
+        return Snapshot(driver=self.name, path=dst)
+
+    async def _pause_and_save(self, machine: MicroVm, dst: Path) -> None:
+        try:
+            await machine.control.ask(self.pausing)
+            await self.save(machine, dst)
+            cpu.record(dst)
+        except (Refused, OSError) as error:
+            raise SnapshotFailed(f"{self._title} could not save machine {machine.id}: {error}") from error
+
+    @asynccontextmanager
+    async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
+        check_network(self, spec)
+        async with AsyncExitStack() as stack:
+            with _reading(snapshot):
+                cpu.check(snapshot)
+                stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs
+                sealed = await self._sealed.get(snapshot.path / SAVED_MEMORY)
+                files = {MEMORY: memory.owned(stack, os.dup(sealed))}
+                # Copies in memory: the machine's user may not open files of the home.
+                for name, content in self.state_files(spec, read_trusted(snapshot.path / SAVED_STATE)).items():
+                    files[name] = memory.owned(stack, memory.sealed_bytes(content))
+                copy = partial(memory.scratch_copy, snapshot.path / SAVED_DISK, self.run_dir())
+                disk = memory.owned(stack, await anyio.to_thread.run_sync(copy))
+            machine = await self._start(stack, spec, disk, files)
+            try:
+                for request in self.load():
+                    await machine.control.ask(request)
+            except Refused as error:
+                raise SnapshotFailed(f"{self._title} did not restore machine {spec.id}: {error}") from error
+            yield machine
+
+    async def aclose(self) -> None:
+        self._sealed.close()
+
+    async def usable(self) -> Engine:
+        """Return the monitor of this host; raise DriverUnavailable."""
+        verdict = await self.probe()
+        if self._engine is None or not verdict.usable:
+            raise DriverUnavailable(verdict.reason, fix=verdict.fix)
+        return self._engine
+
+    def run_dir(self) -> Path:
+        """Return the directory for scratch files."""
+        self._config.run_dir.mkdir(parents=True, exist_ok=True)
+        return self._config.run_dir
+
+    async def _start(self, stack: AsyncExitStack, spec: MachineSpec, disk: int, files: Mapping[str, int]) -> MicroVm:
+        """Start the monitor on the given files, and connect to its API. It waits for what it is asked to do."""
+        engine = await self.usable()
+        confinement = kvm_confinement(offline=False)  # its namespaces include an empty network
+        new = {name: memory.owned(stack, memory.scratch_file(self.run_dir(), 0)) for name in self.saves_to_files}
+        written = {DISK: disk, **new}
+        for file in written.values():
+            os.fchmod(file, 0o666)  # it has no name; the machine's user opens it again by its descriptor
+        named = {**files, IMAGE: stack.enter_context(trusted(spec.root)), **written}
+        program = stack.enter_context(trusted(Path(engine.binary)))
+        argv = self.argv(f"/proc/self/fd/{program}")
+        group = await stack.enter_async_context(
+            limits.machine_group(self._config.run_dir, spec.id, machine_limits(spec))
+        )
+        process = await stack.enter_async_context(
+            spawn(
+                group.wrap(probe.in_machine(argv, named, self.saves_to_folder, spec.memory_mb)),
+                confinement=confinement,
+                before_start=group.add,
+                pass_fds=(program, *named.values()),
+            )
+        )
+        try:
+            connection = api.connected(process, self._title, self.monitor.hello)
+            control, root = await stack.enter_async_context(connection)
+        except MachineLost as error:
+            raise LaunchFailed(f"{self._title} did not start for machine {spec.id}: {error}") from error
+        machine = self.machine_type(spec, process, group, control, root, named)
+        stack.callback(machine.close)
+        stack.push_async_callback(machine.let_end)
+        return machine
+
+
+def machine_limits(spec: MachineSpec) -> Limits:
+    """Return what the host lets a machine use."""
+    return Limits(
+        memory_bytes=spec.host_bytes,
+        cpus=spec.vcpus,
+        pids=probe.THREADS,
+        file_bytes=max(spec.memory_mb, spec.disk_mb) * MIB,
+        data_bytes=spec.host_bytes + probe.THREADS * 8 * MIB,
+        own_user=True,
+    )
+
+
+@contextmanager
+def _reading(snapshot: Snapshot) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
