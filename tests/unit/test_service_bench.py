@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
+import typer.main
 
 from guest.client import AgentClient
+from mcp_sandbox.cli import app
 from mcp_sandbox.commands.bench import compiling, cpu, machines, soak
 from mcp_sandbox.commands.bench.command import TOPICS, Topic, choose_topics, drivers_for, measure_driver
 from mcp_sandbox.commands.bench.results import Findings, Promise, figure
@@ -95,6 +97,13 @@ async def test_a_timed_cold_start_has_the_host_to_itself(monkeypatch: pytest.Mon
     assert [host.at_once[f"bench-cold-{number}"] for number in range(2)] == [1, 1]
     assert max(host.at_once.values()) == 2
     assert "warm-up" in time.name
+
+
+def test_the_help_names_every_topic():
+    """It is written out, because the command line does not import the benchmarks."""
+    bench = typer.main.get_command(app).commands["bench"]  # type: ignore[attr-defined]
+    [names] = [parameter for parameter in bench.params if parameter.name == "names"]
+    assert names.help == f"Topics: {', '.join(TOPICS)}. Default: all but soak."
 
 
 def test_a_figure_has_a_median_and_upper_percentiles():
