@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import INVALID_REQUEST, PARSE_ERROR, JSONRPCRequest
 
-from mcp_sandbox.serving.messages import END_BYTES, InvalidMessage, parse_message, too_long
-from mcp_sandbox.serving.wire import LineReader
+from mcp_sandbox.serving.messages import InvalidMessage, parse_message, too_long
+from mcp_sandbox.serving.wire import END_BYTES, LineReader
 from tests.unit.json_values import JSON
 
 MAX = 1000
