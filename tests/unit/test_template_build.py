@@ -210,7 +210,7 @@ class FakeAgent:
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> type[FakeAgent]:
-    monkeypatch.setattr("templates.snapshot.AgentClient", FakeAgent)
+    monkeypatch.setattr("guest.client.AgentClient", FakeAgent)
     monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: "bookworm")
     monkeypatch.setattr("templates.apt_sources.sources_for", lambda suite: f"Suites: {suite}\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
