@@ -212,6 +212,7 @@ def selftest(
             "--compat", help="Run HumanEval, imports and the tests of numpy and CPython in sandboxes instead."
         ),
     ] = False,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Run only cases with TEXT in their topic or name.")] = "",
     driver: Annotated[str | None, typer.Option(help="Driver to test. Default: the one that would be used.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -219,7 +220,7 @@ def selftest(
     from mcp_sandbox.commands.selftest import command
 
     ctx.find_root().obj |= {"driver": driver} if driver else {}
-    raise typer.Exit(command.main(settings_of(ctx), security=security, compat=compat, as_json=as_json))
+    raise typer.Exit(command.main(settings_of(ctx), security=security, compat=compat, only=only, as_json=as_json))
 
 
 @template_app.command("init")

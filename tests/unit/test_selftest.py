@@ -110,6 +110,21 @@ def test_the_exit_code_is_1_if_a_case_is_broken_or_could_not_be_tried(monkeypatc
 
 
 @pytest.mark.usefixtures("fake_host")
+def test_a_part_of_the_cases_can_be_chosen_by_topic_or_name(monkeypatch: pytest.MonkeyPatch):
+    result = selftest(monkeypatch, HOLDS, BREAKS, arguments=("--only", "IT HOLDS"))
+    assert result.exit_code == 0, result.output
+    assert "2 cases, nothing broken" in result.stdout
+
+
+@pytest.mark.usefixtures("fake_host")
+def test_a_choice_without_any_case_is_an_error_that_names_the_topics(monkeypatch: pytest.MonkeyPatch):
+    result = selftest(monkeypatch, HOLDS, arguments=("--only", "nonsense"))
+    assert result.exit_code != 0
+    assert "'nonsense'" in result.stderr
+    assert f"the topics are: {HOLDS.topic}" in result.stderr
+
+
+@pytest.mark.usefixtures("fake_host")
 def test_the_table_shows_verdict_and_detail_as_they_are(monkeypatch: pytest.MonkeyPatch):
     result = selftest(monkeypatch, BREAKS)
     [row] = [line for line in result.stdout.splitlines() if "it breaks" in line and "│" in line]

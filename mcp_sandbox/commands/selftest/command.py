@@ -26,11 +26,11 @@ COLOURS = {Verdict.HELD: "green", Verdict.BROKEN: "red", Verdict.FAILED: "red", 
 err = Console(stderr=True, highlight=False)
 
 
-def main(settings: Settings, *, security: bool, compat: bool, as_json: bool) -> int:
+def main(settings: Settings, *, security: bool, compat: bool, only: str, as_json: bool) -> int:
     """Run the cases, print the report, and return an exit code: 0 only if everything holds."""
 
     async def tested() -> int:
-        report = await examine(settings, security=security, compat=compat)
+        report = await examine(settings, security=security, compat=compat, only=only)
         if as_json:
             sys.stdout.write(report.model_dump_json(indent=2) + "\n")
         else:
@@ -40,10 +40,11 @@ def main(settings: Settings, *, security: bool, compat: bool, as_json: bool) -> 
     return report_errors(lambda: run_command(tested))
 
 
-async def examine(settings: Settings, *, security: bool, compat: bool = False) -> Report:
-    """Run the cases in sandboxes of the settings' driver and template.
+async def examine(settings: Settings, *, security: bool, compat: bool = False, only: str = "") -> Report:
+    """Run the cases with `only` in their topic or name in sandboxes of the settings' driver and template.
 
     Raises:
+        BadRequest: there is no such case.
         SandboxError, TemplateError, VmmError: this host has no sandbox to test.
     """
     results: list[CaseResult] = []
@@ -63,6 +64,7 @@ async def examine(settings: Settings, *, security: bool, compat: bool = False) -
                 await subject.shared()  # raises if there is no sandbox to test
                 if compat:
                     cases = await _compatibility(host, subject, status.update)
+                cases = _chosen(cases, only)
                 results += await run_cases(cases, subject, progress)
     results.append(_nothing_left(machines))
     return Report(
@@ -86,6 +88,14 @@ async def _compatibility(host: Host, subject: Subject, progress: Callable[[str],
     version = await (await subject.shared()).command("python3 -c 'import sys; print(*sys.version_info[:2], sep=\".\")'")
     material = await fetch(host.store, debian.suite, version.stdout.head.strip(), progress)
     return suites.cases(material)
+
+
+def _chosen(cases: Sequence[Case], only: str) -> list[Case]:
+    chosen = [case for case in cases if only.lower() in f"{case.topic}: {case.name}".lower()]
+    if not chosen:
+        topics = ", ".join(dict.fromkeys(case.topic for case in cases))
+        raise BadRequest(f"no case has {only!r} in its topic or name; the topics are: {topics}")
+    return chosen
 
 
 async def run_cases(cases: Sequence[Case], subject: Subject, progress: Callable[[int, str], None]) -> list[CaseResult]:
