@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from pydantic import BaseModel
 
 from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
+from mcp_sandbox.late_models import models_built_later
 from mcp_sandbox.serving.greeting import Greeting, instructions
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import message_streams
@@ -63,19 +63,19 @@ async def serve_stdio(
 @asynccontextmanager
 async def open_server(settings: Settings, greeting: Greeting) -> AsyncIterator["SandboxServer"]:
     """Open a server over this host's sandboxes, once the driver is chosen. Its client is greeted meanwhile."""
-    for entry in settings.catalogue.entries():
-        if entry.error:
-            logger.warning("template %s has errors: %s", entry.name, entry.error)
-    async with open_host(settings) as host:
+    async with open_host(settings) as host, AsyncExitStack() as stack:
         greeting.prepare(instructions(settings, in_force(host)))
         await anyio.lowlevel.checkpoint()  # the answer goes out before what follows is imported
-        async with open_service(host, pooled=True) as service:
-            yield await _import_server(settings, host, service)
+        with models_built_later():
+            service = await stack.enter_async_context(open_service(host, pooled=True))
+            server = await _import_server(settings, host, service)
+        warn_of_templates(settings)
+        yield server
 
 
 async def _import_server(settings: Settings, host: Host, service: "SandboxService") -> "SandboxServer":
     """Import the SDK in another thread, so that the first machine starts meanwhile."""
-    with _switching_often(), _models_built_later():
+    with _switching_often():
         await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
     from mcp_sandbox.serving.server import create_server
 
@@ -95,14 +95,11 @@ def _switching_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-@contextmanager
-def _models_built_later() -> Iterator[None]:
-    """Let pydantic build models that are defined meanwhile at their first use: the SDK has hundreds, and uses few."""
-    BaseModel.model_config["defer_build"] = True
-    try:
-        yield
-    finally:
-        del BaseModel.model_config["defer_build"]
+def warn_of_templates(settings: Settings) -> None:
+    """Log which templates cannot be used."""
+    for entry in settings.catalogue.entries():
+        if entry.error:
+            logger.warning("template %s has errors: %s", entry.name, entry.error)
 
 
 def in_force(host: Host) -> str:
