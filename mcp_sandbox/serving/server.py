@@ -20,9 +20,10 @@ from mcp_sandbox.accounts.audit import audited
 from mcp_sandbox.accounts.owners import TokenReadOnly, may_change
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving import greeting
 from mcp_sandbox.serving.argument_errors import invalid_arguments, unknown_argument, unknown_tool
 from mcp_sandbox.serving.arguments import lean, plain
+from mcp_sandbox.serving.greeting import instructions
+from mcp_sandbox.serving.initialize import NAME, TITLE
 from mcp_sandbox.serving.tasks import RunTasks, check_listener
 from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
 from mcp_sandbox.tools.common import tool_errors
@@ -133,10 +134,10 @@ def create_server(
             yield service
 
     server = SandboxServer(
-        greeting.NAME,
-        title=greeting.TITLE,
-        version=version(greeting.NAME),
-        instructions=greeting.instructions(settings, isolation),
+        NAME,
+        title=TITLE,
+        version=version(NAME),
+        instructions=instructions(settings, isolation),
         lifespan=lifespan,
         log_level=settings.log.level,
         extensions=[RunTasks()],

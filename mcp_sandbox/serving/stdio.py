@@ -44,7 +44,8 @@ async def message_streams(
     to_server, incoming = anyio.create_memory_object_stream()
     outgoing, from_server = anyio.create_memory_object_stream()
     async with anyio.create_task_group() as tasks, incoming, outgoing:
-        tasks.start_soon(_receive, LineReader(wire_in, max_bytes, refuse), to_server, writer, greeting, ended)
+        lines = LineReader(wire_in, max_bytes, refuse, greeting.early.received)
+        tasks.start_soon(_receive, lines, to_server, writer, greeting, ended)
         tasks.start_soon(_send, from_server, writer, greeting)
         yield incoming, outgoing
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +19,9 @@ from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
 from mcp_sandbox.late_models import models_built_later
+from mcp_sandbox.serving.early import EarlyGreeting
 from mcp_sandbox.serving.greeting import Greeting, instructions
+from mcp_sandbox.serving.initialize import NAME
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import message_streams
 from mcp_sandbox.serving.wire import claimed_stdio
@@ -38,10 +41,11 @@ async def serve_stdio(
     *,
     parent: int,
     max_message_bytes: int,
+    early: EarlyGreeting | None = None,
 ) -> None:
     """Serve one client on stdin and stdout until it disconnects, a signal arrives or process `parent` ends."""
     with claimed_stdio() as wire:
-        ended, greeting = anyio.Event(), Greeting()
+        ended, greeting = anyio.Event(), Greeting(early)
 
         async def client_left() -> str:
             await ended.wait()
@@ -64,12 +68,14 @@ async def serve_stdio(
 async def open_server(settings: Settings, greeting: Greeting) -> AsyncIterator["SandboxServer"]:
     """Open a server over this host's sandboxes, once the driver is chosen. Its client is greeted meanwhile."""
     async with open_host(settings) as host, AsyncExitStack() as stack:
-        greeting.prepare(instructions(settings, in_force(host)))
+        greeting.prepare(text := instructions(settings, in_force(host)))
         await anyio.lowlevel.checkpoint()  # the answer goes out before what follows is imported
         with models_built_later():
             service = await stack.enter_async_context(open_service(host, pooled=True))
             server = await _import_server(settings, host, service)
         warn_of_templates(settings)
+        if host.facts is not None:  # what is wrong with this host may be fixed before the next start
+            greeting.early.keep(text, version(NAME))
         yield server
 
 
@@ -111,7 +117,7 @@ def in_force(host: Host) -> str:
     return f"none, because this host cannot start sandboxes: {verdict.reason}. To fix it: {steps}"
 
 
-def run_stdio(settings: Settings) -> None:
+def run_stdio(settings: Settings, early: EarlyGreeting | None = None) -> None:
     """Serve this host's sandboxes on stdio until everything has ended."""
     logs.configure(settings.log.level, settings.log.format)
     log_config_files()
@@ -124,6 +130,7 @@ def run_stdio(settings: Settings) -> None:
         partial(open_server, settings),
         parent=os.getppid(),
         max_message_bytes=max_message_bytes(settings),
+        early=early,
     )
     anyio.run(serve)
 

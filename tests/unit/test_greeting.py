@@ -11,11 +11,14 @@ import pytest
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.greeting import VERSIONS, Greeting, instructions, parse_initialize
+from mcp_sandbox.serving.early import EarlyGreeting
+from mcp_sandbox.serving.greeting import Greeting, instructions
+from mcp_sandbox.serving.initialize import VERSIONS, parse_initialize
 from mcp_sandbox.serving.server import create_server
 from mcp_sandbox.serving.stdio import message_streams
 from tests.unit.fakes import FACTS, FakeProvider
 from tests.waiting import HANG_S
+from vmm.errors import DriverUnavailable
 
 MAX_BYTES = 1 << 20
 CLIENT = {"name": "test", "version": "1"}
@@ -53,9 +56,9 @@ class Client:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Client]:
+async def connected(early: EarlyGreeting | None = None) -> AsyncIterator[Client]:
     """A client of a server whose SDK is not there yet, as far as its streams know."""
-    settings, greeting, ended = Settings(), Greeting(), anyio.Event()
+    settings, greeting, ended = Settings(), Greeting(early), anyio.Event()
     server = create_server(settings, str(FACTS), lambda: SandboxService(FakeProvider(), settings))
     (server_in, client_out), (client_in, server_out) = os.pipe(), os.pipe()
     lowlevel = server._lowlevel_server
@@ -142,3 +145,20 @@ def test_anything_else_is_left_to_the_sdk(message: object):
 @pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000], ids=["no JSON", "no UTF-8", "too deep"])
 def test_a_line_that_cannot_be_read_is_left_to_the_sdk(line: bytes):
     assert parse_initialize(line) is None
+
+
+async def test_what_was_read_and_answered_early_is_not_answered_again():
+    early = EarlyGreeting()
+    ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+    early.received = b"".join(json.dumps(message).encode() + b"\n" for message in (initialize(), ping))
+    early.answered = 1
+    async with connected(early) as client:
+        client.greeting.hand_over()
+        assert await client.receive() == {"jsonrpc": "2.0", "id": 2, "result": {}}
+
+
+def test_a_server_that_told_something_wrong_ends():
+    early = EarlyGreeting()
+    early.told = "Isolation: vm"
+    with pytest.raises(DriverUnavailable, match="not true any more"):
+        Greeting(early).prepare("Isolation: namespace")
