@@ -1,14 +1,25 @@
-"""The request `initialize`, read and answered without the SDK. Only the standard library is imported here."""
+"""The request `initialize`, read and answered without the SDK. Nothing that takes long is imported here."""
 
 import json
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
+
+from guest.places import OUTPUTS, WORKSPACE
 
 NAME = "mcp-sandbox"
 TITLE = "Sandboxes for code"
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")  # of the protocol, with this handshake
 MAX_ID = 2**53  # what every JSON parser reads exactly
 MORE_ABOUT_CLIENT = ("title", "description", "websiteUrl")
+# The same on every host and with all settings, so that nothing has to be read before the answer. What depends on them
+# is in the descriptions of the tools.
+INSTRUCTIONS = (
+    "Runs code in isolated sandboxes, which are offline by default. create_sandbox says which isolation is in force "
+    "and returns a sandbox_id; files and, in Python, variables persist across calls that name it. "
+    "run_code and run_command without sandbox_id keep nothing. "
+    f"Code starts in {WORKSPACE}; files it leaves in {OUTPUTS} are artifacts, which read_artifact reads."
+)
 CAPABILITIES = {
     "prompts": {"listChanged": False},
     "resources": {"listChanged": False, "subscribe": False},
@@ -16,13 +27,13 @@ CAPABILITIES = {
 }
 
 
-def answer_to(request: dict[str, Any], instructions: str, version: str) -> str:
+def answer_to(request: dict[str, Any]) -> str:
     """Return the line that answers an ordinary `initialize`."""
     result = {
         "capabilities": CAPABILITIES,
-        "instructions": instructions,
+        "instructions": INSTRUCTIONS,
         "protocolVersion": request["params"]["protocolVersion"],
-        "serverInfo": {"name": NAME, "title": TITLE, "version": version},
+        "serverInfo": {"name": NAME, "title": TITLE, "version": version(NAME)},
     }
     return json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}) + "\n"
 

@@ -22,8 +22,7 @@ from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.argument_errors import invalid_arguments, unknown_argument, unknown_tool
 from mcp_sandbox.serving.arguments import lean, plain
-from mcp_sandbox.serving.greeting import instructions
-from mcp_sandbox.serving.initialize import NAME, TITLE
+from mcp_sandbox.serving.initialize import INSTRUCTIONS, NAME, TITLE
 from mcp_sandbox.serving.tasks import RunTasks, check_listener
 from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
 from mcp_sandbox.tools.common import tool_errors
@@ -137,11 +136,11 @@ def create_server(
         NAME,
         title=TITLE,
         version=version(NAME),
-        instructions=instructions(settings, isolation),
+        instructions=INSTRUCTIONS,
         lifespan=lifespan,
         log_level=settings.log.level,
         extensions=[RunTasks()],
         middleware=[check_listener],
     )
-    add_tools(server, settings)
+    add_tools(server, settings, isolation)
     return server

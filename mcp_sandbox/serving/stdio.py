@@ -73,7 +73,7 @@ async def _receive(
 
 async def _greet(line: bytes, writer: TextWriter, greeting: Greeting) -> None:
     """Answer the client's first line, if it can be answered without the SDK, and wait for the SDK."""
-    answer = await greeting.answer(line)
+    answer = greeting.answer(line)
     if answer is not None:
         await writer.write(answer)
     await greeting.sdk_ready.wait()

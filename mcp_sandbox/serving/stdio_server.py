@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,8 +19,7 @@ from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
 from mcp_sandbox.late_models import models_built_later
 from mcp_sandbox.serving.early import EarlyGreeting
-from mcp_sandbox.serving.greeting import Greeting, instructions
-from mcp_sandbox.serving.initialize import NAME
+from mcp_sandbox.serving.greeting import Greeting
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import message_streams
 from mcp_sandbox.serving.wire import claimed_stdio
@@ -37,7 +35,7 @@ SWITCH_S = 0.0005  # Python's 5 ms, at each of the many steps of a start, would 
 
 
 async def serve_stdio(
-    open_server: Callable[[Greeting], AbstractAsyncContextManager["SandboxServer"]],
+    open_server: Callable[[], AbstractAsyncContextManager["SandboxServer"]],
     *,
     parent: int,
     max_message_bytes: int,
@@ -55,9 +53,9 @@ async def serve_stdio(
         async def serve() -> None:
             async with (
                 message_streams(*wire, max_message_bytes, greeting, ended) as (incoming, outgoing),
-                open_server(greeting) as server,
+                open_server() as server,
             ):
-                greeting.hand_over()
+                greeting.sdk_ready.set()
                 lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
                 await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
@@ -65,17 +63,14 @@ async def serve_stdio(
 
 
 @asynccontextmanager
-async def open_server(settings: Settings, greeting: Greeting) -> AsyncIterator["SandboxServer"]:
+async def open_server(settings: Settings) -> AsyncIterator["SandboxServer"]:
     """Open a server over this host's sandboxes, once the driver is chosen. Its client is greeted meanwhile."""
+    await anyio.lowlevel.checkpoint()  # the answer goes out before what follows is imported
     async with open_host(settings) as host, AsyncExitStack() as stack:
-        greeting.prepare(text := instructions(settings, in_force(host)))
-        await anyio.lowlevel.checkpoint()  # the answer goes out before what follows is imported
         with models_built_later():
             service = await stack.enter_async_context(open_service(host, pooled=True))
             server = await _import_server(settings, host, service)
         warn_of_templates(settings)
-        if host.facts is not None:  # what is wrong with this host may be fixed before the next start
-            greeting.early.keep(text, version(NAME))
         yield server
 
 

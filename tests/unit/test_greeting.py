@@ -12,13 +12,12 @@ import pytest
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
 from mcp_sandbox.serving.early import EarlyGreeting
-from mcp_sandbox.serving.greeting import Greeting, instructions
+from mcp_sandbox.serving.greeting import Greeting
 from mcp_sandbox.serving.initialize import VERSIONS, parse_initialize
 from mcp_sandbox.serving.server import create_server
 from mcp_sandbox.serving.stdio import message_streams
 from tests.unit.fakes import FACTS, FakeProvider
 from tests.waiting import HANG_S
-from vmm.errors import DriverUnavailable
 
 MAX_BYTES = 1 << 20
 CLIENT = {"name": "test", "version": "1"}
@@ -72,7 +71,7 @@ async def connected(early: EarlyGreeting | None = None) -> AsyncIterator[Client]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             yield Client(client_out, client_in, greeting)
-            greeting.hand_over()
+            greeting.sdk_ready.set()
             os.close(client_out)
     for fd in (server_in, client_in, server_out):
         os.close(fd)
@@ -80,7 +79,7 @@ async def connected(early: EarlyGreeting | None = None) -> AsyncIterator[Client]
 
 async def sdk_answer(message: dict[str, Any]) -> dict[str, Any]:
     async with connected() as client:
-        client.greeting.hand_over()
+        client.greeting.sdk_ready.set()
         client.send(message)
         return await client.receive()
 
@@ -89,7 +88,6 @@ async def sdk_answer(message: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_early_answer_is_that_of_the_sdk(number: object, version: str):
     async with connected() as client:
-        client.greeting.prepare(instructions(Settings(), str(FACTS)))
         client.send(initialize(number, version))
         early = await client.receive()
     assert early == await sdk_answer(initialize(number, version))
@@ -105,12 +103,11 @@ async def test_what_is_answered_early_is_accepted_by_the_sdk(capabilities: dict[
 
 async def test_an_early_answer_is_given_once_and_the_session_goes_on():
     async with connected() as client:
-        client.greeting.prepare("")
         client.send(initialize(1))
         assert (await client.receive())["id"] == 1
         client.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
         client.send({"jsonrpc": "2.0", "id": 2, "method": "tools/list"})
-        client.greeting.hand_over()
+        client.greeting.sdk_ready.set()
         answer = await client.receive()
         assert (answer["id"], bool(answer["result"]["tools"])) == (2, True)
         client.send({"jsonrpc": "2.0", "id": 1, "method": "ping"})
@@ -148,17 +145,8 @@ def test_a_line_that_cannot_be_read_is_left_to_the_sdk(line: bytes):
 
 
 async def test_what_was_read_and_answered_early_is_not_answered_again():
-    early = EarlyGreeting()
     ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-    early.received = b"".join(json.dumps(message).encode() + b"\n" for message in (initialize(), ping))
-    early.answered = 1
-    async with connected(early) as client:
-        client.greeting.hand_over()
+    received = b"".join(json.dumps(message).encode() + b"\n" for message in (initialize(), ping))
+    async with connected(EarlyGreeting(received, 1)) as client:
+        client.greeting.sdk_ready.set()
         assert await client.receive() == {"jsonrpc": "2.0", "id": 2, "result": {}}
-
-
-def test_a_server_that_told_something_wrong_ends():
-    early = EarlyGreeting()
-    early.told = "Isolation: vm"
-    with pytest.raises(DriverUnavailable, match="not true any more"):
-        Greeting(early).prepare("Isolation: namespace")
