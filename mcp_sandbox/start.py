@@ -25,7 +25,7 @@ def start() -> None:
     if not arguments and COMPLETION not in os.environ:
         from mcp_sandbox import stdio_command
 
-        sys.exit(stdio_command.run(stdio_command.open_settings()))
+        sys.exit(stdio_command.greet_and_run())
     from mcp_sandbox.cli import app
 
     app()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from mcp_sandbox.config import Settings
+    from mcp_sandbox.serving.early import EarlyGreeting
 
 EXIT_USAGE = 2
 
@@ -32,7 +33,15 @@ def open_settings(**flags: Any) -> "Settings":  # noqa: ANN401 - pydantic checks
     return settings
 
 
-def run(settings: "Settings") -> int:
+def greet_and_run() -> int:
+    """Serve as `run` does, with the settings of this host. The client is greeted before anything else, if possible."""
+    from mcp_sandbox.serving.early import greet_early
+
+    early = greet_early()
+    return run(open_settings(), early)
+
+
+def run(settings: "Settings", early: "EarlyGreeting | None" = None) -> int:
     """Serve MCP on stdio until the client leaves, or relay it to the shared server that the settings name."""
     if settings.connect:
         from mcp_sandbox.connect.relay import run as run_relay
@@ -41,7 +50,7 @@ def run(settings: "Settings") -> int:
     from mcp_sandbox.serving.stdio_server import run_stdio
 
     try:
-        run_stdio(settings)
+        run_stdio(settings, early)
     except Exception as error:
         from mcp_sandbox.commands.common import report
 

@@ -20,9 +20,9 @@ from mcp_sandbox.accounts.audit import audited
 from mcp_sandbox.accounts.owners import TokenReadOnly, may_change
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving import greeting
 from mcp_sandbox.serving.argument_errors import invalid_arguments, unknown_argument, unknown_tool
 from mcp_sandbox.serving.arguments import lean, plain
+from mcp_sandbox.serving.initialize import INSTRUCTIONS, NAME, TITLE
 from mcp_sandbox.serving.tasks import RunTasks, check_listener
 from mcp_sandbox.serving.toolsets import add_tools, reading_tools, tool_names
 from mcp_sandbox.tools.common import tool_errors
@@ -133,14 +133,14 @@ def create_server(
             yield service
 
     server = SandboxServer(
-        greeting.NAME,
-        title=greeting.TITLE,
-        version=version(greeting.NAME),
-        instructions=greeting.instructions(settings, isolation),
+        NAME,
+        title=TITLE,
+        version=version(NAME),
+        instructions=INSTRUCTIONS,
         lifespan=lifespan,
         log_level=settings.log.level,
         extensions=[RunTasks()],
         middleware=[check_listener],
     )
-    add_tools(server, settings)
+    add_tools(server, settings, isolation)
     return server

@@ -44,7 +44,8 @@ async def message_streams(
     to_server, incoming = anyio.create_memory_object_stream()
     outgoing, from_server = anyio.create_memory_object_stream()
     async with anyio.create_task_group() as tasks, incoming, outgoing:
-        tasks.start_soon(_receive, LineReader(wire_in, max_bytes, refuse), to_server, writer, greeting, ended)
+        lines = LineReader(wire_in, max_bytes, refuse, greeting.early.received)
+        tasks.start_soon(_receive, lines, to_server, writer, greeting, ended)
         tasks.start_soon(_send, from_server, writer, greeting)
         yield incoming, outgoing
 
@@ -72,7 +73,7 @@ async def _receive(
 
 async def _greet(line: bytes, writer: TextWriter, greeting: Greeting) -> None:
     """Answer the client's first line, if it can be answered without the SDK, and wait for the SDK."""
-    answer = await greeting.answer(line)
+    answer = greeting.answer(line)
     if answer is not None:
         await writer.write(answer)
     await greeting.sdk_ready.wait()

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-from pydantic import BaseModel
 
 from mcp_sandbox import logs
 from mcp_sandbox.app import Host, open_host, open_service
 from mcp_sandbox.config import Settings, config_files, project_config_file
-from mcp_sandbox.serving.greeting import Greeting, instructions
+from mcp_sandbox.late_models import models_built_later
+from mcp_sandbox.serving.early import EarlyGreeting
+from mcp_sandbox.serving.greeting import Greeting
 from mcp_sandbox.serving.lifetime import parent_gone, run_until_stopped
 from mcp_sandbox.serving.stdio import message_streams
 from mcp_sandbox.serving.wire import claimed_stdio
@@ -34,14 +35,15 @@ SWITCH_S = 0.0005  # Python's 5 ms, at each of the many steps of a start, would 
 
 
 async def serve_stdio(
-    open_server: Callable[[Greeting], AbstractAsyncContextManager["SandboxServer"]],
+    open_server: Callable[[], AbstractAsyncContextManager["SandboxServer"]],
     *,
     parent: int,
     max_message_bytes: int,
+    early: EarlyGreeting | None = None,
 ) -> None:
     """Serve one client on stdin and stdout until it disconnects, a signal arrives or process `parent` ends."""
     with claimed_stdio() as wire:
-        ended, greeting = anyio.Event(), Greeting()
+        ended, greeting = anyio.Event(), Greeting(early)
 
         async def client_left() -> str:
             await ended.wait()
@@ -51,9 +53,9 @@ async def serve_stdio(
         async def serve() -> None:
             async with (
                 message_streams(*wire, max_message_bytes, greeting, ended) as (incoming, outgoing),
-                open_server(greeting) as server,
+                open_server() as server,
             ):
-                greeting.hand_over()
+                greeting.sdk_ready.set()
                 lowlevel = server._lowlevel_server  # noqa: SLF001 - MCPServer itself reads stdin in a thread
                 await lowlevel.run(incoming, outgoing, lowlevel.create_initialization_options())
 
@@ -61,21 +63,20 @@ async def serve_stdio(
 
 
 @asynccontextmanager
-async def open_server(settings: Settings, greeting: Greeting) -> AsyncIterator["SandboxServer"]:
+async def open_server(settings: Settings) -> AsyncIterator["SandboxServer"]:
     """Open a server over this host's sandboxes, once the driver is chosen. Its client is greeted meanwhile."""
-    for entry in settings.catalogue.entries():
-        if entry.error:
-            logger.warning("template %s has errors: %s", entry.name, entry.error)
-    async with open_host(settings) as host:
-        greeting.prepare(instructions(settings, in_force(host)))
-        await anyio.lowlevel.checkpoint()  # the answer goes out before what follows is imported
-        async with open_service(host, pooled=True) as service:
-            yield await _import_server(settings, host, service)
+    await anyio.lowlevel.checkpoint()  # the answer goes out before what follows is imported
+    async with open_host(settings) as host, AsyncExitStack() as stack:
+        with models_built_later():
+            service = await stack.enter_async_context(open_service(host, pooled=True))
+            server = await _import_server(settings, host, service)
+        warn_of_templates(settings)
+        yield server
 
 
 async def _import_server(settings: Settings, host: Host, service: "SandboxService") -> "SandboxServer":
     """Import the SDK in another thread, so that the first machine starts meanwhile."""
-    with _switching_often(), _models_built_later():
+    with _switching_often():
         await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
     from mcp_sandbox.serving.server import create_server
 
@@ -95,14 +96,11 @@ def _switching_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-@contextmanager
-def _models_built_later() -> Iterator[None]:
-    """Let pydantic build models that are defined meanwhile at their first use: the SDK has hundreds, and uses few."""
-    BaseModel.model_config["defer_build"] = True
-    try:
-        yield
-    finally:
-        del BaseModel.model_config["defer_build"]
+def warn_of_templates(settings: Settings) -> None:
+    """Log which templates cannot be used."""
+    for entry in settings.catalogue.entries():
+        if entry.error:
+            logger.warning("template %s has errors: %s", entry.name, entry.error)
 
 
 def in_force(host: Host) -> str:
@@ -114,7 +112,7 @@ def in_force(host: Host) -> str:
     return f"none, because this host cannot start sandboxes: {verdict.reason}. To fix it: {steps}"
 
 
-def run_stdio(settings: Settings) -> None:
+def run_stdio(settings: Settings, early: EarlyGreeting | None = None) -> None:
     """Serve this host's sandboxes on stdio until everything has ended."""
     logs.configure(settings.log.level, settings.log.format)
     log_config_files()
@@ -127,6 +125,7 @@ def run_stdio(settings: Settings) -> None:
         partial(open_server, settings),
         parent=os.getppid(),
         max_message_bytes=max_message_bytes(settings),
+        early=early,
     )
     anyio.run(serve)
 

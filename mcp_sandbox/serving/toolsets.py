@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools import Tool
@@ -38,7 +39,6 @@ def _register_files(server: MCPServer[SandboxService], settings: Settings) -> No
 
 
 FAMILIES: dict[Toolset, Register] = {
-    "sandboxes": sandbox_tools.register,
     "code": code_tools.register,
     "commands": command_tools.register,
     "files": _register_files,
@@ -48,7 +48,7 @@ FAMILIES: dict[Toolset, Register] = {
 }
 GROUPS: dict[Toolset, tuple[Toolset, ...]] = {
     "default": ("sandboxes", "code", "commands", "files", "web"),
-    "advanced": tuple(FAMILIES),
+    "advanced": ("sandboxes", *FAMILIES),
 }
 
 
@@ -62,14 +62,18 @@ class UnknownTool(SandboxError):
     suggestion: str
 
 
-def add_tools(server: MCPServer[SandboxService], settings: Settings) -> None:
-    """Add the tools that the settings ask for.
+def add_tools(server: MCPServer[SandboxService], settings: Settings, isolation: str) -> None:
+    """Add the tools that the settings ask for. `isolation` describes what separates sandboxes from this host.
 
     Raises:
         UnknownTool: they name one that does not exist.
     """
     wanted = {family for toolset in settings.toolsets for family in GROUPS.get(toolset, (toolset,))}
-    for family, register in FAMILIES.items():
+    families: dict[Toolset, Register] = {
+        "sandboxes": partial(sandbox_tools.register, isolation=isolation),
+        **FAMILIES,
+    }
+    for family, register in families.items():
         if settings.tools or family in wanted:
             register(server, settings)
     tools = _tools(server)

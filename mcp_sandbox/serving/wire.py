@@ -18,8 +18,11 @@ END_BYTES = 256  # of each end of a line that is refused, where its id is looked
 class LineReader:
     """Lines from a file descriptor. A line that is too long is refused; only its ends are kept."""
 
-    def __init__(self, fd: int, max_bytes: int, refuse: Callable[[bytes, bytes], Awaitable[None]]) -> None:
+    def __init__(
+        self, fd: int, max_bytes: int, refuse: Callable[[bytes, bytes], Awaitable[None]], received: bytes = b""
+    ) -> None:
         self._fd = fd
+        self._received = received  # what was read before
         self._max_bytes = max_bytes
         self._refuse = refuse
 
@@ -28,8 +31,7 @@ class LineReader:
         start = b""  # of a line that is too long already
         while True:
             searched = len(pending)
-            await _ready(anyio.wait_readable, self._fd)
-            chunk = os.read(self._fd, READ_BYTES)
+            chunk = await self._read()
             pending += chunk
             while (end := pending.find(b"\n", searched)) >= 0:
                 line = pending[: end + 1]
@@ -47,6 +49,13 @@ class LineReader:
                 break
         if pending.strip() and not start:
             yield bytes(pending)
+
+    async def _read(self) -> bytes:
+        if self._received:
+            chunk, self._received = self._received, b""
+            return chunk
+        await _ready(anyio.wait_readable, self._fd)
+        return os.read(self._fd, READ_BYTES)
 
 
 class TextWriter:

@@ -23,16 +23,16 @@ Domain = Annotated[str, Field(min_length=1, max_length=253)]
 MAX_TEMPLATES_CHARS = 4000  # of the templates in the description of create_sandbox
 
 
-def register(mcp: MCPServer[SandboxService], settings: Settings) -> None:
+def register(mcp: MCPServer[SandboxService], settings: Settings, isolation: str) -> None:
     """Add these tools."""
     names = _described(settings.catalogue.templates())
 
     @mcp.tool(
         title="Create sandbox",
         description=(
-            "Create a sandbox: an isolated machine, offline by default. Files and, in Python, variables and imports "
+            "Create a sandbox: a machine, offline by default. Files and, in Python, variables and imports "
             f"persist across calls that name its sandbox_id. {lifetime_of(settings)}; then everything in it is gone. "
-            f"At most {settings.limits.sandboxes} exist at once."
+            f"At most {settings.limits.sandboxes} exist at once. Isolation: {isolation}."
         ),
         annotations=hints(read_only=False, destructive=False, idempotent=False),
     )

@@ -52,7 +52,7 @@ def main() -> None:
     anyio.run(
         partial(
             serve_stdio,
-            lambda _greeting: nullcontext(server),
+            lambda: nullcontext(server),
             parent=os.getppid(),
             max_message_bytes=max_message_bytes(settings),
         )

@@ -43,7 +43,7 @@ async def rest_over(
 def server_with(settings: Settings) -> MCPServer[SandboxService]:
     """A server with the tools that these settings leave."""
     server: MCPServer[SandboxService] = MCPServer("test")
-    add_tools(server, settings)
+    add_tools(server, settings, "none")
     return server
 
 

@@ -9,7 +9,6 @@ from mcp_sandbox import app
 from mcp_sandbox.app import Drivers, open_host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import HostFacts
-from mcp_sandbox.serving.greeting import Greeting
 from mcp_sandbox.serving.stdio_server import open_server
 from tests.unit.fake_driver import FakeDriver
 from vmm.driver import DriverConfig
@@ -146,11 +145,12 @@ async def test_stronger_drivers_do_not_warn(builder: StubBuilder, capsys: pytest
 
 @pytest.mark.usefixtures("builder", "loaded")
 async def test_a_server_on_an_unready_host_gives_the_reason_and_the_fix():
-    async with open_server(Settings(driver="gvisor"), Greeting()) as unusable:
-        assert unusable.instructions is not None
+    async with open_server(Settings(driver="gvisor")) as unusable:
+        [text] = [tool.description for tool in await unusable.list_tools() if tool.name == "create_sandbox"]
+        assert text is not None
         assert (
             "cannot start sandboxes: runsc is not installed. To fix it: mcp-sandbox setup, then restart this server."
-            in unusable.instructions
+            in text
         )
 
 
@@ -161,7 +161,7 @@ async def test_errors_in_templates_are_logged_by_servers_only(tmp_path: Path, ca
     settings = Settings(driver="gvisor", home=tmp_path / "home", template_path=(tmp_path,))
     async with open_host(settings) as host, open_service(host, pooled=False):
         assert "mine" not in caplog.text, "a command that uses another template"
-    async with open_server(settings, Greeting()):
+    async with open_server(settings):
         assert "template mine has errors" in caplog.text
 
 

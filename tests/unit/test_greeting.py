@@ -11,7 +11,9 @@ import pytest
 
 from mcp_sandbox.config import Settings
 from mcp_sandbox.sandboxes.service import SandboxService
-from mcp_sandbox.serving.greeting import VERSIONS, Greeting, instructions, parse_initialize
+from mcp_sandbox.serving.early import EarlyGreeting
+from mcp_sandbox.serving.greeting import Greeting
+from mcp_sandbox.serving.initialize import VERSIONS, parse_initialize
 from mcp_sandbox.serving.server import create_server
 from mcp_sandbox.serving.stdio import message_streams
 from tests.unit.fakes import FACTS, FakeProvider
@@ -53,9 +55,9 @@ class Client:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Client]:
+async def connected(early: EarlyGreeting | None = None) -> AsyncIterator[Client]:
     """A client of a server whose SDK is not there yet, as far as its streams know."""
-    settings, greeting, ended = Settings(), Greeting(), anyio.Event()
+    settings, greeting, ended = Settings(), Greeting(early), anyio.Event()
     server = create_server(settings, str(FACTS), lambda: SandboxService(FakeProvider(), settings))
     (server_in, client_out), (client_in, server_out) = os.pipe(), os.pipe()
     lowlevel = server._lowlevel_server
@@ -69,7 +71,7 @@ async def connected() -> AsyncIterator[Client]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
             yield Client(client_out, client_in, greeting)
-            greeting.hand_over()
+            greeting.sdk_ready.set()
             os.close(client_out)
     for fd in (server_in, client_in, server_out):
         os.close(fd)
@@ -77,7 +79,7 @@ async def connected() -> AsyncIterator[Client]:
 
 async def sdk_answer(message: dict[str, Any]) -> dict[str, Any]:
     async with connected() as client:
-        client.greeting.hand_over()
+        client.greeting.sdk_ready.set()
         client.send(message)
         return await client.receive()
 
@@ -86,7 +88,6 @@ async def sdk_answer(message: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_early_answer_is_that_of_the_sdk(number: object, version: str):
     async with connected() as client:
-        client.greeting.prepare(instructions(Settings(), str(FACTS)))
         client.send(initialize(number, version))
         early = await client.receive()
     assert early == await sdk_answer(initialize(number, version))
@@ -102,12 +103,11 @@ async def test_what_is_answered_early_is_accepted_by_the_sdk(capabilities: dict[
 
 async def test_an_early_answer_is_given_once_and_the_session_goes_on():
     async with connected() as client:
-        client.greeting.prepare("")
         client.send(initialize(1))
         assert (await client.receive())["id"] == 1
         client.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
         client.send({"jsonrpc": "2.0", "id": 2, "method": "tools/list"})
-        client.greeting.hand_over()
+        client.greeting.sdk_ready.set()
         answer = await client.receive()
         assert (answer["id"], bool(answer["result"]["tools"])) == (2, True)
         client.send({"jsonrpc": "2.0", "id": 1, "method": "ping"})
@@ -142,3 +142,11 @@ def test_anything_else_is_left_to_the_sdk(message: object):
 @pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000], ids=["no JSON", "no UTF-8", "too deep"])
 def test_a_line_that_cannot_be_read_is_left_to_the_sdk(line: bytes):
     assert parse_initialize(line) is None
+
+
+async def test_what_was_read_and_answered_early_is_not_answered_again():
+    ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+    received = b"".join(json.dumps(message).encode() + b"\n" for message in (initialize(), ping))
+    async with connected(EarlyGreeting(received, 1)) as client:
+        client.greeting.sdk_ready.set()
+        assert await client.receive() == {"jsonrpc": "2.0", "id": 2, "result": {}}

@@ -20,6 +20,7 @@ PARTS = {
     "errors": set[str](),
     "config": set[str](),
     "logs": set[str](),
+    "late_models": set[str](),
     "private": set[str](),
     "views": {"errors"},
     "web": {"views"} | EVERYWHERE,
@@ -32,7 +33,7 @@ PARTS = {
     "tools": {"views", "machines", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
     "rest": {"views", "runs", "sandboxes", "accounts", "web"} | EVERYWHERE,
     "sdk": {"views", "rest", "app"} | EVERYWHERE,
-    "serving": {"views", "accounts", "operating", "sandboxes", "tools", "rest", "app"} | EVERYWHERE,
+    "serving": {"views", "accounts", "operating", "sandboxes", "tools", "rest", "app", "late_models"} | EVERYWHERE,
     "commands": {
         "views",
         "machines",

@@ -24,7 +24,7 @@ ME = "me"
 @asynccontextmanager
 async def watched(home: Path, **limits: object) -> AsyncIterator[tuple[SandboxService, ServicePanel]]:
     """A service and the panel that its operator sees."""
-    settings = Settings(home=home, **limits)  # type: ignore[arg-type]
+    settings = Settings(home=home, **limits)
     async with open_registry(home) as registry:
         operation = Operation(settings, registry, Metrics(registry.own))
         provider = operation.acquiring(operation.restoring(FakeProvider()))

@@ -127,17 +127,17 @@ async def test_schemas_have_nothing_that_a_model_need_not_know(provider: FakePro
 async def test_descriptions_state_the_configured_lifetime(provider: FakeProvider):
     async with connected(provider, lifetime={"idle_s": 120, "max_age_s": 7200}, runs={"timeout_s": 7}) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        for text in (tools["create_sandbox"].description, client.instructions):
-            assert text is not None
-            assert "2 minutes without use" in text
-            assert "2 hours in all" in text
+        text = tools["create_sandbox"].description
+        assert text is not None
+        assert "2 minutes without use" in text
+        assert "2 hours in all" in text
         assert "default 7" in str(tools["run_code"].input_schema["properties"]["timeout_s"])
 
 
-async def test_the_instructions_name_the_isolation_level_and_say_offline(client: Client):
-    assert client.instructions is not None
-    assert f"Isolation level in force: {FACTS}. " in client.instructions
-    assert "offline" in client.instructions
+async def test_create_sandbox_names_the_isolation_level_in_force(client: Client):
+    [text] = [tool.description for tool in (await client.list_tools()).tools if tool.name == "create_sandbox"]
+    assert text is not None
+    assert f"Isolation: {FACTS}." in text
 
 
 async def test_descriptions_say_which_network_sandboxes_can_have(provider: FakeProvider):
@@ -148,7 +148,7 @@ async def test_descriptions_say_which_network_sandboxes_can_have(provider: FakeP
     ):
         async with connected(provider, network=network, allow_nat=allow_nat) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-            for text in (client.instructions, tools["run_code"].description, tools["run_command"].description):
+            for text in (tools["run_code"].description, tools["run_command"].description):
                 assert text is not None
                 assert said in text
             mode = str(tools["create_sandbox"].input_schema["properties"]["network"])

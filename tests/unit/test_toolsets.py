@@ -43,7 +43,7 @@ async def offered(**settings: Any) -> set[str]:
 
 
 def test_every_toolset_is_one_family_or_a_group_of_them():
-    assert {*FAMILIES, *GROUPS} == set(get_args(Toolset))
+    assert {"sandboxes", *FAMILIES, *GROUPS} == set(get_args(Toolset))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from vmm.verdicts import Verdict, Verdicts
 DEADLINE_S = 15.0  # it takes 0.2 s
 # How gVisor intercepts system calls, best first. `kvm` needs working hardware virtualization.
 PLATFORMS = ("systrap", "kvm", "ptrace")
+RELEASE = "gvisor-release"  # the question: the answer saves starting the program
 SETUP = "mcp-sandbox setup --driver gvisor"
 
 
@@ -74,7 +75,19 @@ async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, st
 async def release_of(config: DriverConfig, binary: Path) -> int:
     """Return the release date of a gVisor as a number such as 20240729; 0 if it is unknown. Raise Untrusted."""
     with opened_binary(config, binary) as program:
-        return release_in(await version_output(f"/proc/self/fd/{program}", "--version", pass_fds=[program]))
+        verdicts, details = Verdicts(config.cache_dir), {"binary": identity(binary, os.fstat(program))}
+        known = verdicts.get(RELEASE, **details)
+        if known is not None:
+            return release_in(known.reason)
+        release = release_in(await version_output(f"/proc/self/fd/{program}", "--version", pass_fds=[program]))
+        if release:
+            verdicts.keep(RELEASE, Verdict(True, str(release)), **details)
+        return release
+
+
+def identity(binary: Path, status: os.stat_result) -> list[object]:
+    """Return what tells a program from the one that was probed before."""
+    return [str(binary), status.st_size, status.st_mtime_ns]
 
 
 @contextmanager
@@ -100,8 +113,8 @@ def confinement() -> Confinement:
 
 async def _trouble(config: DriverConfig, binary: Path, platform: str) -> str | None:
     """Return None if a program runs in gVisor, or ran in the same circumstances; otherwise what went wrong."""
-    verdicts, question, status = Verdicts(config.cache_dir), f"gvisor-{platform}", binary.stat()
-    details = {"binary": [str(binary), status.st_size, status.st_mtime_ns], **privileges()}
+    verdicts, question = Verdicts(config.cache_dir), f"gvisor-{platform}"
+    details = {"binary": identity(binary, binary.stat()), **privileges()}
     if verdicts.get(question, **details) is not None:
         return None
     trouble = await _try(config, binary, platform)
