@@ -40,7 +40,7 @@ _SET_DPKG_OPTIONS = (
 # mmdebstrap unpacks the packages of a base before dpkg installs them, with everything.
 _LEAVE_OUT = (
     'cd "$1"/usr/share && rm -rf info/* lintian/* locale/* man/* && '
-    "find doc -mindepth 1 ! -type d ! -name copyright -delete && find doc -mindepth 1 -type d -empty -delete"
+    "find doc -type f ! -name copyright -delete && find doc -mindepth 1 -type d -empty -delete"
 )
 # The layout that usr-is-merged insists on.
 _MERGE_USR = 'cd "$1" && for name in bin sbin lib lib64; do mkdir -p usr/$name && ln -s usr/$name $name; done'
