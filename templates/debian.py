@@ -1,12 +1,9 @@
 """Build a small Debian with Python as a tar file, and layers of packages on top of it."""
 
 import shlex
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import anyio.to_thread
 
 from templates import apt_sources
 from templates.model import DebianSource
@@ -15,17 +12,18 @@ from templates.private_apt import release_pattern
 from templates.tools import StepFailed, Tools
 
 BASE_TAR = "base.tar"
-RECIPE = 4  # part of the cache key: raise it when a change here requires a rebuild
-LAYER_RECIPE = 5  # the same for layers
+RECIPE = 5  # part of the cache key: raise it when a change here requires a rebuild
+LAYER_RECIPE = 6  # the same for layers
 
 # The agent and all kernels need Python with its whole standard library; compiled wheels need the C++ library.
-# There is no apt: sandboxes are offline.
-BASE_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+# There is no apt: sandboxes are offline. Without usr-is-merged, an essential package brings a program in all of Perl.
+BASE_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "usr-is-merged")
 
 # Runs last. mmdebstrap leaves files that name the host's mirror and would override the sources of a layer on top.
 _FORGET_SOURCES = 'rm -f "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap'
 
-# Leave out documentation; keep licences.
+# Leave out documentation; keep licences. A base has these options in a file, so they hold for layers, too. mmdebstrap
+# must not know them: it would pass every package through a slow filter.
 _DPKG_OPTIONS = (
     "force-unsafe-io",  # a failed build is discarded anyway
     "path-exclude=/usr/share/doc/*",
@@ -35,6 +33,19 @@ _DPKG_OPTIONS = (
     "path-exclude=/usr/share/locale/*",
     "path-exclude=/usr/share/man/*",
 )
+_SET_DPKG_OPTIONS = (
+    'mkdir -p "$1"/etc/dpkg/dpkg.cfg.d && '
+    f"printf '%s\\n' {shlex.join(_DPKG_OPTIONS)} >\"$1\"/etc/dpkg/dpkg.cfg.d/mcp-sandbox"
+)
+# mmdebstrap unpacks the packages of a base before dpkg installs them, with everything.
+_LEAVE_OUT = (
+    'cd "$1"/usr/share && rm -rf info/* lintian/* locale/* man/* && '
+    "find doc -type f ! -name copyright -delete && find doc -mindepth 1 -type d -empty -delete"
+)
+# The layout that usr-is-merged insists on.
+_MERGE_USR = 'cd "$1" && for name in bin sbin lib lib64; do mkdir -p usr/$name && ln -s usr/$name $name; done'
+# With mmdebstrap's own --include, packages would be unpacked twice.
+_INSTALL = 'APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get --yes --option DPkg::Chroot-Directory="$1" install'
 
 
 def base_inputs(suite: str) -> dict[str, Any]:
@@ -51,23 +62,35 @@ def layer_inputs(base_key: str, source: DebianSource) -> dict[str, Any] | None:
 
 async def make_base(tools: Tools, staging: Path, suite: str) -> dict[str, Any]:
     """Write `staging`/base.tar: a minimal Debian with Python."""
-    await _mmdebstrap(tools, staging, suite, BASE_PACKAGES, "--variant=essential")
+    await _mmdebstrap(
+        tools,
+        staging,
+        suite,
+        BASE_PACKAGES,
+        "--include=?essential",
+        f"--include={','.join(BASE_PACKAGES)}",
+        f"--setup-hook={_SET_DPKG_OPTIONS}",
+        f"--setup-hook={_MERGE_USR}",
+        f"--customize-hook={_LEAVE_OUT}",
+    )
     return {}
 
 
 async def make_layer(tools: Tools, staging: Path, source: DebianSource, base_tar: Path) -> dict[str, Any]:
     """Write `staging`/base.tar: a base with more packages and the results of the template's commands."""
+    install = [f"--customize-hook={_INSTALL} {shlex.join(source.packages)}"] if source.packages else []
     await _mmdebstrap(
         tools,
         staging,
         source.suite,
-        # The base has dpkg already, but mmdebstrap's variant "custom" insists that it is named.
-        ("dpkg", *source.packages),
-        "--variant=custom",
+        source.packages,
+        "--include=dpkg",  # the base has it already, but mmdebstrap's variant "custom" insists that it is named
         "--skip=check/empty",
-        f"--setup-hook=tar-in {shlex.quote(str(base_tar))} /",
+        # mmdebstrap's own tar-in copies the file through two pipes.
+        f'--setup-hook=tar --extract --numeric-owner --file={shlex.quote(str(base_tar))} --directory="$1"',
         # Packages with alternatives, such as Java's, fail to install without it.
         '--setup-hook=mkdir -p "$1"/usr/share/man/man1',
+        *install,
         *(f'--customize-hook=chroot "$1" env HOME=/root sh -ec {shlex.quote(command)}' for command in source.run),
         visible=(base_tar,),
     )
@@ -85,12 +108,12 @@ async def _mmdebstrap(
         [
             "mmdebstrap",
             "--mode=root",  # in its namespaces an ordinary user is root, too
+            "--variant=custom",
+            "--skip=output/dev",  # ordinary users cannot unpack devices, and the guest kernel creates its own
             *options,
-            f"--include={','.join(packages)}",
             '--aptopt=Acquire::Languages "none"',
             # A package written golang-go/trixie comes from there; its dependencies only if the suite lacks them.
             f'--aptopt=APT::Default-Release "{release_pattern(suite)}"',
-            *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS),
             f"--customize-hook={_FORGET_SOURCES}",
             suite,
             str(staging / BASE_TAR),
@@ -101,10 +124,6 @@ async def _mmdebstrap(
         env={"HOME": "/tmp"},  # noqa: S108 - private to it, and in the image cleaned up
     )
     sources.unlink(missing_ok=True)
-    whole = staging / "whole.tar"
-    (staging / BASE_TAR).rename(whole)
-    await anyio.to_thread.run_sync(_copy_without_devices, whole, staging / BASE_TAR)
-    whole.unlink()
 
 
 def sources_of(suite: str, packages: Sequence[str]) -> str | None:
@@ -118,14 +137,3 @@ def sources_of(suite: str, packages: Sequence[str]) -> str | None:
             f"packages of {', '.join(others)} can only be installed on a Debian host that uses Debian's package sources"
         )
     return "\n".join(text for text in texts if text)
-
-
-def _copy_without_devices(source: Path, target: Path) -> None:
-    """Copy a tar file without /dev: ordinary users cannot unpack devices, and the guest kernel creates its own.
-
-    `tar --delete` damages archives with extended headers.
-    """
-    with tarfile.open(source, "r:") as old, tarfile.open(target, "w:", format=tarfile.PAX_FORMAT) as new:
-        for member in old:
-            if not member.name.startswith(("./dev/", "dev/")):
-                new.addfile(member, old.extractfile(member) if member.isreg() else None)

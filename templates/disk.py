@@ -17,6 +17,7 @@ from templates.tools import StepFailed
 RESERVE = 512 * 1024**2  # bytes that builds leave free for the rest of the host
 MAX_STEP = 64 * 1024**3  # bytes of a step's files; buildah keeps a whole copy of the image for each of its layers
 POLL_S = 0.1  # a fast disk takes 200 MB in this time, less than the reserve
+MEASURING_SHARE = 50  # measuring many files takes a while: spend at most one part in so many of the time on it
 BLOCK = 512  # bytes: the unit of st_blocks
 
 _Result = TypeVar("_Result")
@@ -38,26 +39,32 @@ async def run_bounded(folder: Path, limit: int, too_large: str, work: Callable[[
     """
 
     async def watch() -> None:
+        due = 0.0
         while True:
-            started = time.monotonic()
-            await anyio.to_thread.run_sync(_check, folder, limit, too_large)
-            # Measuring many files takes a while: spend at most a tenth of the time on it.
-            await anyio.sleep(max(POLL_S, 10 * (time.monotonic() - started)))
+            _check_free(folder)
+            if (started := time.monotonic()) >= due:
+                await anyio.to_thread.run_sync(_check_size, folder, limit, too_large)
+                due = time.monotonic() + MEASURING_SHARE * (time.monotonic() - started)
+            await anyio.sleep(POLL_S)
 
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
             result = await work()
-            await anyio.to_thread.run_sync(_check, folder, limit, too_large)  # what it wrote last
+            await anyio.to_thread.run_sync(_check_size, folder, limit, too_large)  # what it wrote last
+            _check_free(folder)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise first_error(group) from None
     return result
 
 
-def _check(folder: Path, limit: int, too_large: str) -> None:
+def _check_size(folder: Path, limit: int, too_large: str) -> None:
     if disk_usage(folder) > limit:
         raise StepFailed(f"{too_large} larger than {_size(limit)}")
+
+
+def _check_free(folder: Path) -> None:
     if (free := shutil.disk_usage(folder.parent).free) < RESERVE:
         raise StepFailed(
             f"the disk is full: {_size(free)} is free in {folder.parent}, and builds leave {_size(RESERVE)} free"

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ import anyio.to_thread
 from templates.disk import disk_usage
 from templates.locks import exclusive, same_file
 from templates.removal import remove_tree
+from templates.together import both
 
 MAX_CHECKSUMS = 64  # files; images and snapshots have a handful, trees ten thousand
 KEY_CHARS = 20  # 80 bits of SHA-256: no accidental collisions, and short enough to read
@@ -97,16 +99,21 @@ class Store:
                 return found
             with self._staging(kind, key) as staging:
                 details = await make(staging)
+                _, files = await both(
+                    partial(anyio.to_thread.run_sync, _sync_tree, staging),
+                    partial(anyio.to_thread.run_sync, _checksums, staging),
+                )
                 meta = {
                     "id": secrets.token_hex(8),
                     "inputs": inputs,
                     "details": details,
                     "made": datetime.now(UTC).isoformat(timespec="seconds"),
                     "size_bytes": await anyio.to_thread.run_sync(disk_usage, staging),
-                    "files": await anyio.to_thread.run_sync(_checksums, staging),
+                    "files": files,
                 }
                 (staging / META).write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
-                await anyio.to_thread.run_sync(_sync_tree, staging)
+                _sync(staging / META)
+                _sync(staging)
                 return _read_entry(self._publish(staging, self._path(kind, key)) / META)
 
     def entries(self) -> list[Entry]:

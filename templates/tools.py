@@ -1,6 +1,7 @@
 """Run the programs of a build step and write their output to the step's log."""
 
 import shlex
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,7 @@ class LoggedTools:
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
         self._write(f"$ {shlex.join(argv)}")
+        started = time.monotonic()
         lines: deque[str] = deque(maxlen=MAX_LINES)
 
         def on_line(line: str) -> None:
@@ -88,6 +90,7 @@ class LoggedTools:
             if private:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(remove_tree, private.scratch)
+            self._write(f"({Path(argv[0]).name} took {time.monotonic() - started:.1f} s)")
         return list(lines)
 
     def note(self, text: str) -> None:
