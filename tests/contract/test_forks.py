@@ -105,6 +105,7 @@ async def boxes(machines: Machines) -> AsyncIterator[Sandboxes]:
             yield Sandboxes(service, machines.host.settings.run_dir)
 
 
+@pytest.mark.rights
 async def test_a_copy_has_the_variables_open_files_processes_threads_and_disk(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, PREPARE)
@@ -158,6 +159,7 @@ async def test_a_copy_can_be_forked_and_paused(boxes: Sandboxes):
     assert await boxes.run(box, "print(generation)") == "[0, 1, 2, 3]"
 
 
+@pytest.mark.rights
 async def test_a_pause_frees_the_machine_and_a_resume_restores_its_state_repeatedly(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, f"{PREPARE}\nimport random\nrandom.seed(1); expected = random.random(); random.seed(1)")
