@@ -1,7 +1,7 @@
 """MCP servers run as the user whose editor starts them: every driver keeps its contract without root, too.
 
 Only what depends on the rights of that user is tested again: how machines are confined, started, saved, restored,
-stopped, and limited without cgroups. Such tests are marked `rights`. The inside of a machine is the same for every user.
+stopped, and limited without cgroups. Such tests are marked `rights`. The inside of a machine is the same for each user.
 """
 
 import os
