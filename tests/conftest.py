@@ -12,8 +12,8 @@ hypothesis.settings.load_profile("repeatable")
 
 SESSION = pytest.StashKey[TestSession]()
 LEFTOVERS = pytest.StashKey[list[str]]()
-# About how many minutes the longest groups take, see `_group`. They start first: else a worker is alone with one at the
-# end. `make test` prints the slowest tests.
+# Guesses of how many minutes the longest groups take, see `_group`. They start first: else a worker is alone with one
+# at the end. Only their order counts.
 MINUTES = {
     "contract-qemu": 10,
     "test_emulated_host": 8,
