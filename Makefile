@@ -31,7 +31,7 @@ test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs th
 	done
 	@$(BIN)/mcp-sandbox --driver gvisor template build bash cpp-algorithm go-algorithm javascript websearch-tools
 	@$(BIN)/mcp-sandbox --driver bubblewrap template build websearch-tools
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --durations 20 --durations-min 10
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 10
 
 retest: $(DEV) ## the tests that failed last, one after the other
 	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none

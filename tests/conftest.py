@@ -12,6 +12,19 @@ hypothesis.settings.load_profile("repeatable")
 
 SESSION = pytest.StashKey[TestSession]()
 LEFTOVERS = pytest.StashKey[list[str]]()
+# Guesses of how many minutes the longest groups take, see `_group`. They start first: else a worker is alone with one
+# at the end. Only their order counts.
+MINUTES = {
+    "contract-qemu": 10,
+    "test_emulated_host": 8,
+    "security-qemu": 8,
+    "security-gvisor": 7,
+    "contract-gvisor": 6,
+    "test_ordinary_user": 3,  # each of its tests
+    "functional-qemu": 3,
+    "security-bubblewrap": 3,
+    "test_selftest": 3,
+}
 
 
 @pytest.fixture
@@ -38,7 +51,7 @@ def pytest_configure_node(node) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_stage)
+    items.sort(key=lambda item: (_stage(item), -_minutes(item)))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
         if _stage(item):  # it can miss a time limit while machines start beside it
@@ -76,6 +89,10 @@ def _stage(item: pytest.Item) -> int:
     if "tests/unit/" in item.nodeid:
         return 0
     return 2 if item.get_closest_marker("vm") else 1
+
+
+def _minutes(item: pytest.Item) -> int:
+    return MINUTES.get(_group(item), MINUTES.get(item.path.stem, 0))
 
 
 def _group(item: pytest.Item) -> str:

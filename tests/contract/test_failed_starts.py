@@ -11,7 +11,7 @@ from tests.functional.machines import Machines
 from vmm.errors import NetworkUnsupported, VmmError
 from vmm.types import NetworkMode
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.rights]
 
 
 async def test_the_error_of_a_machine_with_a_broken_root_has_the_reason(machines: Machines, tmp_path: Path):

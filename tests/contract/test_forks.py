@@ -12,7 +12,7 @@ import pytest
 from mcp_sandbox.machines.provider import LeasedMachine
 from mcp_sandbox.runs.requests import CodeRun
 from mcp_sandbox.sandboxes.service import SandboxService
-from tests.functional.machines import Machines
+from tests.functional.machines import Machines, pid_of
 from tests.waiting import HANG_S, LOOK_AGAIN_S
 
 pytestmark = pytest.mark.vm
@@ -87,6 +87,11 @@ class Sandboxes:
         lease = next(found.lease for found in self.service.alive() if found.id == box)
         return lease.machine if lease else None
 
+    def pid(self, box: str) -> int:
+        machine = self.machine(box)
+        assert machine is not None
+        return pid_of(machine)
+
     def frozen(self) -> list[Path]:
         return list(self.run_dir.glob("*-frozen-*"))
 
@@ -100,6 +105,7 @@ async def boxes(machines: Machines) -> AsyncIterator[Sandboxes]:
             yield Sandboxes(service, machines.host.settings.run_dir)
 
 
+@pytest.mark.rights
 async def test_a_copy_has_the_variables_open_files_processes_threads_and_disk(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, PREPARE)
@@ -153,16 +159,17 @@ async def test_a_copy_can_be_forked_and_paused(boxes: Sandboxes):
     assert await boxes.run(box, "print(generation)") == "[0, 1, 2, 3]"
 
 
+@pytest.mark.rights
 async def test_a_pause_frees_the_machine_and_a_resume_restores_its_state_repeatedly(boxes: Sandboxes):
     box = await boxes.create()
     await boxes.run(box, f"{PREPARE}\nimport random\nrandom.seed(1); expected = random.random(); random.seed(1)")
     names = await boxes.run(box, NAMES)
     for _ in range(2):
-        children = psutil.Process().children()
+        process = psutil.Process(boxes.pid(box))
         info = await boxes.service.pause(ME, box)
         assert info.state == "paused"
         assert boxes.machine(box) is None
-        assert len(psutil.Process().children()) == len(children) - 1
+        assert not process.is_running()
         assert boxes.service.admission.holders == []
         assert [path.stat().st_mode & 0o777 for path in boxes.frozen()] == [0o700]
         assert (await boxes.service.resume(ME, box)).state == "ready"

@@ -130,6 +130,7 @@ async def assert_works(machines: Machines) -> None:
         assert (await clone.run("print('fine')")).out == "fine"
 
 
+@pytest.mark.rights
 @pytest.mark.parametrize("code", [MEMORY_BOMB, GREEDY_CHILD])
 async def test_code_that_exhausts_memory_is_ended_with_that_reason(machines: Machines, clone: Clone, code: str):
     await clone.agent.write("/workspace/kept", b"file")
@@ -182,6 +183,7 @@ async def test_a_machine_has_the_size_that_was_asked_for(machines: Machines):
         assert (await run(lease.agent, SIZE_SEEN)).out == f"640 {{{size.vcpus}}}"  # in a new kernel
 
 
+@pytest.mark.rights
 async def test_a_fork_bomb_stays_in_its_machine_and_can_be_stopped(machines: Machines, clone: Clone):
     before = len(psutil.pids())
     ran = await outcome(clone, FORK_BOMB, stop_after_s=2)
@@ -196,6 +198,7 @@ async def test_a_fork_bomb_stays_in_its_machine_and_can_be_stopped(machines: Mac
     await assert_works(machines)
 
 
+@pytest.mark.rights
 @pytest.mark.parametrize("code", [SLEEPING_FORKS, GREEDY_CHILDREN, FILES_AND_MEMORY, UNMAPPED_FILES])
 async def test_code_that_takes_too_much_memory_in_any_way_is_ended_and_the_sandbox_goes_on(
     machines: Machines, clone: Clone, code: str
@@ -218,6 +221,7 @@ async def test_a_machine_takes_no_more_of_the_host_than_its_memory_and_the_overh
     assert 10 * MIB < peak <= machines.built.spec("any").host_bytes
 
 
+@pytest.mark.rights
 async def test_a_machine_has_room_for_a_hundred_small_processes(clone: Clone):
     """They use little memory, whatever a driver reserves for each of them."""
     ran = await clone.command(
@@ -247,6 +251,7 @@ async def test_endless_output_is_truncated_and_the_run_can_be_stopped(clone: Clo
     assert (await clone.run("print('fine')")).out == "fine"
 
 
+@pytest.mark.rights
 async def test_a_machine_that_uses_all_its_cpus_does_not_stop_others_from_starting(machines: Machines, clone: Clone):
     burn = "import os\nfor _ in range(4): os.fork()\nwhile True: pass"
     async with anyio.create_task_group() as tasks:

@@ -23,6 +23,7 @@ PAUSE_S = 1.0
 MIB = 1024 * 1024
 
 
+@pytest.mark.rights
 async def test_a_machine_boots_and_its_agent_says_hello(machines: Machines):
     with anyio.fail_after(HANG_S):
         async with machines.booted() as machine:
@@ -36,6 +37,7 @@ async def test_a_restored_machine_says_hello(clone: Clone):
     assert clone.agent.hello.language_version.startswith("3.")
 
 
+@pytest.mark.rights
 async def test_a_restored_machine_is_made_unique(machines: Machines, clone: Clone):
     refreshed = clone.agent.refreshed
     assert refreshed is not None
@@ -78,6 +80,7 @@ async def test_files_left_in_the_outputs_directory_are_artifacts_of_their_run(cl
     assert (await clone.agent.read("/tmp/outputs/table.csv", limit=100)).data == b"a,b\n1,2\n"
 
 
+@pytest.mark.rights
 async def test_a_paused_machine_is_silent_and_continues_where_it_was(clone: Clone):
     await clone.run("kept = 'still here'")
     await clone.machine.pause()
@@ -88,6 +91,7 @@ async def test_a_paused_machine_is_silent_and_continues_where_it_was(clone: Clon
     assert (await clone.run("print(kept)")).out == "still here"
 
 
+@pytest.mark.rights
 async def test_a_paused_machine_uses_no_cpu_and_its_clocks_run_on(clone: Clone):
     show = "import time; print(time.time(), time.monotonic())"
     before, then = time.time(), (await clone.run(show)).out.split()
@@ -101,6 +105,7 @@ async def test_a_paused_machine_uses_no_cpu_and_its_clocks_run_on(clone: Clone):
         assert PAUSE_S <= float(clock) - float(earlier) < time.time() - before
 
 
+@pytest.mark.rights
 async def test_usage_grows_with_a_machines_work(clone: Clone):
     idle = await clone.machine.usage()
     assert 5 * MIB < idle.private_bytes <= idle.memory_bytes < 512 * MIB
@@ -130,6 +135,7 @@ async def test_the_agents_stream_can_be_taken_once(machines: Machines):
                 await machine.connect()
 
 
+@pytest.mark.rights
 async def test_wait_returns_the_signal_that_killed_a_machine(machines: Machines):
     with anyio.fail_after(HANG_S):
         async with machines.restored() as machine:
@@ -137,6 +143,7 @@ async def test_wait_returns_the_signal_that_killed_a_machine(machines: Machines)
             assert (await machine.wait()).signal == signal.SIGKILL
 
 
+@pytest.mark.rights
 async def test_killing_a_machine_ends_its_run(clone: Clone):
     async def run_and_kill() -> None:
         async with clone.agent.run(RunCode("print('running', flush=True)\nwhile True: pass")) as running:
@@ -161,6 +168,7 @@ async def test_code_cannot_shut_its_machine_down(clone: Clone):
     assert ran.out == "-1 Operation not permitted"
 
 
+@pytest.mark.rights
 async def test_leaving_a_machine_in_the_middle_of_a_run_is_quick(machines: Machines):
     with anyio.fail_after(HANG_S):
         async with machines.clone() as clone:

@@ -6,7 +6,7 @@ from mcp_sandbox.commands.selftest.cases import SECURITY, Case
 from mcp_sandbox.commands.selftest.results import Verdict
 from mcp_sandbox.commands.selftest.subject import Subject
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.rights]
 
 OFFLINE = [case for case in SECURITY if case.topic == "network"]
 

@@ -51,6 +51,7 @@ async def until_still(machine: LeasedMachine) -> None:
         pass
 
 
+@pytest.mark.rights
 async def test_a_sandbox_stands_still_and_goes_on_with_its_variables_and_the_right_time(service: SandboxService):
     box = (await service.create(ME)).sandbox_id
     await run(service, box, "kept = 1")

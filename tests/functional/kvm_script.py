@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 
 from guest.client import AgentClient
-from guest.client.messages import Display, Identity, RunCode, WarmUp
+from guest.client.messages import Identity, Output, RunCode, WarmUp
 from vmm.driver import DriverConfig, SnapshotDriver, load_driver
 from vmm.drivers.qemu import probe
 from vmm.probe import kvm
@@ -32,7 +32,7 @@ async def main() -> None:
         driver.launch(spec("cold", kernel)) as machine,
         AgentClient.open(await machine.connect(), timeout_s=SLOW_S) as agent,
     ):
-        await agent.warm(WarmUp(code="warm = True"), timeout_s=SLOW_S)
+        await agent.warm(WarmUp(language="shell"), timeout_s=SLOW_S)  # importing IPython would take minutes
         snapshot = await driver.snapshot(machine, frozen)
     identity = Identity(hostname="sandbox-kvm", machine_id="1" * 32, entropy=os.urandom(64))
     async with driver.restore(snapshot, spec("clone", kernel)) as machine:
@@ -40,8 +40,8 @@ async def main() -> None:
         status, group = (process / "status").read_text(), (process / "cgroup").read_text().strip()
         async with AgentClient.open(await machine.connect(), timeout_s=SLOW_S, identity=identity) as agent:
             assert agent.refreshed is not None
-            async with agent.run(RunCode(code="__import__('socket').gethostname(), 6 * 7")) as run:
-                shown = [event.data["text/plain"] async for event in run if isinstance(event, Display)]
+            async with agent.run(RunCode("echo $(hostname) $((6 * 7))", "command")) as run:
+                shown = "".join([event.text async for event in run if isinstance(event, Output)])
     await driver.aclose()
     uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid"))
     report("restored", shown=shown, uid=uid, group=group, skew_s=agent.refreshed.clock_skew_s)

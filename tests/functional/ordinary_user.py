@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.footprint import has_ended
 from tests.functional.checkout import REPO, folders, readable
 
 OTHERS_MAY_ENTER = 0o001
@@ -48,7 +49,7 @@ class OrdinaryUser:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess):  # it has just ended
-                if process.uids().real == self.uid:
+                if process.uids().real == self.uid and not has_ended(process):
                     found.append(process.pid)
         return found
 

@@ -1,8 +1,9 @@
 """Attacks on real machines. What an attack has shown once stays shown: each finding, where it is tested, and as whom.
 
-Root runs all of it. `functional/test_ordinary_user.py` repeats what has "both" below as an ordinary user, and
-`functional/test_selftest.py` the cases of `mcp-sandbox selftest --security`. A virtual machine is the same inside for
-every user, so only its outside is tested twice. What needs no machine and does not depend on rights is a unit test.
+Root runs all of it. `functional/test_ordinary_user.py` repeats what has "both" below as an ordinary user: the tests
+marked `rights`. `functional/test_selftest.py` repeats the cases of `mcp-sandbox selftest --security`, on the driver
+whose machines share the host's kernel. What an agent sends, and the inside of a machine with its own kernel, are the
+same for every user. What needs no machine and does not depend on rights is a unit test.
 
 finding                           on a real host                             users  without a machine
 1  temporary files of builds      functional/test_template_build             both   template_removal, -namespaces
@@ -15,17 +16,16 @@ finding                           on a real host                             use
 7  CPU                            test_cpu_share (no cgroups: niceness)      both   vmm_limits, service
    what is left running           test_hostile_code: "daemon"                both
 8  forks                          contract/test_limits, test_hostile_code    both   guest_memory_watch
-9  floods of events               test_hostile_agents, _streams (1)          both   guest_floods, guest_reports
-10 long listings                  test_hostile_code: "long"                  both   listings
-11 requests that cost the machine test_hostile_code: "bounds"                both   functional/test_guest_bad_requests
+9  floods of events               test_hostile_agents, _streams (1)                 guest_floods, guest_reports
+10 long listings                  test_hostile_code: "long"                         listings
+11 requests that cost the machine test_hostile_code: "bounds"                       functional/test_guest_bad_requests
 12 system calls in the machine    test_guest_filter, test_bubblewrap_calls   both   guest_seccomp
-13 garbage before the greeting    test_garbage                               both   guest_protocol, guest_floods
+13 garbage before the greeting    test_garbage                                      guest_protocol, guest_floods
    memory limits and `setsid`     functional/test_compiled_templates                functional/test_compiled_cpp
-   text in status lines           test_hostile_agents: "short_line"          both   guest_reports, fuzz_guest
+   text in status lines           test_hostile_agents: "short_line"                 guest_reports, fuzz_guest
    deep JSON, batches                                                               stdio, http_messages, fuzz_http
 
-(1) The million frames as root only: what they cost the server does not depend on its user. Not on QEMU: what its
-    machines start from has no archive whose agent a test could replace.
+(1) Not on QEMU: what its machines start from has no archive whose agent a test could replace.
 
 Each fix below was taken out, and the test was seen to fail; "unit" and "functional" are folders.
 

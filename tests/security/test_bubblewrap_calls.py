@@ -9,7 +9,7 @@ import pytest
 from tests.functional.bubblewrap_harness import RunnableMachine
 from vmm import seccomp
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.rights]
 
 NOT_PERMITTED, NO_SUCH_CALL = errno.EPERM, errno.ENOSYS
 NEW_NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)

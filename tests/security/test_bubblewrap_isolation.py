@@ -14,7 +14,7 @@ from vmm.process_table import with_descendants
 from vmm.scratch import scratch_mb
 from vmm.types import CPU_PERIOD_US, OVERHEAD_MB, CpuPriority
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.rights]
 
 MIB = 1024 * 1024
 REPO = Path(__file__).resolve().parents[2]

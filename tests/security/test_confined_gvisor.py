@@ -23,7 +23,7 @@ from vmm.hierarchy import Hierarchy
 from vmm.process_table import children_of, with_descendants
 from vmm.types import OVERHEAD_MB, CpuPriority
 
-pytestmark = [pytest.mark.vm, only("gvisor")]
+pytestmark = [pytest.mark.vm, pytest.mark.rights, only("gvisor")]
 
 MIB = 1024 * 1024
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")

@@ -16,7 +16,7 @@ from vmm.microvm.layout import AGENT_SOCKET, API_SOCKET
 from vmm.process_table import children_of
 from vmm.types import OVERHEAD_MB, CpuPriority
 
-pytestmark = [pytest.mark.vm, only("firecracker", "cloud-hypervisor", "qemu")]
+pytestmark = [pytest.mark.vm, pytest.mark.rights, only("firecracker", "cloud-hypervisor", "qemu")]
 
 SECCOMP_FILTER = "2"
 KVM = Path("/dev/kvm")

@@ -17,7 +17,7 @@ from tests.waiting import HANG_S, assert_soon_empty
 from vmm.hierarchy import detect
 from vmm.limits import NICENESS, UNUSED_CPUS
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.rights]
 
 ORDINARY = 100  # percent: the weight of a cgroup that nothing was written to, and of the server's processes beside it
 ME = "me"

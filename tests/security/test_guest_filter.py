@@ -37,6 +37,7 @@ def assert_refused(shown: str) -> None:
     assert clone3 == errno.ENOSYS
 
 
+@pytest.mark.rights
 async def test_code_gets_neither_namespaces_nor_dangerous_parts_of_the_kernel(shared: Clone):
     assert_refused((await shared.run(f"{CALLS}\nprint(json.dumps(look()))")).out)
 
@@ -52,6 +53,7 @@ async def test_no_thread_of_the_kernel_is_without_the_filter(shared: Clone):
     assert ran.out == "{'2'}"
 
 
+@pytest.mark.rights
 async def test_commands_are_filtered_like_code(shared: Clone):
     await shared.agent.write("/workspace/calls.py", f"{CALLS}\nprint(json.dumps(look()))".encode())
     assert_refused((await shared.command("python3 calls.py")).out)

@@ -52,6 +52,7 @@ print("on", flush=True)
 ALIVE = "test -d /proc/$(cat daemon) && echo alive; rm daemon"
 
 
+@pytest.mark.rights
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_a_daemon_that_code_starts_ends_with_its_run(clone: Clone, stopped: bool):
     if stopped:
@@ -62,6 +63,7 @@ async def test_a_daemon_that_code_starts_ends_with_its_run(clone: Clone, stopped
     assert (await clone.command(ALIVE)).out == ""
 
 
+@pytest.mark.rights
 async def test_a_daemon_that_a_command_starts_ends_with_it_unless_it_was_asked_to_stay(clone: Clone):
     await clone.agent.write("/workspace/daemon.py", DAEMON.encode())
     assert "left running were ended: 1." in (await clone.command("python3 daemon.py")).stderr.head
@@ -70,6 +72,7 @@ async def test_a_daemon_that_a_command_starts_ends_with_it_unless_it_was_asked_t
     assert (await clone.command(ALIVE)).out == "alive"
 
 
+@pytest.mark.rights
 async def test_a_fork_bomb_left_behind_ends_when_the_next_command_needs_room(machines: Machines, clone: Clone):
     await clone.agent.write("/workspace/bomb.py", FORK_BOMB.encode())
     gvisor = machines.host.driver.name == "gvisor"

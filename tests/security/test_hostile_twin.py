@@ -14,7 +14,7 @@ from tests.waiting import promised
 from vmm import limits, types
 from vmm.hierarchy import Hierarchy
 
-pytestmark = [pytest.mark.vm, only("bubblewrap")]
+pytestmark = [pytest.mark.vm, pytest.mark.rights, only("bubblewrap")]
 
 HOST_LIMIT_MB = 300
 HOARD = "hoard = bytearray(b'x') * (230 << 20)\nwhile True: pass"

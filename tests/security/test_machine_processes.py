@@ -9,7 +9,7 @@ import pytest
 from tests.functional.machines import Clone, Machines, only
 from vmm.process_table import with_descendants
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.rights]
 
 # bubblewrap waits outside of the namespaces that it makes.
 EMPTY_ROOT = only("firecracker", "cloud-hypervisor", "qemu", "gvisor")

@@ -372,6 +372,7 @@ async def test_input_and_its_end_that_were_refused_can_be_sent_again():
             await run.close_stdin()
         await run.close_stdin()
         assert not run.stdin_open
+        assert [event async for event in run]  # to its end
     assert taken == [(b"01234", False), (b"", True)]
 
 

@@ -101,6 +101,7 @@ async def test_input_waits_until_the_machine_has_room_for_it():
     async with connected(script) as client, client.terminal(SIZE, "xterm") as terminal:
         await terminal.send(b"abcd")
         assert taken.is_set()
+        assert await terminal.receive() == b""  # it has ended
 
 
 async def test_a_terminal_that_the_agent_refuses_fails_alone():
