@@ -472,6 +472,7 @@ class Settings(BaseSettings):
     guest_modules: Path | None = Field(None, description="Modules directory of that kernel.")
     firecracker: Path | None = Field(None, description="Firecracker's program, if it is not on the PATH.")
     cloud_hypervisor: Path | None = Field(None, description="Cloud Hypervisor's program, if it is not on the PATH.")
+    runsc: Path | None = Field(None, description="gVisor's program, instead of the one that setup or the PATH has.")
     template: str = Field("python-data-analysis", description="Default template.")
     template_path: Annotated[tuple[Path, ...], NoDecode] = Field(
         default_factory=lambda: (platformdirs.user_config_path(APP) / "templates",),
@@ -506,7 +507,7 @@ class Settings(BaseSettings):
     serve: ServeSettings = ServeSettings()
     oauth: OAuthSettings = OAuthSettings()
 
-    @field_validator("home", "guest_kernel", "guest_modules", "firecracker", "cloud_hypervisor", mode="after")
+    @field_validator("home", "guest_kernel", "guest_modules", "firecracker", "cloud_hypervisor", "runsc", mode="after")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         """Refuse paths that depend on the working directory, which may be a stranger's repository."""
@@ -550,7 +551,7 @@ class Settings(BaseSettings):
     @property
     def binaries(self) -> dict[str, Path | None]:
         """Programs that the operator chose, by driver."""
-        return {"firecracker": self.firecracker, "cloud-hypervisor": self.cloud_hypervisor}
+        return {"firecracker": self.firecracker, "cloud-hypervisor": self.cloud_hypervisor, "gvisor": self.runsc}
 
     @property
     def run_dir(self) -> Path:
