@@ -25,7 +25,7 @@ FILE_NAME = "programs.json"  # in the home: the package of a program -> the SHA-
 MAX_BYTES = 512 * 1024**2  # runsc has 40 to 80 MB
 CHUNK_BYTES = 1024**2
 STALL_S = 60.0  # without a byte from the server
-REPORT_BYTES = 5_000_000  # after so many the progress is reported
+REPORT_BYTES = 20_000_000  # after so many the progress is reported
 EXECUTABLE = 0o755  # regardless of the umask: machines run as other users
 
 
