@@ -11,9 +11,9 @@ from rich.console import Console
 from mcp_sandbox.app import Drivers
 from mcp_sandbox.commands.common import show_progress
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import HostNotReady
 from templates.chosen_program import is_address
 from vmm.drivers.gvisor import INFO, RUNSC
+from vmm.errors import DriverUnavailable
 
 NONE = "none"  # back to Debian's
 SHA512 = re.compile(r"[0-9a-f]{128}")
@@ -60,7 +60,7 @@ async def install_runsc(settings: Settings, wanted: WantedRunsc) -> None:
 
     Raises:
         BuildFailed: it cannot be read, or has another checksum.
-        HostNotReady: it does not work on this host. The one that was used before stays in force.
+        DriverUnavailable: it does not work on this host. The one that was used before stays in force.
     """
     with err.status("reading runsc") as status:
         async with Drivers(settings, partial(show_progress, status)) as drivers:
@@ -78,7 +78,8 @@ async def _install(drivers: Drivers, wanted: WantedRunsc) -> None:
         verdict = await drivers.try_program(INFO.name, program)
         if not verdict.usable:
             await builder.remove_program(RUNSC, wanted.sha512)
-            raise HostNotReady(f"{wanted.source} is not used: {verdict.reason}", verdict.fix)
+            host_lacks = verdict.fix if verdict.program else None  # else only another runsc helps
+            raise DriverUnavailable(f"{wanted.source} was not installed: {verdict.reason}", fix=host_lacks)
         builder.chosen.choose(RUNSC, wanted.sha512)
         out.print(f"gVisor's program is now {verdict.version}, from {wanted.source}.", soft_wrap=True, markup=False)
     if before != (wanted.sha512 or None):

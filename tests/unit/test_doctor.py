@@ -187,7 +187,7 @@ async def test_the_json_keys_are_the_documented_ones(tmp_path: Path):
         "next_step": None,
         "warnings": None,
         "choice": "driver setting min_isolation reasons better",
-        "drivers": "name in_force usable isolation accel version reason fix missing_protections",
+        "drivers": "name in_force usable isolation accel version program features reason fix missing_protections",
         "host": "user root cpus memory_bytes memory_available_bytes cgroup_version cgroup",
         "network": "modes allow_domains",
         "home": "path used_bytes free_bytes",

@@ -15,7 +15,6 @@ from mcp_sandbox.app import Drivers
 from mcp_sandbox.cli import app
 from mcp_sandbox.commands.setup_runsc import WantedRunsc, install_runsc
 from mcp_sandbox.config import Settings
-from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.stdio_command import EXIT_USAGE
 from templates import chosen_program
 from templates.errors import BuildFailed
@@ -25,6 +24,7 @@ from tests.unit.fake_runsc import NEW, OF_2022, fake_runsc
 from tests.web.sites import head_of, serving_tls
 from vmm.driver import DriverConfig
 from vmm.drivers.gvisor import RUNSC, probe
+from vmm.errors import DriverUnavailable
 
 HOST = "localhost"
 
@@ -119,7 +119,7 @@ async def test_a_runsc_that_does_not_work_here_is_not_used(settings, runsc, tmp_
     await install_runsc(settings, WantedRunsc(str(runsc), sha512(runsc)))
     before = await in_use(settings)
     old = fake_runsc(tmp_path / "old", "release-20221219.0", OF_2022)
-    with pytest.raises(HostNotReady, match="too old"):
+    with pytest.raises(DriverUnavailable, match=r"was not installed: .*too old"):
         await install_runsc(settings, WantedRunsc(str(old), sha512(old)))
     assert await in_use(settings) == before
     assert len(Store(settings.home).entries()) == 1
