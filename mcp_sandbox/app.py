@@ -4,6 +4,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +20,7 @@ from templates.locks import hold
 from templates.revisions import Revisions
 from templates.store import Store
 from vmm.driver import Driver, DriverConfig, driver_info, load_driver
-from vmm.types import Accel, Isolation, Probe
+from vmm.types import Accel, DriverInfo, Isolation, Probe
 
 if TYPE_CHECKING:
     from mcp_sandbox.machines.provider import Provider
@@ -100,18 +101,28 @@ class Drivers:
             program = self.builder.find_program(info.program) if info.program else None
             if program is not None:
                 self._held.enter_context(hold([program.parent]))
-            config = DriverConfig(
-                run_dir=self.settings.run_dir,
-                cache_dir=self.settings.cache_dir,
-                kernel=self.builder.find_kernel() if info.capabilities.boots_kernel else None,
-                own_kernel=self.settings.guest_kernel is not None,
-                accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
-                program=program,
-                binary=self.settings.binaries.get(name),
-                nat=nat_config(self.settings),
-            )
-            self._loaded[name] = load_driver(name, config)
+            self._loaded[name] = load_driver(name, self._config(info, program))
         return self._loaded[name]
+
+    def _config(self, info: DriverInfo, program: Path | None) -> DriverConfig:
+        return DriverConfig(
+            run_dir=self.settings.run_dir,
+            cache_dir=self.settings.cache_dir,
+            kernel=self.builder.find_kernel() if info.capabilities.boots_kernel else None,
+            own_kernel=self.settings.guest_kernel is not None,
+            accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
+            program=program,
+            binary=self.settings.binaries.get(info.name),
+            nat=nat_config(self.settings),
+        )
+
+    async def try_program(self, name: str, program: Path) -> Probe:
+        """Probe a driver with a program of the store that is not in use yet."""
+        driver = load_driver(name, self._config(driver_info(name), program))
+        try:
+            return await driver.probe()
+        finally:
+            await driver.aclose()
 
     async def probe(self, name: str) -> Probe:
         """Probe a driver with what is on this host now."""

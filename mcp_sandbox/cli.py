@@ -148,12 +148,25 @@ def setup(
     images: Annotated[
         bool, typer.Option("--images", help="Also install the tools for OCI images and Dockerfiles.")
     ] = False,
+    runsc: Annotated[
+        str | None,
+        typer.Option("--runsc", metavar="PATH|URL|none", help="Use this gVisor instead of Debian's; none: Debian's."),
+    ] = None,
+    sha512: Annotated[str | None, typer.Option("--sha512", metavar="HEX", help="Checksum of that gVisor.")] = None,
 ) -> None:
     """Install what the driver needs: system packages, and a guest kernel or gVisor."""
     from mcp_sandbox.commands import setup as setup_cli
+    from mcp_sandbox.commands.setup_runsc import WantedRunsc
 
     ctx.find_root().obj |= {"driver": driver} if driver else {}
-    raise typer.Exit(setup_cli.main(settings_of(ctx), check=check, images=images))
+    settings = settings_of(ctx)
+    try:
+        wanted = WantedRunsc.parse(settings, runsc, sha512, check=check) if runsc else None
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    if sha512 and not runsc:
+        fail("--sha512 belongs to --runsc.", EXIT_USAGE)
+    raise typer.Exit(setup_cli.main(settings, check=check, images=images, runsc=wanted))
 
 
 @app.command()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from templates import debian, dockerfile, guest_code, image, interpreter, kernel, oci, program, snapshot
 from templates.catalogue import Catalogue
+from templates.chosen_program import ChosenPrograms, chosen_inputs, copy_program
 from templates.image_config import check_service, explain
 from templates.inventory import (
     SHARED_KINDS,
@@ -144,6 +145,21 @@ class Builder:
         make, inputs = partial(program.make_program, program=wanted), self.inventory.program_inputs(wanted)
         return program.path_in(await self._steps.run("program", "program", inputs, make), wanted)
 
+    @property
+    def chosen(self) -> ChosenPrograms:
+        """Which programs the operator chose instead of the downloaded ones."""
+        return self.inventory.chosen
+
+    async def copy_program(self, wanted: Program, source: str, sha512: str) -> Path:
+        """Copy a driver's program from a path or an address into the store. It is not used until it is chosen."""
+        make = partial(copy_program, program=wanted, source=source, sha512=sha512)
+        return program.path_in(await self._steps.run("program", "program", chosen_inputs(wanted, sha512), make), wanted)
+
+    async def remove_program(self, wanted: Program, sha512: str) -> None:
+        """Remove a copied program from the store, unless it is in use."""
+        if self.chosen.sha512_of(wanted) != sha512:
+            await self._store.remove("program", key_of(chosen_inputs(wanted, sha512)))
+
     async def find(self, template: Template, driver: Driver) -> BuiltTemplate | None:
         """Return the build that `build` would return without making anything, or None."""
         root, boot = self.inventory.root(template, driver.capabilities), self.inventory.boot(driver.capabilities)
@@ -180,7 +196,7 @@ class Builder:
         return guest_kernel(*found) if found else None
 
     def find_program(self, wanted: Program) -> Path | None:
-        """Return a driver's downloaded program, if there is one."""
+        """Return a driver's chosen or downloaded program, if there is one."""
         found = self.inventory.program(wanted)
         return program.path_in(found, wanted) if found else None
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from templates.chosen_program import ChosenPrograms, chosen_inputs
 from templates.debian import base_inputs, layer_inputs
 from templates.dockerfile import dockerfile_inputs
 from templates.guest_code import AGENT, agent_inputs
@@ -79,6 +80,7 @@ class Inventory:
         self._store = store
         self._own_kernel = own_kernel
         self.revisions = revisions or Revisions(store.home)
+        self.chosen = ChosenPrograms(store.home)
 
     def plan_image(self, template: Template) -> ImagePlan:
         """Return the inputs of a template's image."""
@@ -125,8 +127,10 @@ class Inventory:
         return (kernel, initramfs) if kernel and initramfs else None
 
     def program(self, program: Program) -> Entry | None:
-        """Return a driver's downloaded program."""
-        return self._store.find("program", self.program_inputs(program))
+        """Return the program that the operator chose for a driver, else the downloaded one."""
+        chosen = self.chosen.sha512_of(program)
+        found = self._store.find("program", chosen_inputs(program, chosen)) if chosen else None
+        return found or self._store.find("program", self.program_inputs(program))
 
     def config(self, template: Template) -> ImageConfig:
         """Return the process settings of a template's image; empty if it is not built."""

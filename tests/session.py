@@ -22,6 +22,7 @@ from pathlib import Path
 import platformdirs
 
 from mcp_sandbox.config import APP, ENV_PREFIX, load_settings
+from templates.chosen_program import FILE_NAME as PROGRAMS
 from templates.locks import hold
 from templates.revisions import FILE_NAME as REVISIONS
 from templates.store import Entry, Store
@@ -140,9 +141,10 @@ def _link_builds(source: Path, home: Path, kinds: Container[str] | None = None) 
     for entry in Store(source).entries():
         if kinds is None or entry.kind in kinds:
             _link_entry(entry, home)
-    if (source / REVISIONS).is_file():
-        home.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / REVISIONS, home)
+    for name in (REVISIONS, PROGRAMS):
+        if (source / name).is_file():
+            home.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, home)
     if (source / "cache").is_dir():
         shutil.copytree(source / "cache", home / "cache", dirs_exist_ok=True)
 

@@ -179,6 +179,8 @@ class Probe:
     version: str | None = None
     missing_protections: tuple[str, ...] = ()  # one sentence each
     lacks: Download | None = None  # what to fetch before probing again
+    program: Path | None = None  # what runs machines, if the driver says it
+    features: tuple[str, ...] = ()  # options that not every release of the program has, and that the driver uses
 
 
 @dataclass(frozen=True, slots=True)

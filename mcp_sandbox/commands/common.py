@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
+from rich.markup import escape
 
 from mcp_sandbox.commands.next_steps import NEXT_STEPS
 from mcp_sandbox.config import Settings, WebSettings, variable_of
@@ -16,6 +17,9 @@ from vmm.errors import DriverUnavailable, VmmError
 
 if TYPE_CHECKING:
     from mcp_types import CallToolResult
+    from rich.status import Status
+
+    from templates.build import Progress
 
 EXIT_ERROR = 1
 EXPECTED_ERRORS = (SandboxError, TemplateError, VmmError, OSError)  # anything else is a bug and ends in a traceback
@@ -49,6 +53,12 @@ def print_error(error: Exception) -> None:
         return
     fix = error.fix if isinstance(error, DriverUnavailable) else None
     sys.stderr.write(f"mcp-sandbox: {error}{f'; {fix}' if fix else ''}\n")
+
+
+def show_progress(status: "Status", progress: "Progress") -> None:
+    """Show what a build or a download is doing in a status line."""
+    if progress.state == "running":
+        status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
 
 
 def run_of(result: "CallToolResult") -> RunView:

@@ -174,6 +174,8 @@ def _driver(settings: Settings, name: str, verdict: Probe, in_force: str) -> Dri
         isolation=driver_info(name).capabilities.isolation if name in DRIVERS else None,
         accel=verdict.accel,
         version=verdict.version,
+        program=verdict.program,
+        features=list(verdict.features),
         reason=verdict.reason,
         fix=_fix(settings, name, verdict),
         missing_protections=list(verdict.missing_protections),

@@ -4,7 +4,8 @@
 
     version, ready, verdict, next_step, warnings[]
     choice       driver (the selected one), setting, min_isolation, reasons[], better (what would allow a better one)
-    drivers[]    name, in_force, usable, isolation, accel, version, reason, fix, missing_protections[]
+    drivers[]    name, in_force, usable, isolation, accel, version, program (path, or null), features[] (options that
+                 not every release of the program has, and that are used), reason, fix, missing_protections[]
     host         user, root, cpus, memory_bytes, memory_available_bytes, cgroup_version, cgroup
     network      modes[] (that sandboxes can ask for), allow_domains[] (that they can reach in mode proxy)
     home         path, used_bytes, free_bytes
@@ -45,6 +46,8 @@ class DriverReport(BaseModel):
     isolation: Isolation | None
     accel: Accel | None
     version: str | None
+    program: Path | None
+    features: list[str]
     reason: str
     fix: str | None
     missing_protections: list[str]

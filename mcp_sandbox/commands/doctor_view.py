@@ -91,6 +91,10 @@ def _show_driver(driver: DriverReport) -> None:
         grid.add_row("", "CPU", CPUS[driver.accel])
     if driver.version:
         grid.add_row("", "version", escape(driver.version))
+    if driver.program:
+        grid.add_row("", "program", escape(str(driver.program)))
+    if driver.features:
+        grid.add_row("", "features", escape(", ".join(driver.features)))
     grid.add_row("", "reason", escape(one_line(driver.reason)))
     if driver.fix:
         grid.add_row("", "to improve" if driver.usable else "to fix", escape(driver.fix))

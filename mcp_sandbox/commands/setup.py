@@ -15,12 +15,12 @@ from rich.status import Status
 from rich.table import Column, Table
 
 from mcp_sandbox.app import Drivers
-from mcp_sandbox.commands.common import report_errors
+from mcp_sandbox.commands.common import report_errors, show_progress
+from mcp_sandbox.commands.setup_runsc import WantedRunsc, install_runsc
 from mcp_sandbox.config import Settings
 from mcp_sandbox.errors import HostNotReady
 from mcp_sandbox.machines.choice import Choice, choose
 from mcp_sandbox.serving.lifetime import run_command
-from templates.build import Progress
 from templates.tools import LoggedTools, StepFailed, tail
 from vmm.driver import DRIVERS, driver_info
 from vmm.network.tables import NFT
@@ -162,9 +162,15 @@ def _granted(file: Path) -> Iterator[tuple[str, int]]:
             yield owner, int(first) + int(count)
 
 
-def main(settings: Settings, *, check: bool, images: bool = False) -> int:
-    """Install what is missing, or with `check` only print it; return an exit code."""
-    return report_errors(lambda: run_command(lambda: _setup(settings, check=check, images=images)))
+def main(settings: Settings, *, check: bool, images: bool = False, runsc: WantedRunsc | None = None) -> int:
+    """Install what is missing, or with `check` only print it; return an exit code. `runsc` is installed first."""
+
+    async def set_up() -> int:
+        if runsc is not None:
+            await install_runsc(settings, runsc)
+        return await _setup(settings, check=check, images=images)
+
+    return report_errors(lambda: run_command(set_up))
 
 
 class _Incomplete(Exception):
@@ -174,12 +180,7 @@ class _Incomplete(Exception):
 async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
     """Set up the driver of the settings, or one after the other, best first, until one works."""
     with err.status("examining this host") as status:
-
-        def report(progress: Progress) -> None:
-            if progress.state == "running":
-                status.update(f"{progress.step} · {progress.elapsed_s:.0f} s · {escape(progress.message[-80:])}")
-
-        async with Drivers(settings, report) as drivers:
+        async with Drivers(settings, partial(show_progress, status)) as drivers:
 
             async def check_driver(driver: str) -> Probe:
                 plan = make_plan(settings, driver, images=images)

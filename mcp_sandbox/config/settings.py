@@ -48,6 +48,7 @@ class Settings(BaseModel):
     guest_modules: Path | None = Field(None, description="Modules directory of that kernel.")
     firecracker: Path | None = Field(None, description="Firecracker's program, if it is not on the PATH.")
     cloud_hypervisor: Path | None = Field(None, description="Cloud Hypervisor's program, if it is not on the PATH.")
+    runsc: Path | None = Field(None, description="gVisor's program, instead of the one that setup or the PATH has.")
     template: str = Field("python-data-analysis", description="Default template.")
     template_path: tuple[Path, ...] = Field(
         default_factory=lambda: (platformdirs.user_config_path(APP) / "templates",),
@@ -94,7 +95,7 @@ class Settings(BaseModel):
         user = file_values(user_config_file(), names, trusted=True)
         super().__init__(**merged(flags, environment_values(names), project, user))
 
-    @field_validator("home", "guest_kernel", "guest_modules", "firecracker", "cloud_hypervisor", mode="after")
+    @field_validator("home", "guest_kernel", "guest_modules", "firecracker", "cloud_hypervisor", "runsc", mode="after")
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         """Refuse paths that depend on the working directory, which may be a stranger's repository."""
@@ -138,7 +139,7 @@ class Settings(BaseModel):
     @property
     def binaries(self) -> dict[str, Path | None]:
         """Programs that the operator chose, by driver."""
-        return {"firecracker": self.firecracker, "cloud-hypervisor": self.cloud_hypervisor}
+        return {"firecracker": self.firecracker, "cloud-hypervisor": self.cloud_hypervisor, "gvisor": self.runsc}
 
     @property
     def run_dir(self) -> Path:

@@ -110,11 +110,12 @@ async def test_a_driver_gets_the_program_that_the_operator_chose(tmp_path: Path,
         return StubDriver(config)
 
     monkeypatch.setattr(app, "load_driver", load)
-    settings = Settings(firecracker=tmp_path / "fc", cloud_hypervisor=tmp_path / "ch")
+    settings = Settings(firecracker=tmp_path / "fc", cloud_hypervisor=tmp_path / "ch", runsc=tmp_path / "runsc")
     async with Drivers(settings) as drivers:
-        for name in ("firecracker", "cloud-hypervisor", "qemu"):
+        for name in ("firecracker", "cloud-hypervisor", "gvisor", "qemu"):
             drivers.load(name)
-    assert chosen == {"firecracker": tmp_path / "fc", "cloud-hypervisor": tmp_path / "ch", "qemu": None}
+    programs = {"firecracker": tmp_path / "fc", "cloud-hypervisor": tmp_path / "ch", "gvisor": tmp_path / "runsc"}
+    assert chosen == programs | {"qemu": None}
 
 
 @pytest.mark.usefixtures("loaded")

@@ -8,8 +8,10 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from tests.unit.fake_runsc import NEW, OF_2022, OF_2024, fake_runsc
 from vmm.driver import DriverConfig, load_driver
-from vmm.drivers.gvisor import OLDEST, RUNSC, command, driver, probe
+from vmm.drivers.gvisor import RUNSC, command, driver, probe, release
+from vmm.drivers.gvisor.release import Release
 from vmm.errors import SnapshotFailed
 from vmm.scratch import scratch_mb
 from vmm.types import OVERHEAD_MB, GuestCode, MachineSpec, Probe
@@ -20,14 +22,6 @@ MIB = 1024 * 1024
 @pytest.fixture
 def spec(tmp_path):
     return MachineSpec("box", tmp_path / "root", GuestCode(tmp_path / "agent"), memory_mb=512, vcpus=1, disk_mb=1024)
-
-
-def fake_runsc(directory: Path, version: str) -> Path:
-    directory.mkdir(exist_ok=True)
-    program = directory / "runsc"
-    program.write_text(f"#!/bin/sh\necho 'runsc version {version}'\n")
-    program.chmod(0o755)
-    return program
 
 
 def test_a_machine_has_no_network_and_a_read_only_root(spec):
@@ -78,22 +72,38 @@ def test_the_recipe_changes_with_the_machines_config(monkeypatch):
 async def test_the_fetched_gvisor_is_preferred_to_the_systems(monkeypatch, tmp_path):
     fetched = fake_runsc(tmp_path / "own", "0.0~20240729.0")
     monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', 'release-20250101.0').parent}:{os.environ['PATH']}")
-    assert await probe.find_binary(DriverConfig(tmp_path, tmp_path, program=fetched)) == (
-        (fetched, "runsc 20240729"),
-        "",
+    found, _reason = await probe.find_binary(DriverConfig(tmp_path, tmp_path, program=fetched))
+    assert found is not None
+    assert (found[0], found[1].version) == (fetched, "runsc 20240729")
+
+
+async def test_the_gvisor_of_the_settings_is_the_only_one_that_counts(monkeypatch, tmp_path):
+    fetched = fake_runsc(tmp_path / "own", "0.0~20240729.0")
+    chosen = fake_runsc(tmp_path / "chosen", "release-20260105.0", NEW)
+    found, _reason = await probe.find_binary(DriverConfig(tmp_path, tmp_path, program=fetched, binary=chosen))
+    assert found == (
+        chosen,
+        Release("runsc 20260105", (*release.NEEDED, "restore --background", "--restore-spec-validation")),
     )
+    chosen.unlink()
+    verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, program=fetched, binary=chosen)).probe()
+    assert (verdict.usable, verdict.fix, verdict.lacks) == (False, probe.OTHER_SETTING, None)
+    assert str(chosen) in verdict.reason
 
 
 async def test_an_old_gvisor_is_not_usable_and_setup_fixes_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", f"{fake_runsc(tmp_path / 'system', '0.0~20221219.0').parent}:{os.environ['PATH']}")
+    system = fake_runsc(tmp_path / "system", "0.0~20221219.0", OF_2022)
+    monkeypatch.setenv("PATH", f"{system.parent}:{os.environ['PATH']}")
     verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path)).probe()
     assert not verdict.usable
-    assert "20221219" in verdict.reason
+    assert verdict.reason == f"{system} is runsc 20221219, which is too old: it has no `checkpoint --compression`"
     assert (verdict.fix, verdict.lacks) == (probe.SETUP, RUNSC)
 
 
 async def test_a_gvisor_that_runs_no_program_is_not_usable(tmp_path):
-    verdict = await load_driver("gvisor", DriverConfig(tmp_path, tmp_path, program=broken_runsc(tmp_path))).probe()
+    verdict = await load_driver(
+        "gvisor", DriverConfig(tmp_path, tmp_path, program=fake_runsc(tmp_path / "own"))
+    ).probe()
     assert (verdict.usable, verdict.lacks) == (False, None)
     assert all(platform in verdict.reason for platform in probe.PLATFORMS)
 
@@ -122,6 +132,15 @@ async def test_the_next_server_does_not_try_gvisor_again(tmp_path, tries):
     assert first.usable
     assert await probed(tmp_path) == first
     assert tries == ["systrap"]
+    assert first.program == tmp_path / "own" / "runsc"
+    assert first.features == release.NEEDED
+
+
+async def test_the_next_server_does_not_ask_gvisor_for_its_options_again(tmp_path, tries, monkeypatch):
+    fake_runsc(tmp_path / "own", "0.0~20240729.0")
+    first = await probed(tmp_path)
+    monkeypatch.setattr(release, "ask", AsyncMock(side_effect=AssertionError))
+    assert await probed(tmp_path) == first
 
 
 @pytest.mark.usefixtures("tries")
@@ -133,8 +152,8 @@ async def test_the_next_server_does_not_start_gvisor_to_learn_its_release(tmp_pa
 
 
 async def test_another_gvisor_is_tried_again(tmp_path, tries):
-    for release in ("0.0~20240729.0", "0.0~20250101.10"):
-        fake_runsc(tmp_path / "own", release)
+    for version in ("0.0~20240729.0", "0.0~20250101.10"):
+        fake_runsc(tmp_path / "own", version)
         assert (await probed(tmp_path)).usable
     assert len(tries) == 2
 
@@ -156,26 +175,54 @@ async def test_a_failed_try_of_gvisor_is_not_remembered(tmp_path, tries, monkeyp
     assert tries == ["systrap"]
 
 
-def broken_runsc(directory: Path) -> Path:
-    program = fake_runsc(directory / "broken", "0.0~20240729.0")
-    program.write_text(program.read_text() + '[ "$1" = --version ]\n')
-    return program
-
-
 @pytest.mark.parametrize(
-    ("version", "good"),
+    ("version", "date"),
     [
-        ("runsc version 0.0~20221219.0\nspec: 1.0.2-dev", False),  # Debian 12
-        ("runsc version release-20231113.0", False),
-        ("runsc version VERSION_MISSING", False),
-        ("", False),
-        ("runsc version 0.0~20240729.0\nspec: 1.2.0", True),  # Debian 13
-        ("runsc version release-20240101.0", True),
-        ("runsc version release-20260105.0-3-gab12", True),
+        ("runsc version 0.0~20221219.0\nspec: 1.0.2-dev", "20221219"),  # Debian 12
+        ("runsc version 0.0~20240729.0\nspec: 1.2.0", "20240729"),  # Debian 13
+        ("runsc version release-20260105.0-3-gab12", "20260105"),
+        ("runsc version VERSION_MISSING\nspec: 1.2.1", None),  # built with the go command
     ],
 )
-def test_releases_from_2024_on_are_good_enough(version: str, good: bool):
-    assert (probe.release_in(version) >= OLDEST) is good
+def test_the_version_of_a_release_is_its_date(version: str, date: str | None):
+    assert release.date_in(version) == date
+
+
+async def asked(program: Path) -> Release:
+    with program.open("rb") as file:
+        found = await release.ask(file.fileno())
+    assert found is not None
+    return found
+
+
+async def test_a_build_without_a_date_is_used_if_it_has_the_options(tmp_path):
+    built = await asked(fake_runsc(tmp_path / "built", "VERSION_MISSING", NEW))
+    assert built.missing == ()
+    assert "SHA-256" in built.version
+    assert built != await asked(fake_runsc(tmp_path / "other", "VERSION_MISSING ", NEW))  # its snapshots do not fit
+
+
+async def test_a_release_gets_only_options_that_it_has(tmp_path):
+    old, new = await asked(fake_runsc(tmp_path / "old")), await asked(fake_runsc(tmp_path / "new", options=NEW))
+    assert old.arguments("checkpoint") == ["--compression=none", "--exclude-committed-zero-pages=true"]
+    assert (old.arguments("restore"), old.arguments("flags")) == ([], [])
+    assert (new.arguments("restore"), new.arguments("flags")) == (
+        ["--background=true"],
+        ["--restore-spec-validation=ignore"],
+    )
+
+
+async def test_what_is_cached_of_a_release_is_what_it_said(tmp_path):
+    for options in (OF_2024, NEW):
+        found = await asked(fake_runsc(tmp_path / "own", options=options))
+        assert Release.parse(found.dump()) == found
+
+
+async def test_a_program_that_does_not_run_is_no_gvisor(tmp_path):
+    program = fake_runsc(tmp_path)
+    program.write_text("#!/bin/sh\nexit 1\n")
+    with program.open("rb") as file:
+        assert await release.ask(file.fileno()) is None
 
 
 def test_a_checkpoint_becomes_ours_and_its_files_readable_for_all_machines(tmp_path):

@@ -3,12 +3,11 @@
 from vmm.driver import Driver, DriverConfig
 from vmm.types import Capabilities, DriverInfo, Isolation, NetworkMode, Program
 
-OLDEST = 20240101  # earlier releases fail to restore some checkpoints
 RUNSC = Program(
     title="gVisor",
     package="runsc",
     path="usr/bin/runsc",
-    by_hand=f"install runsc of {OLDEST // 10_000} or newer on the PATH",
+    by_hand="install runsc of July 2024 or newer on the PATH, or run mcp-sandbox setup --runsc",
     too_old=frozenset({"bullseye", "bookworm"}),
     first_good="trixie",
 )

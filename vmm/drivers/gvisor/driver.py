@@ -33,8 +33,6 @@ MIB = 1024 * 1024
 CONTROL_S = 20.0  # gVisor answers in 30 ms; a busy host needs much longer
 SAVE_S = 120.0  # a checkpoint of 100 MB takes 0.3 s
 IMAGE = "checkpoint"  # gVisor's directory in a snapshot
-# Uncompressed: unpacking would take longer in every restore than reading does.
-CHECKPOINT = ("checkpoint", "--compression=none", "--exclude-committed-zero-pages")
 MEMORY_STEP = 1024 * MIB  # by which gVisor extends the file that holds a machine's memory
 # gVisor places the memory of each process in pieces of 2 MB, most of them empty. 160 processes need so much of the file
 # besides what they use; with less, the machine crashed at 60.
@@ -115,7 +113,7 @@ class GvisorDriver:
 
     async def fingerprint(self) -> str:
         engine = await self._found_engine()
-        return f"{engine.version} {engine.platform} {cpu.model()} {command.recipe()}"
+        return f"{engine.release.version} {engine.platform} {cpu.model()} {command.recipe()}"
 
     @asynccontextmanager
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -129,13 +127,14 @@ class GvisorDriver:
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, GvisorMachine):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
+        save = (await self._found_engine()).release.arguments("checkpoint")
         image = dst / IMAGE
         image.mkdir()
         os.chown(image, machine.uid, machine.uid)
         with _opened(image) as directory:
-            order = (*CHECKPOINT, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}")
+            options = [*save, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}"]
             try:
-                await machine.control(*order, pass_fds=(directory,), timeout_s=SAVE_S)
+                await machine.control("checkpoint", *options, pass_fds=(directory,), timeout_s=SAVE_S)
                 _take_over(image)
             except (MachineLost, OSError) as error:
                 raise SnapshotFailed(str(error)) from error
@@ -151,7 +150,9 @@ class GvisorDriver:
                 }
             except OSError as error:
                 raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
-            yield await self._start(stack, spec, ["restore", f"--image-path={command.CHECKPOINT}"], checkpoint)
+            options = (await self._found_engine()).release.arguments("restore")
+            order = ["restore", *options, f"--image-path={command.CHECKPOINT}"]
+            yield await self._start(stack, spec, order, checkpoint)
 
     async def aclose(self) -> None:
         """Do nothing: the driver holds nothing between machines."""
@@ -164,7 +165,7 @@ class GvisorDriver:
         root = stack.enter_context(trusted(spec.root))
         config = sealed_bytes(command.config_json(spec, f"/proc/self/fd/{root}"))
         stack.callback(os.close, config)
-        runsc = command.runsc_argv(f"/proc/self/fd/{program}", engine.platform, spec.network)
+        runsc = engine.argv(program, spec.network)
         group = await stack.enter_async_context(limits.machine_group(self._config.run_dir, spec.id, _limits(spec)))
         confinement = probe.confinement()
         nat = spec.network is NetworkMode.NAT

@@ -1,30 +1,31 @@
 """Whether gVisor can run machines on this host, with which binary and platform, found by running one."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
 
 from vmm.driver import DriverConfig
-from vmm.drivers.gvisor import OLDEST, RUNSC, command
+from vmm.drivers.gvisor import RUNSC, command, release
+from vmm.drivers.gvisor.release import Release
 from vmm.errors import Untrusted
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
-from vmm.probe import missing_protections, namespace_advice, own_user, privileges, version_output
+from vmm.probe import missing_protections, namespace_advice, own_user, privileges
 from vmm.process import Confinement, find_tool, spawn
 from vmm.trust import open_trusted
-from vmm.types import Probe
+from vmm.types import NetworkMode, Probe
 from vmm.verdicts import Verdict, Verdicts
 
 DEADLINE_S = 15.0  # it takes 0.2 s
 # How gVisor intercepts system calls, best first. `kvm` needs working hardware virtualization.
 PLATFORMS = ("systrap", "kvm", "ptrace")
-RELEASE = "gvisor-release"  # the question: the answer saves starting the program
 SETUP = "mcp-sandbox setup --driver gvisor"
+NO_CHOICE = "mcp-sandbox setup --driver gvisor --runsc none"  # back to the one of Debian
+OTHER_SETTING = "set runsc to the path of another one, or remove the setting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,62 +33,77 @@ class Engine:
     """A gVisor that works on this host."""
 
     binary: Path
-    version: str
+    release: Release
     platform: str
+
+    def argv(self, program: int, network: NetworkMode) -> list[str]:
+        """Return runsc, an open file, with our options; append a command."""
+        path = f"/proc/self/fd/{program}"
+        return [*command.runsc_argv(path, self.platform, network), *self.release.arguments("flags")]
 
 
 async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engine | None]:
     """Return whether gVisor can run machines on this host, and the engine that does."""
     found, reason = await find_binary(config)
     if found is None:
-        fix = SETUP if find_tool("apt-get") else RUNSC.by_hand
-        lacks = RUNSC if config.program is None else None
-        return Probe(usable=False, reason=reason, fix=fix, lacks=lacks), None
-    binary, version = found
-    missing = missing_protections(hierarchy)
+        return _without_binary(config, reason), None
+    binary, known = found
+    about = Probe(
+        usable=False,
+        reason="",
+        version=known.version,
+        missing_protections=missing_protections(hierarchy),
+        program=binary,
+        features=known.options,
+    )
     troubles = []
     for platform in PLATFORMS:
         trouble = await _trouble(config, binary, platform)
         if trouble is None:
-            verdict = Probe(True, f"a program ran in gVisor ({platform})", None, None, version, missing)
-            return verdict, Engine(binary, version, platform)
+            verdict = replace(about, usable=True, reason=f"a program ran in gVisor ({platform})")
+            return verdict, Engine(binary, known, platform)
         troubles.append(f"{platform}: {trouble}")
     reason = f"no program ran in gVisor: {'; '.join(troubles)}"
-    return Probe(False, reason, namespace_advice(), None, version, missing), None
+    return replace(about, reason=reason, fix=namespace_advice()), None
 
 
-async def find_binary(config: DriverConfig) -> tuple[tuple[Path, str] | None, str]:
-    """Return the first gVisor that is new enough, and its version; or None and the reason."""
+async def find_binary(config: DriverConfig) -> tuple[tuple[Path, Release] | None, str]:
+    """Return the first gVisor that can do what we need, and what it is; or None and the reason."""
     system = find_tool("runsc")
     reason = "runsc is not installed"
-    for binary in filter(None, (config.program, Path(system) if system else None)):
+    known = (config.program, Path(system) if system else None)
+    for binary in filter(None, (config.binary,) if config.binary else known):
         try:
-            release = await release_of(config, binary)
-        except Untrusted as error:  # it is in our home
+            found = await _release_of(config, binary)
+        except (Untrusted, OSError) as error:
             return None, str(error)
-        if release >= OLDEST:
-            return (binary, f"runsc {release}"), ""
-        needed = f"is release {release}; checkpoints need {OLDEST} or newer"
-        reason = f"{binary} {needed if release else 'does not run'}"
+        if found is None:
+            reason = f"{binary} does not run"
+        elif found.missing:
+            reason = f"{binary} is {found.version}, which is too old: it has no `{found.missing[0]}`"
+        else:
+            return (binary, found), ""
     return None, reason
 
 
-async def release_of(config: DriverConfig, binary: Path) -> int:
-    """Return the release date of a gVisor as a number such as 20240729; 0 if it is unknown. Raise Untrusted."""
+def _without_binary(config: DriverConfig, reason: str) -> Probe:
+    if config.binary:
+        return Probe(usable=False, reason=reason, fix=OTHER_SETTING)
+    if config.program:  # whoever replaced it, or another host that shares the home, has to decide
+        return Probe(usable=False, reason=reason, fix=NO_CHOICE)
+    return Probe(usable=False, reason=reason, fix=SETUP if find_tool("apt-get") else RUNSC.by_hand, lacks=RUNSC)
+
+
+async def _release_of(config: DriverConfig, binary: Path) -> Release | None:
+    """Return what a runsc is, None if it does not run. Asking takes 0.1 s, so it is done once. Raise Untrusted."""
     with opened_binary(config, binary) as program:
-        verdicts, details = Verdicts(config.cache_dir), {"binary": identity(binary, os.fstat(program))}
-        known = verdicts.get(RELEASE, **details)
-        if known is not None:
-            return release_in(known.reason)
-        release = release_in(await version_output(f"/proc/self/fd/{program}", "--version", pass_fds=[program]))
-        if release:
-            verdicts.keep(RELEASE, Verdict(True, str(release)), **details)
-        return release
-
-
-def identity(binary: Path, status: os.stat_result) -> list[object]:
-    """Return what tells a program from the one that was probed before."""
-    return [str(binary), status.st_size, status.st_mtime_ns]
+        verdicts, question, details = Verdicts(config.cache_dir), "gvisor-release", _identity(binary)
+        if (cached := verdicts.get(question, **details)) is not None:
+            return Release.parse(cached.reason)
+        found = await release.ask(program)
+        if found is not None:
+            verdicts.keep(question, Verdict(True, found.dump()), **details)
+        return found
 
 
 @contextmanager
@@ -100,12 +116,6 @@ def opened_binary(config: DriverConfig, binary: Path) -> Iterator[int]:
         os.close(program)
 
 
-def release_in(version: str) -> int:
-    """Return the release date in the output of `runsc --version`; 0 if there is none."""
-    found = re.search(r"(?<!\d)20\d{6}(?!\d)", version)
-    return int(found[0]) if found else 0
-
-
 def confinement() -> Confinement:
     """Return how to confine a machine's processes. As root each machine gets an unused uid."""
     return Confinement(uid=own_user(), offline=False)
@@ -113,14 +123,19 @@ def confinement() -> Confinement:
 
 async def _trouble(config: DriverConfig, binary: Path, platform: str) -> str | None:
     """Return None if a program runs in gVisor, or ran in the same circumstances; otherwise what went wrong."""
-    verdicts, question = Verdicts(config.cache_dir), f"gvisor-{platform}"
-    details = {"binary": identity(binary, binary.stat()), **privileges()}
+    verdicts, question, details = Verdicts(config.cache_dir), f"gvisor-{platform}", _identity(binary) | privileges()
     if verdicts.get(question, **details) is not None:
         return None
     trouble = await _try(config, binary, platform)
     if trouble is None:  # failures are not cached: the user may fix them any time
         verdicts.keep(question, Verdict(True, f"a program ran in gVisor ({platform})"), **details)
     return trouble
+
+
+def _identity(binary: Path) -> dict[str, object]:
+    """Return what changes if another program takes the place of this one."""
+    status = binary.stat()
+    return {"binary": [str(binary), status.st_size, status.st_mtime_ns]}
 
 
 async def _try(config: DriverConfig, binary: Path, platform: str) -> str | None:
