@@ -195,8 +195,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Topics: restore, startup, calls, connect, http, neighbour, tunnel, hostile, modes, fetch, cpu, "
-            "compile, pool, first, fork, idle, soak. Default: all but soak."
+            help="Topics: restore, startup, calls, commands, connect, http, neighbour, tunnel, hostile, modes, fetch, "
+            "cpu, compile, pool, first, fork, idle, soak. Default: all but soak."
         ),
     ] = None,
     driver: Annotated[str | None, typer.Option(help="Driver to measure. Default: all that work on this host.")] = None,

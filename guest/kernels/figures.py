@@ -1,7 +1,7 @@
 """Matplotlib without a window: every figure becomes one picture, whether it is shown, saved or left open.
 
 Replaces the module `matplotlib_inline.backend_inline` in the kernel, which matplotlib loads by default and for
-`%matplotlib inline`. The original draws a figure that is left open three times, this one twice; and it does not see
+`%matplotlib inline`. The original draws a figure that is left open three times, this one once; and it does not see
 figures of code that chose `Agg`. Nothing here imports matplotlib unless the code does.
 """
 
@@ -112,15 +112,53 @@ class Figures(Loader, MetaPathFinder):
         module.Figure.savefig = savefig
 
 
+class Pixels:
+    """A file to save a figure in as `rgba`: it keeps what matplotlib writes, rows of pixels."""
+
+    def __init__(self) -> None:
+        self.rows: Any = None
+
+    def write(self, rows: Any) -> None:  # noqa: ANN401 - a view of an array
+        """Take all pixels."""
+        self.rows = rows
+
+    def seek(self, *_args: object) -> None:
+        """Be a file to matplotlib."""
+
+
 def drawn(figure: Any) -> bytes:  # noqa: ANN401 - a matplotlib Figure
-    """Return a figure as PNG."""
+    """Return a figure as PNG, without the margins around its contents."""
     buffer = io.BytesIO()
     try:
-        figure.savefig(buffer, format="png", bbox_inches="tight")
+        save(figure, buffer)
     except Exception as error:
         error.add_note("The figure could not be drawn.")
         raise error.with_traceback(None) from None  # the frames are matplotlib's own
     return buffer.getvalue()
+
+
+def save(figure: Any, buffer: io.BytesIO) -> None:  # noqa: ANN401 - a matplotlib Figure
+    """Save a figure as PNG. With `bbox_inches="tight"` matplotlib would draw it twice, only to know its margins.
+
+    So it is drawn once and then cropped, unless some of it is outside of its own area, where nothing is drawn.
+    """
+    settings: Any = sys.modules["matplotlib"].rcParams
+    if settings["savefig.bbox"] == "tight":
+        figure.savefig(buffer, format="png")
+        return
+    pixels = Pixels()
+    figure.savefig(pixels, format="rgba")
+    height, width, _ = pixels.rows.shape
+    dpi = width / figure.bbox_inches.width
+    box, pad = figure.get_tightbbox(), settings["savefig.pad_inches"]
+    left, top, right, bottom = box.x0 * dpi, height - box.y1 * dpi, box.x1 * dpi, height - box.y0 * dpi
+    if not (0 <= left <= right <= width and 0 <= top <= bottom <= height):
+        figure.savefig(buffer, format="png", bbox_inches=box.padded(pad))
+        return
+    pad *= dpi
+    area = (max(0, left - pad), max(0, top - pad), min(width, right + pad), min(height, bottom + pad))
+    image = sys.modules["PIL.Image"].frombuffer("RGBA", (width, height), pixels.rows, "raw", "RGBA", 0, 1)
+    image.crop(tuple(map(round, area))).save(buffer, "png", dpi=(dpi, dpi))
 
 
 def among(figure: object, figures: list[Any]) -> bool:

@@ -53,6 +53,32 @@ async def only(machine: AgentClient, code: str) -> Display:
     return result.displays[0]
 
 
+SIZE = "from PIL import Image; import glob; print(Image.open(glob.glob('/tmp/outputs/figure-*.png')[0]).size)"
+COUNT = """
+import matplotlib.lines
+draws, draw = [], matplotlib.lines.Line2D.draw
+line, = plt.plot([1, 2])
+line.draw = lambda renderer: (draws.append(1), draw(line, renderer))
+plt.show()
+print(len(draws))
+"""
+
+
+async def test_a_figure_is_drawn_once_and_has_no_margins(machine: AgentClient):
+    assert (await run(machine, COUNT)).stdout == "1\n"
+    width, height = json.loads((await run(machine, SIZE)).stdout.replace("(", "[").replace(")", "]"))
+    assert 540 < width < 580  # of 640
+    assert 400 < height < 430  # of 480
+
+
+@pytest.mark.parametrize("settings", ["", "plt.rcParams['savefig.bbox'] = 'tight'; "])
+async def test_a_picture_has_what_is_outside_of_its_figure(machine: AgentClient, settings: str):
+    await run(machine, f"{settings}plt.plot([1, 2]); plt.text(3, 1, 'outside'); plt.show()")
+    width = int((await run(machine, SIZE)).stdout.strip("(\n").split(",")[0])
+    await run(machine, "plt.rcdefaults()")
+    assert width > 700
+
+
 # -- one figure is one picture -----------------------------------------------------------------------------
 
 

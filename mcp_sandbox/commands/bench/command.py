@@ -11,6 +11,7 @@ from guest.errors import GuestError, first_error
 from mcp_sandbox.app import open_host
 from mcp_sandbox.commands.bench import (
     calls,
+    commands,
     compiling,
     connect,
     cpu,
@@ -69,6 +70,7 @@ TOPICS = {
     "restore": Topic(machines.measure, _snapshots),
     "startup": Topic(startup.measure, _snapshots),
     "calls": Topic(calls.measure, _all),
+    "commands": Topic(commands.measure, _all),
     "connect": Topic(connect.measure, _all),
     "http": Topic(http.measure, _all),
     "neighbour": Topic(neighbour.measure, _all),
