@@ -129,25 +129,3 @@ async def test_a_project_of_several_files_is_built_with_a_command(box: Box, code
         ),
     }
     assert (await box.build(*projects[code])).startswith("stdout:\n2\n")
-
-
-# What users add to the library's templates after the header that was precompiled.
-OWN_PARTS = """
-#include <bits/stdc++.h>
-struct P { int x; bool operator==(const P&) const = default; };
-template <> struct std::hash<P> { std::size_t operator()(P p) const { return p.x; } };
-template <> struct std::formatter<P> : std::formatter<int> {
-    auto format(P p, std::format_context& c) const { return std::formatter<int>::format(p.x, c); }
-};
-int main() {
-    std::unordered_map<P, std::string> m{{P{7}, "seven"}};
-    std::print("{:03} {} {}\\n", P{7}, m[P{7}], std::regex_match("aab", std::regex("a+b")));
-    std::wcout << std::format(L"{:.2f}", 1.5) << std::endl;
-}
-"""
-
-
-@pytest.mark.parametrize("box", ["cpp-algorithm"], indirect=True)
-@pytest.mark.parametrize("options", [{}, {"flags": ["-O3"]}, {"sanitize": ["address"]}, {"sanitize": ["undefined"]}])
-async def test_the_precompiled_header_serves_the_users_own_parts(box: Box, options: dict[str, Any]):
-    assert (await box.run(OWN_PARTS, **options)).startswith("stdout:\n007 seven true\n1.50\n")
