@@ -1,7 +1,17 @@
-"""C++: one file, compiled by g++."""
+"""C++: one file, compiled by g++, or by the programs that g++ would start.
 
+g++ starts the compiler proper, the assembler and collect2, which starts the linker. In gVisor a process costs tens of
+milliseconds. So without flags of the user, a shell starts these programs, without g++ and collect2.
+"""
+
+# pathlib costs imports and instructions, which an emulated CPU makes expensive
+# ruff: noqa: PTH123
+
+import os
 import re
 import shlex
+import shutil
+import subprocess
 
 from guest.kernels import compiled
 from guest.languages import Language
@@ -27,6 +37,15 @@ TRACEABLE = ["-g", "-fno-omit-frame-pointer"]  # for line numbers; UBSan needs n
 NO_MAIN = re.compile(r"undefined reference to .main.(?!\S)")
 # How the messages of linkers begin: GNU's with its own name, gold's with a file of the C library.
 LINKER = re.compile(r"^((\S*/)?(ld|collect2)(\.\w+)?: |\S*/S?crt1\.o[:(])", re.MULTILINE)
+NO_PLUGIN = "-fno-use-linker-plugin"  # only objects for link-time optimisation need it
+COLLECT2 = re.compile(r"\S*/collect2 ")
+TEMPORARY = re.compile(r"\S*/cc\w{6}\.([so])\b")  # the files that g++ passes from one program to the next
+READ_BY_DRIVER = ("COMPILER_PATH", "GCC_EXEC_PREFIX", "LIBRARY_PATH")  # variables that the other programs do not know
+# As g++ and collect2 do. When the compiler proper crashes, g++ has more to say.
+STEPS = """{compile} || {{ [ $? = 1 ] && exit 1; exec {driver}; }}
+{assemble} || exit 1
+{link} || {{ echo "collect2: error: ld returned $? exit status" >&2; exit 1; }}
+"""
 
 
 class Cpp:
@@ -35,14 +54,27 @@ class Cpp:
     compiler = "g++"
     source = f"{BUILD}/main.cpp"
 
+    def __init__(self) -> None:
+        self._steps: str | None = None
+
     def prepare(self) -> None:
-        """Find everything ready."""
+        """Find out what g++ would start for a file that exists."""
+        compiled.empty(BUILD)
+        with open(self.source, "w", encoding="utf-8"):
+            pass
+        self._steps = steps_of(self._driver([], []))
 
     def complete(self, code: str) -> compiled.Source:
         """Return the code unchanged."""
         return compiled.Source(code)
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
+        """Return the command that does what g++ does with these flags."""
+        if self._steps and not flags and not sanitize and not any(name in os.environ for name in READ_BY_DRIVER):
+            return ["sh", "-c", self._steps]
+        return self._driver(flags or [], sanitize)
+
+    def _driver(self, flags: list[str], sanitize: list[str]) -> list[str]:
         """Return the command with the flags last: they override ours, and a library has to come after what needs it.
 
         Without -pipe: in gVisor, a file in memory is faster than two processes and a pipe.
@@ -51,11 +83,11 @@ class Cpp:
         if sanitize and sanitize != ["undefined"]:
             checks += TRACEABLE
         place = ["-iquote", WORKSPACE, self.source, "-o", compiled.PROGRAM]
-        return [self.compiler, *place, *checks, *FLAGS, *(flags or ())]
+        return [self.compiler, *place, *checks, *FLAGS, *flags]
 
     def shown(self, command: list[str]) -> str:
-        """Return the command unchanged."""
-        return shlex.join(command)
+        """Return the command of g++, whoever was called."""
+        return shlex.join(command if command[0] == self.compiler else self._driver([], []))
 
     def checker(self) -> None:
         """Return none: g++ has warnings of its own."""
@@ -68,6 +100,19 @@ class Cpp:
     def program(self, _memory_bytes: int | None) -> list[str] | None:
         """Return the command that runs the program."""
         return compiled.linked_program()
+
+
+def steps_of(driver: list[str]) -> str | None:
+    """Return a shell script that does what a command of g++ does; None if g++ does not say what it would start."""
+    asked = subprocess.run([*driver, NO_PLUGIN, "-###"], capture_output=True, text=True, check=False)
+    commands = [line.strip() for line in asked.stderr.splitlines() if line.startswith(" ")]
+    linker = shutil.which("ld")
+    if asked.returncode or len(commands) != 3 or not COLLECT2.match(commands[2]) or linker is None:
+        return None
+    first, assemble, last = (TEMPORARY.sub(rf"{BUILD}/main.\1", command) for command in commands)
+    link = COLLECT2.sub(f"{linker} ", last, count=1)
+    compile_ = first.replace(f" {NO_PLUGIN}", "")
+    return STEPS.format(compile=compile_, assemble=assemble, link=link, driver=shlex.join(driver))
 
 
 def kernel() -> compiled.Service:

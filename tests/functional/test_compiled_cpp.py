@@ -172,6 +172,30 @@ async def test_a_compiler_error_that_quotes_the_linker_is_an_error(machine):
     assert (result.finished.status, report_of(result).phase) == ("error", "compile")
 
 
+async def test_only_flags_take_a_compiler_driver(machine):
+    """A driver removes what the assembler has made; without one it stays until the next run."""
+    for options, kept in ({"flags": ["-Wall"]}, ""), ({"sanitize": ["undefined"]}, ""), ({}, "/tmp/.build/main.o\n"):
+        report = report_of(await run(machine, HELLO, options=options))
+        assert report.command.startswith("g++ -iquote /workspace main.cpp -o program ")
+        assert (await command(machine, "ls /tmp/.build/*.o 2>/dev/null || true")).stdout == kept
+
+
+@pytest.mark.parametrize("flags", [[], ["-Wall"]], ids=["without flags", "with flags"])
+async def test_what_the_linker_does_not_find_is_an_error_as_from_gcc(machine, flags):
+    code = "int elsewhere(int);\nint main() { return elsewhere(1); }"
+    report = report_of(await run(machine, code, options={"flags": flags}))
+    assert report.phase == "compile"
+    assert "undefined reference to `elsewhere(int)'" in report.diagnostics
+    assert report.diagnostics.endswith("collect2: error: ld returned 1 exit status\n")
+
+
+@pytest.mark.parametrize("flags", [[], ["-Wall"]], ids=["without flags", "with flags"])
+async def test_what_the_assembler_refuses_is_an_error(machine, flags):
+    result = await run(machine, 'int main() { asm("nonsense"); }', options={"flags": flags})
+    assert (result.error.name, result.error.message) == ("CompileError", "g++ ended with exit code 1")
+    assert "no such instruction" in report_of(result).diagnostics
+
+
 @pytest.mark.parametrize("flag", ["-c", "-fsyntax-only"])
 async def test_flags_that_produce_no_program_run_nothing(machine, flag):
     result = await run(machine, HELLO, options={"flags": [flag]})
@@ -212,7 +236,7 @@ int main() {
 """
     assert (await run(machine, nest)).finished.status == "ok"
     assert (await run(machine, HELLO)).stdout == "hello\n"
-    assert (await command(machine, "ls /tmp/.build")).stdout.split() == ["main.cpp", "program"]
+    assert (await command(machine, "ls /tmp/.build")).stdout.split() == ["main.cpp", "main.o", "main.s", "program"]
 
 
 async def test_a_program_has_default_signal_handlers(machine):

@@ -10,7 +10,7 @@ import pytest
 from guest.kernels import runner
 from guest.kernels.runner import OOM_BYTES, Program, was_oom_killed
 from guest.languages import NAMES, go, kernel, language
-from guest.languages.cpp import Cpp
+from guest.languages.cpp import Cpp, steps_of
 from guest.languages.go import Go
 from guest.languages.java import Java, Names
 from templates.catalogue import Catalogue
@@ -40,6 +40,46 @@ def test_host_programs_of_interpreters_are_in_machines():
 def test_flags_are_added_to_the_default_ones():
     command = Cpp().command(["-std=c++20"], [])
     assert command[-3:] == ["-O2", "-std=c++23", "-std=c++20"]  # g++ takes the last standard
+
+
+GCC_SAYS = """Using built-in specs.
+ /usr/libexec/cc1plus -quiet main.cpp "-std=c++23" -fno-use-linker-plugin -o /tmp/ccAb12Cd.s
+COLLECT_GCC_OPTIONS='-o' 'program'
+ as --64 -o /tmp/ccXy34Zw.o /tmp/ccAb12Cd.s
+ /usr/libexec/collect2 -pie -o program /tmp/ccXy34Zw.o "-lstdc++"
+"""
+
+
+def gcc_that_says(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the command of a g++ that answers with `text` when asked what it would start."""
+    for name in ("g++", "ld"):
+        (folder / name).write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{text}END\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return ["g++", "main.cpp"]
+
+
+def test_the_programs_that_gcc_would_start_are_started_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines = (steps_of(gcc_that_says(GCC_SAYS, tmp_path, monkeypatch)) or "").splitlines()
+    assert [line.partition(" ||")[0] for line in lines] == [
+        '/usr/libexec/cc1plus -quiet main.cpp "-std=c++23" -o /tmp/.build/main.s',
+        "as --64 -o /tmp/.build/main.o /tmp/.build/main.s",
+        f'{tmp_path}/ld -pie -o program /tmp/.build/main.o "-lstdc++"',
+    ]
+
+
+def test_a_gcc_that_does_not_say_what_it_would_start_is_called_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert steps_of(gcc_that_says("clang version 19\n", tmp_path, monkeypatch)) is None
+    assert Cpp().command(None, [])[0] == "g++"
+
+
+@pytest.mark.parametrize("name", ["LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"])
+def test_gcc_itself_is_called_for_variables_that_only_it_reads(name: str, monkeypatch: pytest.MonkeyPatch):
+    cpp = Cpp()
+    monkeypatch.setattr(cpp, "_steps", "true")
+    assert cpp.command(None, [])[0] == "sh"
+    monkeypatch.setenv(name, "/workspace/lib")
+    assert cpp.command(None, [])[0] == "g++"
 
 
 @pytest.mark.parametrize(
