@@ -768,7 +768,7 @@ async def test_without_debian_sources_the_error_says_to_install_gvisor(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("templates.apt_sources.host_codename", lambda etc=None: None)
-    with pytest.raises(BuildFailed, match="install runsc of 2024 or newer on the PATH"):
+    with pytest.raises(BuildFailed, match="install runsc of July 2024 or newer on the PATH"):
         await builder.build_program(RUNSC)
     assert builder.find_program(RUNSC) is None
 
