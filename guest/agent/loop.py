@@ -35,6 +35,7 @@ class Loop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._soon: list[Callable[[], None]] = []
         self._count = 0
+        self._now = time.monotonic()  # read once a round: in gVisor that is a slow system call
         self.unflushed: set[Link] = set()
         self._stopped = False
 
@@ -72,15 +73,17 @@ class Loop:
             if self._soon:
                 timeout = 0.0
             elif self._timers:
-                timeout = max(0.0, self._timers[0][0] - time.monotonic())
-            for fd, events in self._epoll.poll(timeout):
+                timeout = max(0.0, self._timers[0][0] - self._now)
+            events_by_fd = self._epoll.poll(timeout)
+            self._now = time.monotonic()
+            for fd, events in events_by_fd:
                 if handler := self._handlers.get(fd):  # an earlier handler of this round may have removed it
                     _call(handler, events)
             if self._soon:
                 actions, self._soon = self._soon, []
                 for action in actions:
                     _call(action)
-            while self._timers and self._timers[0][0] <= time.monotonic():
+            while self._timers and self._timers[0][0] <= self._now:
                 _call(heapq.heappop(self._timers)[2])
             while self.unflushed:  # all frames of one round go out in one write
                 _call(self.unflushed.pop().flush)

@@ -1,14 +1,13 @@
 """Reads the standard output and error of code into the active run."""
 
-import fcntl
 import os
+import select
 from functools import partial
 
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
 from guest.agent.user import User
 
-FIONREAD = 0x541B  # ioctl: how many bytes wait in a pipe
 PIPE_BYTES = 64 * 1024  # read at once; also how much output between two runs is kept for the next
 TURN_BYTES = 1024 * 1024  # read from one pipe before the others have a turn
 DRAIN_BYTES = 64 * 1024 * 1024  # read at the end of a run; only a process that the run left behind writes more
@@ -25,6 +24,7 @@ class Streams:
         self._early: dict[str, bytes] = {"stdout": b"", "stderr": b""}  # output while no run is active
         self._resting: set[str] = set()
         self._pipes: dict[str, int] = {}
+        self._waiting = select.poll()  # finds those with output, both with one system call
         self._closed = False
         self.writers: list[int] = []  # for stdout and stderr of the process that runs code
         for stream in self._early:
@@ -33,6 +33,7 @@ class Streams:
             if user.uid is not None and user.gid is not None:
                 os.fchown(write, user.uid, user.gid)  # so that code can open /dev/stderr
             self._pipes[stream] = read
+            self._waiting.register(read, select.POLLIN)
             self.writers.append(write)
             loop.add(read, partial(self._read, stream))
 
@@ -50,8 +51,9 @@ class Streams:
 
     def drain(self) -> None:
         """Read all that was written so far, so that later events come after it."""
+        ready = dict(self._waiting.poll(0))  # reading an empty pipe would raise an exception
         for stream, fd in self._pipes.items():
-            if any(fcntl.ioctl(fd, FIONREAD, b"\0\0\0\0")):  # reading an empty pipe would raise an exception
+            if ready.get(fd, 0) & select.POLLIN:
                 self._read_until(stream, DRAIN_BYTES)
 
     def resume(self) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 
 from guest.agent.loop import READ_BYTES, Link, Loop
 from guest.protocol import Frame, encode
@@ -23,6 +24,30 @@ def test_a_handler_that_fails_is_printed_and_the_loop_goes_on(capsys):
     os.close(read)
     os.close(write)
     assert capsys.readouterr().err.count("OverflowError: a bug") == 3
+
+
+def test_the_clock_is_read_once_a_round(monkeypatch):
+    loop = Loop()
+    loop.later(60, loop.stop)
+    rounds, reads, clock = 0, 0, time.monotonic
+
+    def read_clock() -> float:
+        nonlocal reads
+        reads += 1
+        return clock()
+
+    def go_on() -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds < 10:
+            loop.soon(go_on)
+        else:
+            loop.stop()
+
+    monkeypatch.setattr(time, "monotonic", read_clock)
+    loop.soon(go_on)
+    loop.run()
+    assert (rounds, reads) == (10, 10)
 
 
 def test_a_flood_on_one_link_does_not_hold_up_the_others():
