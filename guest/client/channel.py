@@ -138,12 +138,12 @@ class Channel:
             if self.failure is not None:
                 raise self.failure
             try:
-                with anyio.fail_after(self.timeout_s, shield=True):
+                with anyio.CancelScope(deadline=anyio.current_time() + self.timeout_s, shield=True) as scope:
                     await self._stream.send(data)
-            except TimeoutError:
-                raise self.fail(AgentTimeout("the agent does not read what it is sent")) from None
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
                 raise self.fail(AgentGone("the stream to the agent is closed")) from error
+            if scope.cancelled_caught:
+                raise self.fail(AgentTimeout("the agent does not read what it is sent"))
 
     def fail(self, error: GuestError) -> GuestError:
         """Fail all open requests and every later one; only the first failure counts."""

@@ -1,6 +1,6 @@
 """Executing one run in a sandbox: its deadline, how it is stopped, and its result."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import anyio
@@ -144,8 +144,10 @@ async def _stop(events: Run, fold: Fold) -> None:
     raise AgentTimeout(f"a run that was stopped did not end within {STOP_BOUND_S:g} s")
 
 
-async def _images(lease: Lease, artifacts: Iterable[Artifact], output: OutputSettings) -> tuple[ImageView, ...]:
+async def _images(lease: Lease, artifacts: Collection[Artifact], output: OutputSettings) -> tuple[ImageView, ...]:
     """Read the run's new images, as many as a result may show and the time allows."""
+    if not artifacts:
+        return ()
     room = output.image_bytes
     images: list[ImageView] = []
     with anyio.move_on_after(FILE_TIMEOUT_S):
