@@ -4,7 +4,6 @@
 # ruff: noqa: PTH103
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +63,6 @@ class Execution:
         self._head = _whole(header, "head_bytes", MAX_HEAD)
         self._tail = _whole(header, "tail_bytes", MAX_BODY)
         self._captures: dict[str, Capture] = {}  # created with the first output
-        self._began = time.monotonic_ns()
 
     def _capture(self, stream: str) -> Capture:
         def send(data: bytes, gap: int) -> None:
@@ -201,7 +199,6 @@ class Execution:
 
     def finish(self, result: dict[str, Any], trace: bytes, changed: list[tuple[str, int]]) -> None:
         """Send the rest of the output, the artifacts and the result."""
-        duration = time.monotonic_ns() - self._began  # a whole number: formatting fractions is slow
         self.close_stdin()
         for capture in self._captures.values():
             capture.finish()
@@ -213,7 +210,6 @@ class Execution:
         answer: dict[str, Any] = {
             "ok": True,
             **result,
-            "duration_ns": duration,
             "output": {
                 "stdout_bytes": out.total if out else 0,
                 "stderr_bytes": err.total if err else 0,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from guest.client.reports import Report
 from guest.client.wire import ExitCode, Flag, Number, Path, SignalName, Text, Whole, line
@@ -25,9 +25,6 @@ MAX_LOSS = 600  # characters of how a service ended
 MAX_LABEL = 120  # characters of a text in a chart
 MAX_SERIES = 20  # of one chart
 MAX_CHARTS = 20  # of one figure
-
-# The wire carries whole nanoseconds.
-Seconds = Annotated[Number, Field(ge=0, validation_alias="duration_ns"), AfterValidator(lambda ns: ns / 1e9)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +214,6 @@ class Finished:
     exit_code: ExitCode | None
     signal: SignalName | None
     error: CodeError | None
-    duration_s: Seconds
     output: OutputTotals
     artifacts_complete: Flag = True  # False: the outputs directory has more files than the agent looks at
     service_loss: Annotated[Text, line(MAX_LOSS)] | None = (

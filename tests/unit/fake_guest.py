@@ -9,7 +9,7 @@ from anyio.abc import ByteStream
 from guest.protocol import Decoder, Frame, encode
 
 NOTHING_WRITTEN = {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0}
-END: dict[str, Any] = {"ok": True, "state": "kept", "duration_ns": 1, "output": NOTHING_WRITTEN}
+END: dict[str, Any] = {"ok": True, "state": "kept", "output": NOTHING_WRITTEN}
 
 
 class FakeGuest:

@@ -45,7 +45,7 @@ def finished(status: Status = "ok", state: State = "kept", error: CodeError | No
     totals = cast("OutputTotals", more.pop("output", OutputTotals(0, 0)))
     exit_code = cast("int | None", more.pop("exit_code", None))
     complete = cast("bool", more.pop("artifacts_complete", True))
-    return Finished(status, state, exit_code, None, error, 0.001, totals, complete)
+    return Finished(status, state, exit_code, None, error, totals, complete)
 
 
 class FakeMachine:

@@ -17,7 +17,6 @@ DONE: dict[str, Any] = {
     "status": "ok",
     "state": "kept",
     "exit_code": 0,
-    "duration_ns": 100_000_000,
     "output": {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0},
 }
 

@@ -41,7 +41,7 @@ agent.serve_pipes(pipes)
 """
 
 # Ends a run.
-DONE = """send({"ok": True, "status": "ok", "state": "kept", "exit_code": 0, "duration_ns": 1, "output":
+DONE = """send({"ok": True, "status": "ok", "state": "kept", "exit_code": 0, "output":
     {"stdout_bytes": 0, "stderr_bytes": 0, "spill_complete": True, "displays_dropped": 0}})
 """
 
