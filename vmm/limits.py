@@ -29,7 +29,9 @@ WEIGHTS = {  # among machines
     CpuPriority.BATCH: 20,
     CpuPriority.UNUSED: 4,
 }
-STARTING_CPUS = 1  # more than the machine has
+# More than the machine has, for its monitor or kernel, which works beside its code. Without it a call of 20 ms has to
+# wait for its share of the next periods.
+SHORT_USE_CPUS = 1
 UNUSED_CPUS = 0.25  # enough for a service that waits, and for the agent's answer to a ping
 NICENESS = 10  # of machines on hosts without cgroups
 REMOVE_ATTEMPTS = 300  # times 10 ms: on a busy host the kernel releases a cgroup seconds after its last process ended
@@ -243,8 +245,8 @@ def cpu_settings(cpus: float, priority: CpuPriority, version: int | None) -> dic
     """Return the files that give a cgroup at most `cpus`, and its share of them when others want them."""
     if math.isinf(cpus):
         return {}
-    if priority is CpuPriority.STARTING:
-        cpus += STARTING_CPUS
+    if priority in (CpuPriority.STARTING, CpuPriority.INTERACTIVE):
+        cpus += SHORT_USE_CPUS
     elif priority is CpuPriority.UNUSED:
         cpus = min(cpus, UNUSED_CPUS)
     quota = int(cpus * CPU_PERIOD_US)

@@ -117,7 +117,7 @@ class CpuPriority(Enum):
     """How much CPU a machine gets when others want it, too."""
 
     STARTING = "starting"  # no code has run in it yet: one CPU more, for the monitor that restores it
-    INTERACTIVE = "interactive"  # a caller waits for a short answer
+    INTERACTIVE = "interactive"  # a caller waits for a short answer: one CPU more, for what runs beside the code
     BATCH = "batch"  # it has been busy for a while, so short answers of other machines come first
     UNUSED = "unused"  # no caller uses it: it gets little, even if nobody else wants it
 

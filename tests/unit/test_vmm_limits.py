@@ -144,11 +144,14 @@ def test_a_machine_that_is_not_in_use_gets_less_cpu_until_it_is_used_again(
     assert written() == {**used, weight: "as it was"}
 
 
-def test_a_machine_in_use_has_its_own_cpus_and_one_more_only_while_it_starts():
+def test_a_machine_has_one_cpu_more_while_it_starts_and_in_a_short_use_but_not_in_a_long_one():
     quotas = {priority: cpu_settings(1.5, priority, 2)["cpu.max"] for priority in CpuPriority}
-    assert quotas.pop(CpuPriority.STARTING) == "25000 10000"
-    assert quotas.pop(CpuPriority.UNUSED) == "2500 10000"
-    assert set(quotas.values()) == {"15000 10000"}
+    assert quotas == {
+        CpuPriority.STARTING: "25000 10000",
+        CpuPriority.INTERACTIVE: "25000 10000",
+        CpuPriority.BATCH: "15000 10000",
+        CpuPriority.UNUSED: "2500 10000",
+    }
 
 
 def test_the_priority_of_a_machine_that_has_just_ended_is_not_set(tmp_path, monkeypatch):
