@@ -101,10 +101,11 @@ class Drivers:
             program = self.builder.find_program(info.program) if info.program else None
             if program is not None:
                 self._held.enter_context(hold([program.parent]))
-            self._loaded[name] = load_driver(name, self._config(info, program))
+            chosen = info.program is not None and self.builder.chosen.sha512_of(info.program) is not None
+            self._loaded[name] = load_driver(name, self._config(info, program, chosen=chosen))
         return self._loaded[name]
 
-    def _config(self, info: DriverInfo, program: Path | None) -> DriverConfig:
+    def _config(self, info: DriverInfo, program: Path | None, *, chosen: bool) -> DriverConfig:
         return DriverConfig(
             run_dir=self.settings.run_dir,
             cache_dir=self.settings.cache_dir,
@@ -112,13 +113,14 @@ class Drivers:
             own_kernel=self.settings.guest_kernel is not None,
             accel=None if self.settings.accel == AUTO else Accel(self.settings.accel),
             program=program,
+            chosen=chosen,
             binary=self.settings.binaries.get(info.name),
             nat=nat_config(self.settings),
         )
 
     async def try_program(self, name: str, program: Path) -> Probe:
         """Probe a driver with a program of the store that is not in use yet."""
-        driver = load_driver(name, self._config(driver_info(name), program))
+        driver = load_driver(name, self._config(driver_info(name), program, chosen=True))
         try:
             return await driver.probe()
         finally:

@@ -161,7 +161,7 @@ def setup(
     ctx.find_root().obj |= {"driver": driver} if driver else {}
     settings = settings_of(ctx)
     try:
-        wanted = WantedRunsc.parse(settings, runsc, sha512, check=check) if runsc else None
+        wanted = WantedRunsc.parse(settings, runsc, sha512, check=check) if runsc is not None else None
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
     if sha512 and not runsc:

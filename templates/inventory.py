@@ -129,8 +129,7 @@ class Inventory:
     def program(self, program: Program) -> Entry | None:
         """Return the program that the operator chose for a driver, else the downloaded one."""
         chosen = self.chosen.sha512_of(program)
-        found = self._store.find("program", chosen_inputs(program, chosen)) if chosen else None
-        return found or self._store.find("program", self.program_inputs(program))
+        return self._store.find("program", chosen_inputs(program, chosen) if chosen else self.program_inputs(program))
 
     def config(self, template: Template) -> ImageConfig:
         """Return the process settings of a template's image; empty if it is not built."""

@@ -47,6 +47,7 @@ class DriverConfig:
     own_kernel: bool = False  # the user chose `kernel`, perhaps to suit this host's KVM
     accel: Accel | None = None  # None: the best one that works
     program: Path | None = None  # what we downloaded for the driver (`DriverInfo.program`), if we did
+    chosen: bool = False  # the operator chose `program` with `setup`, so no other one may take its place
     binary: Path | None = None  # the program that the operator chose for the driver; None: the one on the PATH
     nat: NatConfig | None = None  # what machines in mode `nat` may reach; None: no machine gets it
 

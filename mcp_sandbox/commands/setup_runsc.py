@@ -24,7 +24,7 @@ err = Console(stderr=True, highlight=False)
 
 @dataclass(frozen=True, slots=True)
 class WantedRunsc:
-    """Which runsc to use: a path or an address and its checksum, or none but Debian's."""
+    """Which runsc to use: a path or an address and its checksum, or none, which means Debian's."""
 
     source: str
     sha512: str = ""
@@ -36,6 +36,8 @@ class WantedRunsc:
             raise ValueError("--check installs nothing. Leave out --runsc, or --check.")
         if settings.runsc is not None:
             raise ValueError(f"The setting runsc = {settings.runsc} is in force. Remove it first.")
+        if not source:
+            raise ValueError("--runsc needs a path, an address or none.")
         if source == NONE:
             if sha512:
                 raise ValueError("--sha512 belongs to a path or an address, not to --runsc none.")
@@ -84,4 +86,6 @@ async def _install(drivers: Drivers, wanted: WantedRunsc) -> None:
         out.print(f"gVisor's program is now {verdict.version}, from {wanted.source}.", soft_wrap=True, markup=False)
     if before != (wanted.sha512 or None):
         out.print("It needs its own snapshots: run `mcp-sandbox template build NAME` for each template you use,")
-        out.print("and restart running servers. `mcp-sandbox setup --runsc none` goes back to Debian's.")
+        out.print("and restart running servers.")
+        if wanted.source != NONE:
+            out.print("`mcp-sandbox setup --runsc none` goes back to Debian's.")

@@ -34,7 +34,8 @@ def split(value: object) -> object:
 
 def split_pairs(value: object) -> object:
     """Split an environment variable with a list of name=value."""
-    return dict(pair.partition("=")[::2] for pair in value.split(",") if pair) if isinstance(value, str) else value
+    pairs = split(value)
+    return dict(pair.partition("=")[::2] for pair in pairs) if isinstance(pairs, tuple) else pairs
 
 
 Domains = Annotated[tuple[Pattern, ...], BeforeValidator(split)]

@@ -22,9 +22,14 @@ def load_settings(**flags: Any) -> Settings:  # noqa: ANN401 - pydantic checks t
     try:
         return Settings(**{key: _from_here(value) for key, value in flags.items() if value is not None})
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+        problems = "; ".join(": ".join(filter(None, (_place(p["loc"]), p["msg"]))) for p in error.errors())
         sources = ", ".join(["a flag", f"{ENV_PREFIX}*", *map(str, config_files())])
         raise ConfigError(f"bad setting: {problems} (set by one of: {sources})") from error
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Return the setting that an error is about. Pydantic also names its own validators there."""
+    return ".".join(str(part) for part in location if "[" not in str(part))
 
 
 def _from_here(flag: Any) -> Any:  # noqa: ANN401 - pydantic checks it
@@ -38,5 +43,5 @@ def _check_variables() -> None:
     """Refuse misspelled variables: a limit that is silently not in force is worse than an error."""
     known = [variable_of(name) for name, _ in setting_names()]
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name not in known:
-            raise ConfigError(f"unknown environment variable {name}{suggestion(name, known)}")
+        if name.upper().startswith(ENV_PREFIX) and name not in known:
+            raise ConfigError(f"unknown environment variable {name}{suggestion(name.upper(), known)}")

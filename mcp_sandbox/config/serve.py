@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from mcp_sandbox.config.base import Group, absolute_path
+from mcp_sandbox.config.base import Group, absolute_path, split
 
 
 class ServeSettings(Group):
@@ -32,7 +32,7 @@ class ServeSettings(Group):
     @field_validator("allowed_hosts", "allowed_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+        return split(value)
 
     @field_validator("certificate", "key", mode="after")
     @classmethod

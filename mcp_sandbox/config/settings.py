@@ -9,7 +9,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from mcp_sandbox.config.base import Group, absolute_path
+from mcp_sandbox.config.base import Group, absolute_path, split
 from mcp_sandbox.config.files import file_values, project_config_file, user_config_file
 from mcp_sandbox.config.host_dirs import HostDirs
 from mcp_sandbox.config.limits import (
@@ -129,7 +129,7 @@ class Settings(BaseModel):
     @classmethod
     def _split_names(cls, value: object) -> object:
         """Split a flag or an environment variable, which separates names by commas."""
-        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+        return split(value)
 
     @property
     def catalogue(self) -> Catalogue:

@@ -16,7 +16,6 @@ import platformdirs
 from mcp_sandbox.serving.initialize import NAME, answer_to, parse_initialize
 
 READ_BYTES = 1 << 16
-PIPE_WRITE_BYTES = 4096  # PIPE_BUF: what a pipe that polls as writable takes without blocking
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +38,15 @@ def greet_early(wire_in: int = 0, wire_out: int = 1) -> EarlyGreeting:
         if request is None:
             return EarlyGreeting(received)
         answer = answer_to(request).encode()
-        if len(answer) <= PIPE_WRITE_BYTES and select.select([], [wire_out], [], 0)[1]:
+        # What fits into PIPE_BUF is written as a whole to a pipe that polls as writable.
+        if len(answer) <= select.PIPE_BUF and select.select([], [wire_out], [], 0)[1]:
             os.write(wire_out, answer)
             return EarlyGreeting(received, request["id"])
     return EarlyGreeting(received)
 
 
 def _may_relay() -> bool:
-    """Whether the user's configuration file may name a server to connect to. The variable was looked at before."""
+    """Return whether the user's configuration file may name a server to connect to. `start` has read the variable."""
     path = Path(platformdirs.user_config_path(NAME)) / f"{NAME}.toml"
     try:
         return "connect" in tomllib.loads(path.read_text())

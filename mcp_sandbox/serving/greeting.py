@@ -29,7 +29,7 @@ class Greeting:
         return answer_to(request)
 
     def was_answered(self, number: object) -> bool:
-        """Whether the request that the SDK answers now was answered before. Tells so once."""
+        """Return whether the request that the SDK answers now was answered before; only its first answer is dropped."""
         answered = self._answered is not None and number == self._answered
         if answered:
             self._answered = None

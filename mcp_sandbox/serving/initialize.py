@@ -41,7 +41,7 @@ def answer_to(request: dict[str, Any]) -> str:
 def parse_initialize(line: bytes) -> dict[str, Any] | None:
     """Return an `initialize` that the SDK is sure to accept, and to answer with the version it asks for; or None."""
     with suppress(ValueError, RecursionError):
-        return _ordinary(json.loads(line))
+        return _ordinary(json.loads(line.decode()))  # from bytes it would also read UTF-16
     return None
 
 

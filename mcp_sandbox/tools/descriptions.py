@@ -1,4 +1,4 @@
-"""What descriptions of the server and of its tools say about the settings. A server that starts needs it first."""
+"""What descriptions of tools say about the settings."""
 
 from mcp_sandbox.config import EVERY_DOMAIN, Settings
 

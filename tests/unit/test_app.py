@@ -10,6 +10,7 @@ from mcp_sandbox.app import Drivers, open_host, open_service
 from mcp_sandbox.config import Settings
 from mcp_sandbox.machines.provider import HostFacts
 from mcp_sandbox.serving.stdio_server import open_server
+from templates.chosen_program import ChosenPrograms
 from tests.unit.fake_driver import FakeDriver
 from vmm.driver import DriverConfig
 from vmm.drivers.gvisor import RUNSC
@@ -53,6 +54,7 @@ class StubBuilder:
     def __init__(self) -> None:
         self.program: Path | None = None
         self.fetched: list[Download] = []
+        self.chosen = ChosenPrograms(Path("/nonexistent"))
 
     def find_kernel(self) -> None: ...
 

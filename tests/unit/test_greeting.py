@@ -139,7 +139,11 @@ def test_anything_else_is_left_to_the_sdk(message: object):
     assert parse_initialize(json.dumps(message).encode()) is None
 
 
-@pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000], ids=["no JSON", "no UTF-8", "too deep"])
+@pytest.mark.parametrize(
+    "line",
+    [b"{", b"\xff", b"[" * 100_000, json.dumps(initialize()).encode("utf-16")],
+    ids=["no JSON", "no UTF-8", "too deep", "UTF-16"],
+)
 def test_a_line_that_cannot_be_read_is_left_to_the_sdk(line: bytes):
     assert parse_initialize(line) is None
 

@@ -289,3 +289,17 @@ def test_keys_reach_a_child_server_and_no_dump(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(name, value)
     user_config_file().unlink()
     assert load_settings() == settings
+
+
+def test_lists_in_variables_may_have_spaces(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MCP_SANDBOX_SERVE_ALLOWED_HOSTS", "a.example, b.example")
+    monkeypatch.setenv("MCP_SANDBOX_TOOLSETS", "code, files")
+    settings = load_settings()
+    assert settings.serve.allowed_hosts == ("a.example", "b.example")
+    assert list(settings.toolsets) == ["code", "files"]
+
+
+def test_a_variable_in_lower_case_is_refused_instead_of_ignored(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("mcp_sandbox_limits_sandboxes", "2")
+    with pytest.raises(ConfigError, match="MCP_SANDBOX_LIMITS_SANDBOXES"):
+        load_settings()

@@ -115,6 +115,27 @@ async def test_a_runsc_that_is_missing_is_named(settings, tmp_path):
         await install_runsc(settings, WantedRunsc(str(tmp_path / "missing"), "a" * 128))
 
 
+async def test_a_runsc_that_is_too_old_is_refused_although_the_path_has_a_good_one(
+    settings, runsc, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(runsc.parent), prepend=":")
+    old = fake_runsc(tmp_path / "old", "release-20220101.0", OF_2022)
+    with pytest.raises(DriverUnavailable, match="too old"):
+        await install_runsc(settings, WantedRunsc(str(old), sha512(old)))
+    assert await in_use(settings) is None
+
+
+async def test_nothing_takes_the_place_of_a_chosen_runsc_that_is_gone(settings, runsc, monkeypatch):
+    await install_runsc(settings, WantedRunsc(str(runsc), sha512(runsc)))
+    used = await in_use(settings)
+    assert used is not None
+    monkeypatch.setenv("PATH", str(runsc.parent), prepend=":")
+    used.parent.rename(settings.home / "elsewhere")
+    async with Drivers(settings) as drivers:
+        verdict = await drivers.probe("gvisor")
+    assert (verdict.usable, verdict.fix) == (False, probe.NO_CHOICE)
+
+
 async def test_a_runsc_that_does_not_work_here_is_not_used(settings, runsc, tmp_path):
     await install_runsc(settings, WantedRunsc(str(runsc), sha512(runsc)))
     before = await in_use(settings)

@@ -69,10 +69,8 @@ async def probe(config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engi
 
 async def find_binary(config: DriverConfig) -> tuple[tuple[Path, Release] | None, str]:
     """Return the first gVisor that can do what we need, and what it is; or None and the reason."""
-    system = find_tool("runsc")
-    reason = "runsc is not installed"
-    known = (config.program, Path(system) if system else None)
-    for binary in filter(None, (config.binary,) if config.binary else known):
+    reason = "the chosen runsc is not in the home any more" if config.chosen else "runsc is not installed"
+    for binary in _candidates(config):
         try:
             found = await _release_of(config, binary)
         except (Untrusted, OSError) as error:
@@ -86,10 +84,18 @@ async def find_binary(config: DriverConfig) -> tuple[tuple[Path, Release] | None
     return None, reason
 
 
+def _candidates(config: DriverConfig) -> list[Path]:
+    """Return the programs to try. Nothing takes the place of one that the operator chose, perhaps for its fixes."""
+    if config.binary:
+        return [config.binary]
+    system = None if config.chosen else find_tool("runsc")
+    return [*filter(None, (config.program, Path(system) if system else None))]
+
+
 def _without_binary(config: DriverConfig, reason: str) -> Probe:
     if config.binary:
         return Probe(usable=False, reason=reason, fix=OTHER_SETTING)
-    if config.program:  # whoever replaced it, or another host that shares the home, has to decide
+    if config.chosen:
         return Probe(usable=False, reason=reason, fix=NO_CHOICE)
     return Probe(usable=False, reason=reason, fix=SETUP if find_tool("apt-get") else RUNSC.by_hand, lacks=RUNSC)
 
@@ -101,7 +107,7 @@ async def _release_of(config: DriverConfig, binary: Path) -> Release | None:
         if (cached := verdicts.get(question, **details)) is not None:
             return Release.parse(cached.reason)
         found = await release.ask(program)
-        if found is not None:
+        if found is not None and not found.missing:  # on a busy host it may not have answered all questions
             verdicts.keep(question, Verdict(True, found.dump()), **details)
         return found
 
