@@ -54,7 +54,8 @@ def start_shell(start: Start, user: User) -> int:
         reset_signals()
         os.execve(start.arguments[0], list(start.arguments), start.environment)  # noqa: S606 - it is the shell
     except OSError as error:
-        os.write(2, f"mcp-sandbox: the command could not be started: {error}\n".encode())
+        if start.order is None:  # nobody has given a command to one that is started ahead
+            os.write(2, f"mcp-sandbox: the command could not be started: {error}\n".encode())
     finally:
         os._exit(NOT_RUN)
 

@@ -60,7 +60,8 @@ class Loop:
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` after a delay. It must check for itself whether it is still wanted."""
         self._count += 1
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, self._count, action))
+        self._now = time.monotonic()  # so that what a handler took does not delay the timer
+        heapq.heappush(self._timers, (self._now + delay_s, self._count, action))
 
     def stop(self) -> None:
         """End `run` after this round."""
@@ -75,7 +76,7 @@ class Loop:
             elif self._timers:
                 timeout = max(0.0, self._timers[0][0] - self._now)
             events_by_fd = self._epoll.poll(timeout)
-            self._now = time.monotonic()
+            self._now = now = time.monotonic()
             for fd, events in events_by_fd:
                 if handler := self._handlers.get(fd):  # an earlier handler of this round may have removed it
                     _call(handler, events)
@@ -83,7 +84,7 @@ class Loop:
                 actions, self._soon = self._soon, []
                 for action in actions:
                     _call(action)
-            while self._timers and self._timers[0][0] <= self._now:
+            while self._timers and self._timers[0][0] <= now:
                 _call(heapq.heappop(self._timers)[2])
             while self.unflushed:  # all frames of one round go out in one write
                 _call(self.unflushed.pop().flush)

@@ -149,17 +149,28 @@ class Shell:
         with self._user.acting():
             return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def _may_enter(self, folder: str) -> bool:
+        with self._user.acting():
+            return os.access(folder, os.X_OK, effective_ids=True)
+
     def _hand_over(self, run: Execution, call: Call, job: Job, folder: str) -> Command | None:
         """Give a command to the shell that was started ahead; None if there is none that fits."""
         if call.stdin or run.stdin is not None or self.spare.streams is not self._free_streams():
             return None
+        if not self._may_enter(folder):  # a shell of its own says so, and leaves no session behind
+            return None
         started = self.spare.take()
         if started is None:
             return None
+        written = job.written(difference(started.environment, self._session.environment), folder)
         processes = self._ledger.begin()
         processes.adopt(started.pid)
-        written = job.written(difference(started.environment, self._session.environment), folder)
-        started.order(written)
+        try:
+            started.order(written)
+        except OSError:
+            processes.release()
+            started.give_up()
+            return None
         self._count += 1
         return Command(run, call, started.streams, processes, started.record, self._count, job_bytes=len(written))
 

@@ -66,7 +66,7 @@ class Job(NamedTuple):
             *_exports(changes),
         ]
         if folder != WORKSPACE:
-            lines.append(f"cd -P -- {shlex.quote(folder)} || exit; unset OLDPWD; export OLDPWD")
+            lines.append(f"cd -P -- {shlex.quote(folder)} || {{ trap - EXIT; exit 126; }}; unset OLDPWD; export OLDPWD")
         return os.fsencode("\n".join([*lines, self.start]) + f"\0{self.command}\0")
 
 

@@ -4,10 +4,11 @@ It waits for its job and has the privileges of code, so code can end it or tampe
 starts its own shell. No more than one waits, and none is started beside active commands.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,11 +32,25 @@ class Started:
     orders: int  # the pipe it waits at
 
     def order(self, job: bytes) -> None:
-        """Let it begin. The caller closes the record."""
-        os.pwrite(self.record, job, 0)
+        """Let it begin. The caller closes the record. Raises OSError if the job does not fit into memory."""
+        if os.pwrite(self.record, job, 0) < len(job):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with suppress(BrokenPipeError):  # it was killed just now, and its end is reported
             os.write(self.orders, b"\n")
         os.close(self.orders)
+
+    def give_up(self) -> None:
+        """End a shell that got no job."""
+        os.close(self.record)
+        os.close(self.orders)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def closing(stack: ExitStack, fd: int) -> int:
+    """Return a descriptor that is closed with the stack."""
+    stack.callback(os.close, fd)
+    return fd
 
 
 class SpareShell:
@@ -58,19 +73,16 @@ class SpareShell:
 
     def start(self, shell: str, environment: Mapping[str, str], streams: Streams) -> None:
         """Start a shell. Raises OSError."""
-        record = os.memfd_create("session")
-        reader, orders = os.pipe2(os.O_CLOEXEC)
-        directory, null = os.open(WORKSPACE, os.O_PATH | os.O_CLOEXEC), os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with ExitStack() as kept, ExitStack() as passed:
+            record = closing(kept, os.memfd_create("session"))
+            reader, orders = os.pipe2(os.O_CLOEXEC)
+            closing(passed, reader)
+            closing(kept, orders)
+            directory = closing(passed, os.open(WORKSPACE, os.O_PATH | os.O_CLOEXEC))
+            null = closing(passed, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             start = Start((shell, *WAITING), environment, directory, null, streams.writers, record, reader)
             pid = start_shell(start, self._user)
-        except OSError:
-            os.close(record)
-            os.close(orders)
-            raise
-        finally:
-            for fd in (reader, directory, null):
-                os.close(fd)
+            kept.pop_all()
         limits = self._user.soft_limits()
         self._started = Started(pid, dict(environment), limits, streams, record, orders)
         self._children.watch(pid, partial(self._ended, self._started))

@@ -143,13 +143,16 @@ def save(figure: Any, buffer: io.BytesIO) -> None:  # noqa: ANN401 - a matplotli
     So it is drawn once and then cropped, unless some of it is outside of its own area, where nothing is drawn.
     """
     settings: Any = sys.modules["matplotlib"].rcParams
-    if settings["savefig.bbox"] == "tight":
-        figure.savefig(buffer, format="png")
+    agg = sys.modules.get("matplotlib.backends.backend_agg")
+    if settings["savefig.bbox"] == "tight" or agg is None or not isinstance(figure.canvas, agg.FigureCanvasAgg):
+        figure.savefig(buffer, format="png", bbox_inches="tight")
         return
     pixels = Pixels()
     figure.savefig(pixels, format="rgba")
     height, width, _ = pixels.rows.shape
-    dpi = width / figure.bbox_inches.width
+    dpi = settings["savefig.dpi"]
+    if dpi == "figure":
+        dpi = getattr(figure, "_original_dpi", figure.dpi)
     box, pad = figure.get_tightbbox(), settings["savefig.pad_inches"]
     left, top, right, bottom = box.x0 * dpi, height - box.y1 * dpi, box.x1 * dpi, height - box.y0 * dpi
     if not (0 <= left <= right <= width and 0 <= top <= bottom <= height):

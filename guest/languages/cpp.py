@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from contextlib import suppress
 
 from guest.kernels import compiled
 from guest.languages import Language
@@ -40,9 +41,15 @@ LINKER = re.compile(r"^((\S*/)?(ld|collect2)(\.\w+)?: |\S*/S?crt1\.o[:(])", re.M
 NO_PLUGIN = "-fno-use-linker-plugin"  # only objects for link-time optimisation need it
 COLLECT2 = re.compile(r"\S*/collect2 ")
 TEMPORARY = re.compile(r"\S*/cc\w{6}\.([so])\b")  # the files that g++ passes from one program to the next
+ASK_S = 60.0  # g++ answers in 10 ms; an emulated CPU takes longer
 READ_BY_DRIVER = ("COMPILER_PATH", "GCC_EXEC_PREFIX", "LIBRARY_PATH")  # variables that the other programs do not know
-# As g++ and collect2 do. When the compiler proper crashes, g++ has more to say.
-STEPS = """{compile} || {{ [ $? = 1 ] && exit 1; exec {driver}; }}
+# As g++ and collect2 do. When the compiler proper crashes, g++ has more to say; a second try after a kill would only
+# take as much memory again.
+STEPS = """{compile} || case $? in
+1) exit 1 ;;
+137) echo "g++: fatal error: Killed signal terminated program cc1plus" >&2; exit 1 ;;
+*) exec {driver} ;;
+esac
 {assemble} || exit 1
 {link} || {{ echo "collect2: error: ld returned $? exit status" >&2; exit 1; }}
 """
@@ -59,10 +66,11 @@ class Cpp:
 
     def prepare(self) -> None:
         """Find out what g++ would start for a file that exists."""
-        compiled.empty(BUILD)
-        with open(self.source, "w", encoding="utf-8"):
-            pass
-        self._steps = steps_of(self._driver([], []))
+        with suppress(OSError, subprocess.SubprocessError):  # g++ itself is called then
+            compiled.empty(BUILD)
+            with open(self.source, "w", encoding="utf-8"):
+                pass
+            self._steps = steps_of(self._driver([], []))
 
     def complete(self, code: str) -> compiled.Source:
         """Return the code unchanged."""
@@ -104,7 +112,7 @@ class Cpp:
 
 def steps_of(driver: list[str]) -> str | None:
     """Return a shell script that does what a command of g++ does; None if g++ does not say what it would start."""
-    asked = subprocess.run([*driver, NO_PLUGIN, "-###"], capture_output=True, text=True, check=False)
+    asked = subprocess.run([*driver, NO_PLUGIN, "-###"], capture_output=True, text=True, check=False, timeout=ASK_S)
     commands = [line.strip() for line in asked.stderr.splitlines() if line.startswith(" ")]
     linker = shutil.which("ld")
     if asked.returncode or len(commands) != 3 or not COLLECT2.match(commands[2]) or linker is None:

@@ -71,6 +71,16 @@ async def test_a_figure_is_drawn_once_and_has_no_margins(machine: AgentClient):
     assert 400 < height < 430  # of 480
 
 
+async def test_a_tall_picture_is_not_cut_off_at_its_top(machine: AgentClient):
+    """Its width is not a whole number of pixels, so it says little about the resolution."""
+    code = "figure = plt.figure(figsize=(1.999, 60)); figure.text(0.1, 0.999, 'HHH', va='top'); plt.show()"
+    await run(machine, code)
+    top = (
+        "print(min(Image.open(glob.glob('/tmp/outputs/figure-*.png')[0]).convert('L').crop((0, 0, 200, 40)).getdata()))"
+    )
+    assert int((await run(machine, f"from PIL import Image; import glob; {top}")).stdout) < 128
+
+
 @pytest.mark.parametrize("settings", ["", "plt.rcParams['savefig.bbox'] = 'tight'; "])
 async def test_a_picture_has_what_is_outside_of_its_figure(machine: AgentClient, settings: str):
     await run(machine, f"{settings}plt.plot([1, 2]); plt.text(3, 1, 'outside'); plt.show()")

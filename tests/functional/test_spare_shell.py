@@ -87,3 +87,15 @@ async def test_what_its_command_leaves_running_is_ended(machine: AgentClient):
     assert "left running were ended: 1" in result.stderr
     left = int(result.stdout)
     assert (await run(machine, f"import os; print(os.path.exists('/proc/{left}'))")).stdout == "False\n"
+
+
+@pytest.mark.parametrize("cwd", ["closed", "/workspace/closed"])
+async def test_a_directory_that_cannot_be_entered_costs_no_variables(machine: AgentClient, cwd: str):
+    await command(machine, "mkdir closed; chmod 600 closed; export X=1")
+    await found(machine)
+    result = await command(machine, "true", cwd=cwd)
+    if result.finished.exit_code == 0:
+        pytest.skip("this user may enter every directory")
+    assert "could not be started" in result.stderr
+    await found(machine)
+    assert (await command(machine, 'echo "$X ${PATH:+path}"; rmdir closed')).stdout == "1 path\n"

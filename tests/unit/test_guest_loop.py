@@ -4,6 +4,8 @@ import os
 import socket
 import time
 
+import pytest
+
 from guest.agent.loop import READ_BYTES, Link, Loop
 from guest.protocol import Frame, encode
 
@@ -48,6 +50,29 @@ def test_the_clock_is_read_once_a_round(monkeypatch):
     loop.soon(go_on)
     loop.run()
     assert (rounds, reads) == (10, 10)
+
+
+def test_a_timer_is_not_late_by_what_the_handler_took_that_set_it(monkeypatch):
+    now, waited = 0.0, []
+
+    class Clockwork:
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            nonlocal now
+            now += timeout
+            waited.append(timeout)
+            return []
+
+    def work() -> None:
+        nonlocal now
+        now += 0.1
+        loop.later(0.01, work if len(waited) < 3 else loop.stop)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    loop = Loop()
+    monkeypatch.setattr(loop, "_epoll", Clockwork())
+    loop.later(0.01, work)
+    loop.run()
+    assert waited == pytest.approx([0.01] * 4)
 
 
 def test_a_flood_on_one_link_does_not_hold_up_the_others():
