@@ -8,7 +8,6 @@ from pathlib import Path
 
 import certifi
 
-from guest.allocator import keep_freed_memory, return_freed_memory
 from guest.prctl import set_dumpable
 from guest.web.client import Proxy
 from guest.web.job import Places, serve_job
@@ -16,7 +15,6 @@ from guest.web.rehearsal import rehearse
 from guest.web.workers import Workers
 
 SOCKET = "/run/mcp-sandbox/proxy.sock"
-COLLECT_AFTER = 100_000  # new objects: a process serves one job, so its collector seldom finds anything
 
 
 def main() -> None:
@@ -30,7 +28,7 @@ def main() -> None:
     set_dumpable(dumpable=False)
     tls = ssl.create_default_context(cafile=certifi.where())
     rehearse(tls)
-    prepare_to_fork()
+    gc.freeze()  # the collector of a fork shall not write to memory that it shares with this process
     workers = Workers(partial(serve_job, Places(options.socket, Proxy(host, int(port))), tls))
     try:
         workers.start()
@@ -39,15 +37,6 @@ def main() -> None:
         workers.run()
     finally:
         workers.stop()
-
-
-def prepare_to_fork() -> None:
-    """Leave forks little to copy: in gVisor, the first write to a page copies its neighbours, too."""
-    gc.collect()
-    return_freed_memory()
-    keep_freed_memory()  # from now on, that is in the forks
-    gc.set_threshold(COLLECT_AFTER)
-    gc.freeze()  # the collector of a fork shall not write to memory that it shares with this process
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tunes the C library's allocator: in gVisor, memory that a process gets anew is expensive, and so are forks."""
+"""Tunes the C library's allocator: in gVisor, memory that a process gets anew is expensive."""
 
 import ctypes
 
@@ -17,10 +17,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, value in OPTIONS.items():
             mallopt(option, value)
-
-
-def return_freed_memory() -> None:
-    """Return the memory that this process has freed to the kernel, so that forks do not copy it."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
