@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 
 from guest.agent.children import Children
 from guest.agent.loop import Loop
@@ -22,6 +23,7 @@ SOONEST_S, LATEST_S = 0.01, 0.25
 # twice that busy. It counts, so that the most processes there can be do not exceed the host's limit together.
 PROCESS_MB = 1
 END_S = 1.0  # for the processes of a job to end
+FEW = 4  # processes whose shares are added without a look at anything else
 ANONYMOUS = re.compile(rb"^AnonPages:\s+(\d+) kB", re.MULTILINE)  # files in memory included, in gVisor
 TOTAL = re.compile(rb"^MemTotal:\s+(\d+) kB", re.MULTILINE)
 PROPORTIONAL = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
@@ -57,23 +59,38 @@ class MemoryWatch:
             self._places = [] if self._user.own_kernel else writable_places()
             self._look()
 
-    def _look(self) -> None:
-        limit = self._user.memory_mb * MIB
-        left = limit - self._used(limit)
-        if left < 0:
-            self._end_largest()
-        self._loop.later(min(max(left / MIB / GROWTH_MB_S, SOONEST_S), LATEST_S), self._look)
+    @property
+    def _limit(self) -> int:
+        return self._user.memory_mb * MIB
 
-    def _used(self, enough: int) -> int:
-        """Return how many bytes the machine uses; of more than `enough`, any number above it."""
+    def _look(self) -> None:
         if self._user.own_kernel:
-            return _kilobytes(ANONYMOUS, "/proc/meminfo") * 1024 + process_count() * PROCESS_MB * MIB
+            self._decide(_kilobytes(ANONYMOUS, "/proc/meminfo") * 1024 + process_count() * PROCESS_MB * MIB)
+            return
         files = sum((space.f_blocks - space.f_bfree) * space.f_frsize for space in map(os.statvfs, self._places))
         table = process_table()
         resident = files + sum(process.resident_bytes for process in table.values())
-        if resident <= enough:  # it counts shared pages several times, so the truth is less
-            return resident
-        return files + sum(_kilobytes(PROPORTIONAL, f"/proc/{pid}/smaps_rollup") * 1024 for pid in table)
+        if resident <= self._limit:  # it counts shared pages several times, so the truth is less
+            self._decide(resident)
+        else:
+            self._add_shares(files, list(table))
+
+    def _add_shares(self, used: int, pids: list[int]) -> None:
+        """Add the shares that processes have in the memory, a few at a time.
+
+        Beside a fork bomb all of them take the agent seconds, and its stop has to get through.
+        """
+        used += sum(_kilobytes(PROPORTIONAL, f"/proc/{pid}/smaps_rollup") * 1024 for pid in pids[:FEW])
+        if len(pids) > FEW and used <= self._limit:
+            self._loop.soon(partial(self._add_shares, used, pids[FEW:]))
+        else:
+            self._decide(used)
+
+    def _decide(self, used: int) -> None:
+        left = self._limit - used
+        if left < 0:
+            self._end_largest()
+        self._loop.later(min(max(left / MIB / GROWTH_MB_S, SOONEST_S), LATEST_S), self._look)
 
     def _end_largest(self) -> None:
         broadcast = broadcast_to(self._user) or (lambda number: None)

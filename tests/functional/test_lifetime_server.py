@@ -51,11 +51,16 @@ class Footprint:
         groups = self.groups if with_groups else []
         await assert_gone([self.server, *self.processes], groups, load_settings().run_dir)
 
-    def remove_groups(self) -> None:
-        """Remove what a killed server could not remove. The cgroups are empty."""
-        for group in self.groups:
-            with suppress(FileNotFoundError):
-                group.rmdir()
+    async def remove_groups(self) -> None:
+        """Remove what a killed server could not remove. A cgroup stays busy until init has reaped its processes."""
+
+        def left() -> list[Path]:
+            for group in self.groups:
+                with suppress(OSError):
+                    group.rmdir()
+            return [group for group in self.groups if group.exists()]
+
+        await assert_soon_empty(left, HANG_S)
 
 
 class Connection(RawClient):
@@ -147,7 +152,7 @@ async def test_the_machines_of_a_server_killed_with_sigkill_die_with_it(
         try:
             await footprint.assert_gone(with_groups=False)
         finally:
-            footprint.remove_groups()
+            await footprint.remove_groups()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make cgroups here")
@@ -163,7 +168,7 @@ async def test_the_next_server_removes_the_groups_of_one_that_was_killed(in_forc
             await connection.start()
             await assert_soon_empty(lambda: [group for group in footprint.groups if group.exists()], promised())
     finally:
-        footprint.remove_groups()
+        await footprint.remove_groups()
 
 
 @pytest.mark.parametrize("code", ["while True: pass", STUBBORN], ids=["endless", "stubborn"])

@@ -21,10 +21,14 @@ KERNEL, ITS_CHILD, SHELL, LEFTOVER, ZYGOTE = 10, 11, 20, 30, 40
 
 
 class Timers:
-    """Remembers when the next look is due."""
+    """Remembers when the next look is due, and what is to go on after the pending events."""
 
     def __init__(self) -> None:
         self.delays: list[float] = []
+        self.waiting: list[Callable[[], None]] = []
+
+    def soon(self, action: Callable[[], None]) -> None:
+        self.waiting.append(action)
 
     def later(self, delay_s: float, _action: Callable[[], None]) -> None:
         self.delays.append(delay_s)
@@ -118,6 +122,20 @@ def test_the_less_memory_is_left_the_sooner_it_looks_again(
     machine.used_mb = used_mb
     machine.watch()
     assert machine.timers.delays == [delay_s]
+
+
+def test_the_agent_answers_while_it_adds_up_the_memory_that_many_processes_share(monkeypatch: pytest.MonkeyPatch):
+    machine = Machine(monkeypatch)
+    machine.table = {pid: Process(os.getpid(), 0, 100 * MIB) for pid in range(100, 150)}
+    machine.used_mb = 9  # each one's share
+    machine.watch(User(None, None, own_pids=True, memory_mb=1024))
+    turns = 0
+    while machine.timers.waiting:
+        machine.timers.waiting.pop()()
+        turns += 1
+    assert turns > 5
+    assert machine.timers.delays == [LATEST_S]
+    assert machine.ended == []
 
 
 def test_a_machine_whose_kernel_limits_its_memory_is_not_watched(monkeypatch: pytest.MonkeyPatch):

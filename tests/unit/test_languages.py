@@ -61,7 +61,7 @@ def gcc_that_says(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 def test_the_programs_that_gcc_would_start_are_started_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lines = (steps_of(gcc_that_says(GCC_SAYS, tmp_path, monkeypatch)) or "").splitlines()
-    assert [line.partition(" ||")[0] for line in lines] == [
+    assert [line.partition(" ||")[0] for line in lines if " || " in line] == [
         '/usr/libexec/cc1plus -quiet main.cpp "-std=c++23" -o /tmp/.build/main.s',
         "as --64 -o /tmp/.build/main.o /tmp/.build/main.s",
         f'{tmp_path}/ld -pie -o program /tmp/.build/main.o "-lstdc++"',
