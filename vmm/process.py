@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 from anyio.abc import ByteStream, Process
 from anyio.streams.stapled import StapledByteStream
 
@@ -163,12 +164,13 @@ async def spawn(
     argv: Sequence[str],
     *,
     confinement: Confinement,
-    before_start: Callable[[int], None] = lambda pid: None,
+    before_start: Callable[[int], None] | None = None,
     pass_fds: Sequence[int] = (),
     stdio: bool = False,
 ) -> AsyncIterator[RunningProcess]:
     """Run `argv` confined for the duration of the block. `before_start(pid)` is called before the program starts.
 
+    It is called in a thread: to move a process into a cgroup, the kernel waits tens of milliseconds for all CPUs.
     With `stdio` the caller uses its standard input and output, and `tail` is the end of its standard error.
     """
     with anyio.CancelScope(shield=True):  # cancelling a start half-way would leak the process
@@ -187,7 +189,8 @@ async def spawn(
     running = RunningProcess(process, stdio=stdio)
     draining = asyncio.create_task(running.drain())  # not a task group: that would wrap the caller's errors
     try:
-        before_start(process.pid)
+        if before_start is not None:
+            await anyio.to_thread.run_sync(before_start, process.pid)
         await running.open_gate()
         yield running
     finally:
