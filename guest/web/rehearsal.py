@@ -1,7 +1,8 @@
 """Does jobs before the first real one, because libraries load, compile and allocate much on first use.
 
-The jobs take the whole way, with a proxy that answers for all servers. Each fork rehearses once more, with a small
-page: memory that a fork writes to for the first time has to be copied, which takes long in gVisor.
+The jobs take the whole way, with a proxy that answers for all servers. Each fork rehearses once more: memory that a
+fork writes to for the first time has to be copied, which takes long in gVisor. The page is smaller then, because the
+next job may wait for the fork; a tiny one would leave half of the copying to the job.
 """
 
 import socket
@@ -21,7 +22,7 @@ HOST = "rehearsal.example"
 TIME_S = 60.0  # emulated CPUs take long the first time
 MAX_BYTES = 1 << 20
 CHUNK = 1 << 16
-LARGE, SMALL = 50, 3  # sections of a page; a large page has 100 KB
+LARGE, SMALL = 50, 12  # sections of a page; a large page has 100 KB
 TEXT = "Some plain words of an article, which says little but has <b>bold</b> text and <a href='/'>links</a>. " * 6
 JOBS = (("/large", "html"), ("/large", "text"), ("/large", "markdown"), ("/data.json", "text"), ("/data.csv", "text"))
 
