@@ -21,10 +21,10 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from guest.allocator import keep_freed_memory
 from guest.environment import apply
 from guest.errors import ProtocolError
 from guest.kernels import display, figures, handlers, libraries, pictures
-from guest.kernels.allocator import keep_freed_memory
 from guest.kernels.display import Hook, Publisher, Screen
 from guest.kernels.handlers import Invocation, run_coroutine
 from guest.kernels.libraries import Formatter

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import certifi
 
+from guest.allocator import keep_freed_memory
 from guest.prctl import set_dumpable
 from guest.web.client import Proxy
 from guest.web.job import Places, serve_job
@@ -26,6 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     host, _, port = options.proxy.rpartition(":")
     set_dumpable(dumpable=False)
+    keep_freed_memory()
     tls = ssl.create_default_context(cafile=certifi.where())
     rehearse(tls)
     gc.freeze()  # the collector of a fork shall not write to memory that it shares with this process
