@@ -190,7 +190,8 @@ async def spawn(
     draining = asyncio.create_task(running.drain())  # not a task group: that would wrap the caller's errors
     try:
         if before_start is not None:
-            await anyio.to_thread.run_sync(before_start, process.pid)
+            with suppress(ProcessLookupError):  # it ended: `wait` says why
+                await anyio.to_thread.run_sync(before_start, process.pid)
         await running.open_gate()
         yield running
     finally:

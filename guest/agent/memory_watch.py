@@ -67,13 +67,15 @@ class MemoryWatch:
         if self._user.own_kernel:
             self._decide(_kilobytes(ANONYMOUS, "/proc/meminfo") * 1024 + process_count() * PROCESS_MB * MIB)
             return
-        files = sum((space.f_blocks - space.f_bfree) * space.f_frsize for space in map(os.statvfs, self._places))
-        table = process_table()
-        resident = files + sum(process.resident_bytes for process in table.values())
+        files, table = self._files(), process_table()
+        resident = files + _resident(table)
         if resident <= self._limit:  # it counts shared pages several times, so the truth is less
             self._decide(resident)
         else:
-            self._add_shares(files, list(table))
+            self._add_shares(files, sorted(table, key=lambda pid: -table[pid].resident_bytes))
+
+    def _files(self) -> int:
+        return sum((space.f_blocks - space.f_bfree) * space.f_frsize for space in map(os.statvfs, self._places))
 
     def _add_shares(self, used: int, pids: list[int]) -> None:
         """Add the shares that processes have in the memory, a few at a time.
@@ -95,7 +97,11 @@ class MemoryWatch:
     def _end_largest(self) -> None:
         broadcast = broadcast_to(self._user) or (lambda number: None)
         broadcast(signal.SIGSTOP)  # before anything else: code that fills memory leaves no time to look at it
-        jobs = self._jobs(table := process_table())
+        table = process_table()
+        if not self._user.own_kernel and self._files() + _resident(table) <= self._limit:
+            broadcast(signal.SIGCONT)  # a run was stopped while the shares of its processes were added
+            return
+        jobs = self._jobs(table)
         sizes = {root: sum(table[pid].resident_bytes for pid in pids) for root, pids in jobs.items()}
         root = max(sizes, key=lambda root: sizes[root], default=None)
         if root is None:
@@ -109,6 +115,10 @@ class MemoryWatch:
         others = owned_by(self._user) & (table.keys() - {1, os.getpid()} - tree_of(self._spare(), table))
         rest = others.difference(*jobs.values())
         return {**jobs, 0: rest} if rest else jobs
+
+
+def _resident(table: dict[int, Process]) -> int:
+    return sum(process.resident_bytes for process in table.values())
 
 
 def writable_places() -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 USER = User(1000, 1000, own_pids=False, memory_mb=512, own_kernel=True)
+SHARED_KERNEL = User(None, None, own_pids=True, memory_mb=1024)
 KERNEL, ITS_CHILD, SHELL, LEFTOVER, ZYGOTE = 10, 11, 20, 30, 40
 
 
@@ -29,6 +30,13 @@ class Timers:
 
     def soon(self, action: Callable[[], None]) -> None:
         self.waiting.append(action)
+
+    def go_on(self) -> int:
+        turns = 0
+        while self.waiting:
+            self.waiting.pop()()
+            turns += 1
+        return turns
 
     def later(self, delay_s: float, _action: Callable[[], None]) -> None:
         self.delays.append(delay_s)
@@ -124,18 +132,33 @@ def test_the_less_memory_is_left_the_sooner_it_looks_again(
     assert machine.timers.delays == [delay_s]
 
 
-def test_the_agent_answers_while_it_adds_up_the_memory_that_many_processes_share(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("share_mb", "most_turns", "ended"), [(20, 12, []), (30, 9, [0])])
+def test_the_agent_answers_while_it_adds_up_the_memory_that_many_processes_share(
+    monkeypatch: pytest.MonkeyPatch, share_mb: int, most_turns: int, ended: list[int]
+):
+    machine = many_forks(monkeypatch, share_mb)
+    machine.watch(SHARED_KERNEL)
+    turns = machine.timers.go_on()
+    assert 5 < turns <= most_turns
+    assert machine.ended == ended
+    assert len(machine.timers.delays) == 1
+
+
+def test_memory_of_a_run_that_was_stopped_while_it_was_added_up_costs_no_other_job(monkeypatch: pytest.MonkeyPatch):
+    machine = many_forks(monkeypatch, share_mb=30)
+    machine.watch(SHARED_KERNEL)
+    machine.table = {KERNEL: Process(os.getpid(), 0, 500 * MIB)}
+    machine.timers.go_on()
+    assert (machine.killed, machine.ended) == (set(), [])
+
+
+def many_forks(monkeypatch: pytest.MonkeyPatch, share_mb: int) -> Machine:
+    """Return a machine with 50 processes that use 100 MB each, most of it together."""
     machine = Machine(monkeypatch)
     machine.table = {pid: Process(os.getpid(), 0, 100 * MIB) for pid in range(100, 150)}
-    machine.used_mb = 9  # each one's share
-    machine.watch(User(None, None, own_pids=True, memory_mb=1024))
-    turns = 0
-    while machine.timers.waiting:
-        machine.timers.waiting.pop()()
-        turns += 1
-    assert turns > 5
-    assert machine.timers.delays == [LATEST_S]
-    assert machine.ended == []
+    machine.used_mb = share_mb  # of each
+    monkeypatch.setattr(memory_watch, "writable_places", list)
+    return machine
 
 
 def test_a_machine_whose_kernel_limits_its_memory_is_not_watched(monkeypatch: pytest.MonkeyPatch):

@@ -108,6 +108,16 @@ async def test_a_process_whose_limits_cannot_be_set_is_killed():
     assert not alive(pids[0])
 
 
+async def test_a_process_that_ends_before_its_limits_are_set_says_why():
+    def too_late(pid: int) -> None:
+        raise ProcessLookupError(pid)  # as a cgroup says of a process that is gone
+
+    with anyio.fail_after(10):
+        async with spawn(["sh", "-c", "echo reason; exit 3"], confinement=PLAIN, before_start=too_late) as process:
+            assert (await process.wait()).code == 3
+    assert "reason" in process.tail
+
+
 async def test_a_process_dies_when_its_parent_is_killed():
     script = (
         "import anyio, sys\n"
