@@ -17,3 +17,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, value in OPTIONS.items():
             mallopt(option, value)
+
+
+def return_freed_memory() -> None:
+    """Return what this process has freed and kept."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

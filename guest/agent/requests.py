@@ -21,6 +21,7 @@ from guest.agent.shell import find_shell
 from guest.agent.supervisor import Supervisor
 from guest.agent.tunnel import Tunnel
 from guest.agent.user import User
+from guest.allocator import return_freed_memory
 from guest.errors import RequestRefused
 from guest.languages import language as facts
 from guest.protocol import PROTOCOL_VERSION, Frame
@@ -247,7 +248,9 @@ class Agent:
         self._identity.credit_entropy(os.urandom(32))
         gc.collect()
         gc.freeze()
+        return_freed_memory()
         self._kernels.count_threads()
+        self._kernels.settle()
         self._kernels.reseed(lambda: self._answer(request, {}))
 
     def _confine(self, *, user_namespaces: bool) -> None:

@@ -199,6 +199,11 @@ class Supervisor:
         self._on_reseeded = done
         self._kernel.link.send({"op": "reseed", "everything": everything})
 
+    def settle(self) -> None:
+        """Let the kernel give up memory that it does not need: a snapshot follows, which would have it in it."""
+        if self._kernel:
+            self._kernel.link.send({"op": "settle"})
+
     def change_environment(self, changes: Changes) -> None:
         """Change the environment of all code that runs from now on, in the live kernel, too."""
         apply(os.environ, changes)

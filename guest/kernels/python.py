@@ -7,6 +7,7 @@ input machinery, which on an emulated CPU is most of the cost of a short cell.
 import _signal  # type: ignore[import-not-found]  # `signal` without its slow enumerations
 import ast
 import builtins
+import gc
 import linecache
 import os
 import site
@@ -21,7 +22,7 @@ from IPython.core.autocall import IPyAutocall
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from guest.allocator import keep_freed_memory
+from guest.allocator import keep_freed_memory, return_freed_memory
 from guest.environment import apply
 from guest.errors import ProtocolError
 from guest.kernels import display, figures, handlers, libraries, pictures
@@ -311,6 +312,10 @@ class Kernel:
         if header["op"] == "reseed":
             self._generators.reseed(everything=header.get("everything") is True)
             self.screen.send({"event": "reseeded"})
+        if header["op"] == "settle":
+            linecache.clearcache()
+            gc.collect()
+            return_freed_memory()
         if header["op"] == "environment":
             apply(os.environ, header["changes"])
         if header["op"] == "resize":
