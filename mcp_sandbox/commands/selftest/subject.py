@@ -146,9 +146,9 @@ class Subject:
         return self._shared
 
     @asynccontextmanager
-    async def fresh(self) -> AsyncIterator[Box]:
-        """Create a sandbox that no other case uses."""
-        box = await self._create()
+    async def fresh(self, memory_mb: int | None = None) -> AsyncIterator[Box]:
+        """Create a sandbox that no other case uses, if wanted with so much memory, as far as the operator allows it."""
+        box = await self._create(memory_mb and min(memory_mb, self.service.settings.limits.sandbox_memory_mb))
         try:
             yield box
         finally:
@@ -163,8 +163,8 @@ class Subject:
                 return Outcome(verdict=outcome.verdict, detail=f"as {way}: {outcome.detail}")
         return outcome
 
-    async def _create(self) -> Box:
-        box = Box(self.service, await self.service.create(OWNER))
+    async def _create(self, memory_mb: int | None = None) -> Box:
+        box = Box(self.service, await self.service.create(OWNER, memory_mb=memory_mb))
         for file in files(inside).iterdir():
             if file.name.endswith(".py"):
                 await box.write(f"{INSIDE}/inside/{file.name}", file.read_bytes())

@@ -13,6 +13,7 @@ from mcp_sandbox.commands.selftest.subject import OWNER, Box, Subject
 from mcp_sandbox.views import RunView
 
 SUITE_S = 600.0  # the longest time limit of a run; numpy's longest suite takes half of it
+SUITE_MB = 4096  # some tests of numpy and of multiprocessing take more than 1 GB
 PLACE = f"{WORKSPACE}/.compat"
 UPLOAD_BYTES = 1024 * 1024
 MAX_NAMED = 8  # failures in a detail
@@ -88,7 +89,7 @@ async def import_modules(subject: Subject) -> Outcome:
 
 async def run_numpy_tests(material: Material, package: str, subject: Subject) -> Outcome:
     """Run the tests that a package of numpy brings along."""
-    async with subject.fresh() as box:
+    async with subject.fresh(SUITE_MB) as box:
         await _upload(box, material.runners())
         line = f"cd /tmp && python3 -m pytest --pyargs numpy.{package} -q -p no:cacheprovider --tb=no -rfE"
         run = await box.command(line, SUITE_S, {"PYTHONPATH": f"{PLACE}/runners"})
@@ -97,7 +98,7 @@ async def run_numpy_tests(material: Material, package: str, subject: Subject) ->
 
 async def run_cpython_tests(material: Material, module: str, subject: Subject) -> Outcome:
     """Run a module of CPython's own tests. It belongs into the package `test`, of which the image has only a part."""
-    async with subject.fresh() as box:
+    async with subject.fresh(SUITE_MB) as box:
         await _upload(box, material.cpython())
         await box.command(f"cp -rn /usr/lib/python3*/test/. {PLACE}/test/ && {OWN_PYTHON}")
         summary = "grep -E '^(FAIL|ERROR): |^Ran |^OK|^FAILED'"
