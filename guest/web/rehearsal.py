@@ -2,7 +2,7 @@
 
 The jobs take the whole way, with a proxy that answers for all servers. Each fork rehearses once more: memory that a
 fork writes to for the first time has to be copied, which takes long in gVisor. The page is smaller then, because the
-next job may wait for the fork; a tiny one would leave half of the copying to the job.
+next job may wait for the fork; a tiny one would leave more of the copying to the job.
 """
 
 import socket
