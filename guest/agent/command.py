@@ -1,15 +1,16 @@
 """One shell command that is running: its process, its output, and what it leaves behind."""
 
+import fcntl
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from guest.agent.execution import Execution
 from guest.agent.loop import Loop
 from guest.agent.run_processes import RunProcesses
-from guest.agent.shell_session import MAX_RECORD, RECORD_FD, Call
+from guest.agent.shell_session import MAX_RECORD, ORDER_FD, RECORD_FD, Call
 from guest.agent.streams import Streams
 from guest.agent.user import User
 from guest.prctl import become_subreaper
@@ -22,12 +23,13 @@ NOT_RUN = 126  # the exit code of shells for what could not be started
 class Start(NamedTuple):
     """How a shell is started: its descriptors are copied to their places."""
 
-    arguments: list[str]
+    arguments: Sequence[str]
     environment: Mapping[str, str]
     directory: int
     stdin: int
     outputs: list[int]  # for stdout and stderr
     record: int  # the file in which it leaves its session
+    order: int | None = None  # where it waits for its job
 
 
 def start_shell(start: Start, user: User) -> int:
@@ -44,12 +46,16 @@ def start_shell(start: Start, user: User) -> int:
         user.drop_privileges()
         become_subreaper()  # so that all of the command's processes are one job, see `MemoryWatch`
         os.fchdir(start.directory)
-        os.dup2(start.record, RECORD_FD)  # after the directory was used, which may have this number
-        os.set_inheritable(RECORD_FD, True)  # dup2 does not do so if the descriptor was there already
+        kept = {RECORD_FD: start.record} | ({} if start.order is None else {ORDER_FD: start.order})
+        # Away from these numbers first: any descriptor may have one of them, also the directory, which was used.
+        copies = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RECORD_FD + 1) for number, fd in kept.items()}
+        for number, fd in copies.items():
+            os.dup2(fd, number)
         reset_signals()
-        os.execve(start.arguments[0], start.arguments, start.environment)  # noqa: S606 - it is the shell
+        os.execve(start.arguments[0], list(start.arguments), start.environment)  # noqa: S606 - it is the shell
     except OSError as error:
-        os.write(2, f"mcp-sandbox: the command could not be started: {error}\n".encode())
+        if start.order is None:  # nobody has given a command to one that is started ahead
+            os.write(2, f"mcp-sandbox: the command could not be started: {error}\n".encode())
     finally:
         os._exit(NOT_RUN)
 
@@ -63,7 +69,15 @@ class Command:
     """A command from the start of its shell until nothing of it runs. `ended` gets the status of its shell."""
 
     def __init__(
-        self, run: Execution, call: Call, streams: Streams, processes: RunProcesses, record: int, number: int
+        self,
+        run: Execution,
+        call: Call,
+        streams: Streams,
+        processes: RunProcesses,
+        record: int,
+        number: int,
+        *,
+        job_bytes: int = 0,
     ) -> None:
         self.run = run
         self.call = call
@@ -72,6 +86,7 @@ class Command:
         self.over = False
         self._processes = processes
         self._record = record
+        self._job_bytes = job_bytes  # in front of the record
 
     @property
     def pid(self) -> int:
@@ -107,6 +122,6 @@ class Command:
         self.run.end_processes(self._processes)
         self.streams.drain()
         self.streams.end()
-        record = os.pread(self._record, MAX_RECORD + 1, 0)
+        record = os.pread(self._record, MAX_RECORD + 1, self._job_bytes)
         os.close(self._record)
         return record

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from guest.agent.children import Children
-from guest.agent.process_list import ProcessList
+from guest.agent.process_list import UNLISTED, ProcessList
 from guest.agent.sweep import broadcast_to
 from guest.agent.user import User
 from guest.processes import FEW, Process, end_all, process_count, process_table, tree_of, visible_pids
@@ -33,10 +33,18 @@ class RunProcesses:
         self.before = ledger.listed.pids()
         self._mark = ledger.listed.mark
 
+    def adopt(self, root: int) -> None:
+        """Let a process that was there before be its root."""
+        self.root = root
+        self.before = self.before - {root}
+        self._mark = UNLISTED  # in gVisor, a child that was there already would not show that something runs
+
     @property
     def any_left(self) -> bool:
         """Whether there may be some, besides those below its root."""
-        if not self._ledger.listed.may_have_orphans(self._mark) or not visible_pids() - self.before:
+        if not self._ledger.listed.may_have_orphans(self._mark):
+            return False
+        if not visible_pids() - self.before - self._ledger.keep():
             return False
         return not self._ledger.others(self) or bool(self._find(0))
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,16 +11,19 @@ from guest.agent.command import Command, Start, start_shell, stdin_of
 from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
 from guest.agent.run_processes import Ledger
-from guest.agent.shell_session import Call, Session, parse_call
+from guest.agent.shell_session import Call, Job, Session, parse_call
+from guest.agent.spare_shell import SpareShell
 from guest.agent.streams import Streams
 from guest.agent.sweep import make_room
 from guest.agent.user import User
-from guest.environment import Changes
+from guest.environment import Changes, difference
 from guest.errors import ProtocolError, RequestRefused
 from guest.places import WORKSPACE
+from guest.processes import FEW, process_count
 from guest.protocol import MAX_COMMANDS
 
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")  # the first that exists is used
+SPARE_PAUSE_S = 0.005  # so that the result of a command is sent before the next shell is started
 WARM_UP = {"id": 0, "grace_ms": 1000, "head_bytes": 8000, "tail_bytes": 0, "max_display_bytes": 0}
 MADE_ROOM = (
     b"mcp-sandbox: the sandbox was full of processes that earlier runs had left running, so nothing could start. "
@@ -50,6 +54,7 @@ class Shell:
         self._session = Session()
         self._count = 0  # commands started so far
         self._streams = [Streams(loop, channel, user)]  # of active commands, and those that later ones use
+        self.spare = SpareShell(user, children)
         self.commands: list[Command] = []  # active ones, oldest first
 
     @property
@@ -77,10 +82,12 @@ class Shell:
             raise RequestRefused("bad_request", "there is no shell in this sandbox's template, so no command can run")
         folder, directory = self._enter(call, run)
         try:
-            arguments = [shell, "-c", *self._session.arguments(line, call, folder)]
-            if make_room(self._user, self._children, self._ledger.keep() | self.pids):
+            job = self._session.job(line, call, folder)
+            if make_room(self._user, self._children, self._ledger.keep() - {self.spare.pid} | self.pids):
                 run.feed("stderr", MADE_ROOM)
-            command = self._start(run, call, arguments, directory)
+            command = self._hand_over(run, call, job, folder) or self._start(
+                run, call, [shell, *job.arguments], directory
+            )
         except OSError as error:
             raise RequestRefused("no_kernel", f"no process can be started: {error.strerror}") from error
         finally:
@@ -142,17 +149,48 @@ class Shell:
         with self._user.acting():
             return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def _may_enter(self, folder: str) -> bool:
+        with self._user.acting():
+            return os.access(folder, os.X_OK, effective_ids=True)
+
+    def _hand_over(self, run: Execution, call: Call, job: Job, folder: str) -> Command | None:
+        """Give a command to the shell that was started ahead; None if there is none that fits."""
+        if call.stdin or run.stdin is not None or self.spare.streams is not self._free_streams():
+            return None
+        if not self._may_enter(folder):  # a shell of its own says so, and leaves no session behind
+            return None
+        started = self.spare.take()
+        if started is None:
+            return None
+        written = job.written(difference(started.environment, self._session.environment), folder)
+        processes = self._ledger.begin()
+        processes.adopt(started.pid)
+        try:
+            started.order(written)
+        except OSError:
+            processes.release()
+            started.give_up()
+            return None
+        self._count += 1
+        return Command(run, call, started.streams, processes, started.record, self._count, job_bytes=len(written))
+
+    def _start_ahead(self) -> None:
+        """Start the shell of the next command, if that disturbs nothing. The end of each command tries it again."""
+        shell = find_shell()
+        if self.commands or self.spare.pid or shell is None or not shell.endswith("bash") or process_count() > FEW:
+            return
+        with suppress(OSError):
+            self.spare.start(shell, self._session.environment, self._free_streams())
+
     def _start(self, run: Execution, call: Call, arguments: list[str], directory: int) -> Command:
         """Start the shell of a command. Raises OSError."""
         streams = self._free_streams()
-        # The session's exports are the whole environment, so that a variable that a command has unset stays unset.
-        environment = {} if self._session.exports else os.environ
         record = os.memfd_create("session")
         processes = self._ledger.begin()
         try:
             stdin = stdin_of(run, call)
             try:
-                start = Start(arguments, environment, directory, stdin, streams.writers, record)
+                start = Start(arguments, self._session.environment, directory, stdin, streams.writers, record)
                 processes.root = start_shell(start, self._user)
             finally:
                 os.close(stdin)
@@ -183,3 +221,4 @@ class Shell:
             run.feed("stderr", note.encode())
         self.commands.remove(command)
         ended(run, run.command_ended(status))
+        self._loop.later(SPARE_PAUSE_S, self._start_ahead)

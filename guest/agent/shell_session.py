@@ -6,6 +6,8 @@ exits: no command can hang or break the next one's shell, and a fork of the mach
 
 import os
 import shlex
+import socket
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from guest.environment import Changes
@@ -14,16 +16,24 @@ from guest.places import WORKSPACE
 
 SHELL_NAME = "sh"  # in messages, whichever shell it is
 RECORD_FD = 9  # where a shell writes its session; the highest number that every shell can redirect to
+ORDER_FD = 8  # where a shell that was started ahead waits for its job
 MAX_ARGUMENT = 120 * 1024  # bytes; Linux allows 128 KiB
 MAX_RECORD = 96 * 1024  # bytes of a session; the next shell gets it in one argument
 TOO_LARGE = "mcp-sandbox: more than 96 KiB of exported variables; the next command gets those from before this one\n"
 
 # The command is evaluated separately, so that error messages quote nothing else, and on the first line, so that they
 # count its lines.
-_SCRIPT = (
+_RUN = (
     """trap '{ printf "%s\\0" "$PWD"; export -p; } 2>/dev/null >&9' EXIT; eval "$1"; """
     """command_=$2; shift 2; eval "$command_" """
 )
+# The job is in a file, where a shell reads many bytes at once. From a pipe it would read one at a time.
+_WAIT = (
+    f"""read -r -N 1 -u {ORDER_FD} || exit; exec {ORDER_FD}<&-; """
+    f"""IFS= read -r -d '' -u {RECORD_FD} start_; IFS= read -r -d '' -u {RECORD_FD} command_; """
+    """set -- "$start_" "$command_"; unset start_ command_ REPLY; """
+)
+WAITING = ("-c", _WAIT + _RUN, SHELL_NAME)  # the arguments of a shell, only bash, that waits for its job
 
 
 class Call(NamedTuple):
@@ -32,6 +42,32 @@ class Call(NamedTuple):
     cwd: str | None
     env: dict[str, str]
     stdin: bytes
+
+
+class Job(NamedTuple):
+    """What a shell evaluates: first what restores the session, then the command."""
+
+    start: str
+    command: str
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of a new shell."""
+        return ("-c", _RUN, SHELL_NAME, self.start, self.command)
+
+    def written(self, changes: Changes, folder: str) -> bytes:
+        """Return it for a shell that was started ahead in the workspace, with the changes to its environment.
+
+        A shell remembers from its start on what the machine is called, how long it runs and what its random numbers
+        continue. Clones of a machine have copies of it.
+        """
+        lines = [
+            f"RANDOM={int.from_bytes(os.urandom(4), 'big')} SECONDS=0 HOSTNAME={shlex.quote(socket.gethostname())}",
+            *_exports(changes),
+        ]
+        if folder != WORKSPACE:
+            lines.append(f"cd -P -- {shlex.quote(folder)} || {{ trap - EXIT; exit 126; }}; unset OLDPWD; export OLDPWD")
+        return os.fsencode("\n".join([*lines, self.start]) + f"\0{self.command}\0")
 
 
 class Session:
@@ -48,12 +84,20 @@ class Session:
             return self.folder
         return cwd if cwd.startswith("/") else f"{self.folder}/{cwd}"
 
-    def arguments(self, command: str, call: Call, folder: str) -> list[str]:
-        """Return the arguments after `-c` for a shell that starts in `folder`. Raises RequestRefused."""
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment of new shells.
+
+        The exports, if there are any, are all of it, so that a variable that a command has unset stays unset.
+        """
+        return {} if self.exports else os.environ
+
+    def job(self, command: str, call: Call, folder: str) -> Job:
+        """Return the job of a shell that starts in `folder`. Raises RequestRefused."""
         lines = [self.exports]
         if self.exports and folder != self._left_in:
             lines.append(f"cd -- {shlex.quote(folder)}")
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in call.env.items()]
+        lines += _exports(call.env)
         start = "\n".join(lines)
         if not _is_text(command):
             raise RequestRefused("bad_request", "a command cannot contain a NUL character")
@@ -65,13 +109,12 @@ class Session:
             raise RequestRefused(
                 "too_large", "env is too large; write the values to a file and let the command read it"
             )
-        return [_SCRIPT, SHELL_NAME, start, command]
+        return Job(start, command)
 
     def change(self, changes: Changes) -> None:
         """Change variables as if the last command had done so."""
         if self.exports:
-            lines = (f"unset {n}" if v is None else f"export {n}={shlex.quote(v)}" for n, v in changes.items())
-            self.exports += "\n" + "\n".join(lines)
+            self.exports += "\n" + "\n".join(_exports(changes))
 
     def take(self, record: bytes, call: Call) -> str:
         """Remember what a shell wrote as it exited; returns a note for the user, or nothing.
@@ -100,6 +143,10 @@ def parse_call(options: dict[str, Any]) -> Call:
     if type(env) is not dict or not all(_is_name(name) and _is_text(value) for name, value in env.items()):
         raise RequestRefused("bad_request", "env must map names of variables to strings")
     return Call(cwd, env, stdin.encode("utf-8", "replace"))
+
+
+def _exports(changes: Changes) -> list[str]:
+    return [f"unset {name}" if v is None else f"export {name}={shlex.quote(v)}" for name, v in changes.items()]
 
 
 def _is_name(value: object) -> bool:

@@ -181,7 +181,7 @@ class Supervisor:
         """
         if self._active or self.terminals.pids or self._service.pid or not (self._kernel is None or self._kernel.ready):
             return False
-        lasting = {1, os.getpid(), self._kernel_pid, self._source.zygote_pid}
+        lasting = {1, os.getpid(), self._kernel_pid, self._source.zygote_pid, self._shell.spare.pid}
         return owned_by(self._user) <= lasting and thread_count(self._kernel_pid) <= self._kernel_threads
 
     def count_threads(self) -> None:
@@ -225,7 +225,8 @@ class Supervisor:
     def _start_kernel(self) -> Kernel:
         """Start a new kernel, after everything that the last one left has been ended. Raises OSError."""
         if not self._swept:
-            sweep(self._user, self._children, self._lasting() | self._shell.pids)
+            # Not the spare shell: code could have changed it, and then it would keep processes from being swept.
+            sweep(self._user, self._children, self._lasting() - {self._shell.spare.pid} | self._shell.pids)
             self._swept = True
         self._source.prepare()
         ours, theirs = socket.socketpair()
@@ -250,12 +251,14 @@ class Supervisor:
     def _lasting(self) -> set[int]:
         """Return the processes that last longer than runs, with their descendants."""
         self._source.settle()
-        return {self._kernel_pid, self._source.zygote_pid, self._service.pid, *self.terminals.pids} - {0}
+        spares = {self._source.zygote_pid, self._shell.spare.pid}
+        return {self._kernel_pid, self._service.pid, *spares, *self.terminals.pids} - {0}
 
     # ------------------------------------------------------------ memory
 
     def _jobs(self) -> set[int]:
-        return {self._kernel_pid, *self._shell.pids, self._service.pid, *self.terminals.pids} - {0}
+        shells = {self._shell.spare.pid, *self._shell.pids}
+        return {self._kernel_pid, *shells, self._service.pid, *self.terminals.pids} - {0}
 
     def _spared(self) -> set[int]:
         return {self._source.zygote_pid} - {0}

@@ -21,7 +21,7 @@ from vmm.types import CpuPriority
 from websearch.access import Access
 
 LONG_USE_S = 2.0  # a use that takes longer yields to short ones of other sandboxes
-LULL_S = 0.5  # without use, before a machine yields to all others: a client's next run often comes sooner
+LULL_S = 0.5  # without use, before a machine yields to all others: it prepares for the next call meanwhile
 LOSS_REASON_S = 1.0  # the agent's stream breaks a moment before the machine's process is known to have ended
 
 logger = logging.getLogger(__name__)

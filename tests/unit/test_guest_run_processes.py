@@ -187,3 +187,21 @@ def test_stopped_code_spares_what_processes_of_earlier_code_start(machine: Machi
     machine.start(13, KERNEL, KERNEL)
     assert cell.end(below=KERNEL) == 1
     assert machine.alive() == {AGENT, KERNEL, 11, 12}
+
+
+def test_a_shell_that_was_there_before_its_run_ends_with_it(machine: Machine):
+    machine.start(20, AGENT, 20)
+    run = machine.ledger.begin()
+    run.adopt(20)
+    assert run.any_left  # although nothing was started since
+    assert run.end() == 1
+    assert machine.alive() == {AGENT, KERNEL}
+
+
+def test_a_shell_that_waits_for_the_next_run_belongs_to_none(machine: Machine):
+    run = machine.shell(20)
+    machine.start(21, AGENT, 21)
+    machine.ledger.keep = lambda: {KERNEL, 21}
+    assert run.end() == 1
+    assert not run.any_left
+    assert machine.alive() == {AGENT, KERNEL, 21}

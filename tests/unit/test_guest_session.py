@@ -4,16 +4,30 @@ import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from guest.agent.shell_session import MAX_ARGUMENT, MAX_RECORD, RECORD_FD, TOO_LARGE, Call, Session, parse_call
+from guest.agent.shell_session import (
+    MAX_ARGUMENT,
+    MAX_RECORD,
+    ORDER_FD,
+    RECORD_FD,
+    TOO_LARGE,
+    WAITING,
+    Call,
+    Session,
+    parse_call,
+)
+from guest.environment import difference
 from guest.errors import RequestRefused
 
 FOUND = {"bash": ["bash"], "dash": ["dash"], "busybox": ["busybox", "ash"]}
 SHELLS = [pytest.param(words, id=name) for name, words in FOUND.items() if shutil.which(words[0])]
+AHEAD = pytest.param(["bash"], id="bash-started-ahead")
 NOTHING = Call(None, {}, b"")
+GIVEN = {"PATH": os.environ["PATH"], "GIVEN": "1"}
 AWKWARD = 'it\'s "two"\nlines, $HOME and `tick` \\ and ä\n'
 
 
@@ -28,26 +42,51 @@ class Sessions:
     def run(self, command: str, call: Call = NOTHING) -> str:
         record = os.memfd_create("record")
         folder = self.session.resolve(call.cwd)
-        arguments = self.session.arguments(command, call, folder)
-        environment = {} if self.session.exports else {"PATH": os.environ["PATH"], "GIVEN": "1"}
-        done = subprocess.run(
-            [*self.shell, "-c", *arguments],
-            env={"PATH": os.environ["PATH"], **environment},
-            cwd=folder,
-            close_fds=False,
-            preexec_fn=lambda: os.dup2(record, RECORD_FD) and None,
-            capture_output=True,
-            check=False,
-        )
+        job = self.session.job(command, call, folder)
+        environment = {"PATH": os.environ["PATH"]} if self.session.exports else GIVEN
+        done = self.execute(job.arguments, environment, folder, {RECORD_FD: record})
         self.note = self.session.take(os.pread(record, MAX_RECORD + 1, 0), call)
         os.close(record)
         self.code, self.errors = done.returncode, done.stderr.decode()
         return done.stdout.decode()
 
+    def execute(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: str, fds: Mapping[int, int]
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*self.shell, *arguments],
+            env=environment,
+            cwd=folder,
+            close_fds=False,
+            preexec_fn=lambda: [os.dup2(fd, number) for number, fd in fds.items()] and None,
+            capture_output=True,
+            check=False,
+        )
 
-@pytest.fixture(params=SHELLS)
+
+class SessionsAhead(Sessions):
+    """The same with shells that are started before their job is known, in another environment and directory."""
+
+    def run(self, command: str, call: Call = NOTHING) -> str:
+        record = os.memfd_create("record")
+        reader, writer = os.pipe()
+        folder = self.session.resolve(call.cwd)
+        wanted = {"PATH": os.environ["PATH"]} if self.session.exports else GIVEN
+        job = self.session.job(command, call, folder).written(difference({"STALE": "1"}, wanted), folder)
+        os.pwrite(record, job, 0)
+        os.write(writer, b"\n")
+        done = self.execute(WAITING, {"STALE": "1"}, "/", {RECORD_FD: record, ORDER_FD: reader})
+        self.note = self.session.take(os.pread(record, MAX_RECORD + 1, len(job)), call)
+        for fd in (record, reader, writer):
+            os.close(fd)
+        self.code, self.errors = done.returncode, done.stderr.decode()
+        return done.stdout.decode()
+
+
+@pytest.fixture(params=[*SHELLS, AHEAD])
 def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Sessions:
-    return Sessions(request.param, tmp_path)
+    kind = SessionsAhead if "started-ahead" in request.node.callspec.id else Sessions
+    return kind(request.param, tmp_path)
 
 
 def test_directory_and_exported_variables_are_passed_on(sessions: Sessions, tmp_path: Path):
@@ -84,6 +123,24 @@ def test_errors_read_as_if_there_were_no_session(sessions: Sessions, tmp_path: P
 def test_a_command_sees_no_arguments_and_no_traces_of_the_session(sessions: Sessions):
     assert sessions.run('echo "$# $*"') == "0 \n"
     assert sessions.run("cat <<EOF\nhere\nEOF\n# the end") == "here\n"
+
+
+def test_a_shell_that_was_started_ahead_is_like_a_new_one(tmp_path: Path):
+    """Compare all variables but those that tell where and when a shell was started."""
+    command = "set | grep -v -e ^BASH -e ^EPOCH -e ^PPID= -e RANDOM= -e ^SECONDS= -e ^_="
+    ahead, new = SessionsAhead(["bash"], tmp_path), Sessions(["bash"], tmp_path)
+    for _ in range(2):
+        assert ahead.run(command) == new.run(command)
+        assert ahead.run("export -p; shopt -p; set +o; trap; ulimit -a; umask; ls /proc/self/fd") == new.run(
+            "export -p; shopt -p; set +o; trap; ulimit -a; umask; ls /proc/self/fd"
+        )
+        assert ahead.run("echo $SECONDS") == "0\n"
+        assert ahead.run("export X=1; unset GIVEN; cd /usr/lib") == new.run("export X=1; unset GIVEN; cd /usr/lib")
+
+
+def test_random_numbers_of_shells_that_are_copies_differ(tmp_path: Path):
+    job = Session().job("", NOTHING, str(tmp_path))
+    assert job.written({}, str(tmp_path)) != job.written({}, str(tmp_path))
 
 
 def test_options_of_a_call_apply_to_that_call_only(sessions: Sessions, tmp_path: Path):
@@ -125,9 +182,9 @@ def test_too_many_variables_are_not_passed_on_and_a_note_says_so(sessions: Sessi
 
 def test_a_command_or_env_that_is_too_large_is_refused():
     with pytest.raises(RequestRefused, match="write it to a file"):
-        Session().arguments("x" * (MAX_ARGUMENT + 1), NOTHING, "/")
+        Session().job("x" * (MAX_ARGUMENT + 1), NOTHING, "/")
     with pytest.raises(RequestRefused, match="env is too large"):
-        Session().arguments("true", Call(None, {"X": "x" * MAX_ARGUMENT}, b""), "/")
+        Session().job("true", Call(None, {"X": "x" * MAX_ARGUMENT}, b""), "/")
 
 
 @pytest.mark.parametrize(
