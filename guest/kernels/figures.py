@@ -16,6 +16,7 @@ from typing import Any
 from guest.forms import CHART
 from guest.kernels.charts import facts_of, matplotlib_chart
 from guest.kernels.display import Screen
+from guest.kernels.fonts import load_fonts
 from guest.kernels.libraries import ADAPTERS, AfterImport
 from guest.kernels.pictures import is_shown
 
@@ -185,5 +186,6 @@ def install(screen: Screen, imports: AfterImport) -> Figures:
     sys.meta_path.insert(0, figures)
     imports.calls["matplotlib.backends.backend_agg"] = figures.adapt_agg
     imports.calls["matplotlib.figure"] = figures.adapt_saving
+    imports.calls["matplotlib.ft2font"] = load_fonts
     ADAPTERS["matplotlib.figure", "Figure"] = figures.forms
     return figures

@@ -53,6 +53,35 @@ async def only(machine: AgentClient, code: str) -> Display:
     return result.displays[0]
 
 
+async def test_drawing_text_reads_no_files_and_fonts_know_their_own(machine: AgentClient):
+    code = """
+import os
+from matplotlib.font_manager import findfont, get_font
+plt.title("sphinx of black quartz"); plt.savefig("/tmp/plot.pdf"); plt.close("all")
+opened = [os.path.realpath(file.path) for file in os.scandir("/proc/self/fd")]
+path = findfont("DejaVu Sans")
+print([file for file in opened if file.endswith(".ttf")], get_font(path).fname == path)
+print(open("/tmp/plot.pdf", "rb").read(4))
+"""
+    result = await run(machine, code)
+    assert result.stdout == "[] True\nb'%PDF'\n", result.events
+
+
+async def test_a_large_font_stays_a_file(machine: AgentClient):
+    code = """
+import matplotlib.ft2font, shutil
+from matplotlib.font_manager import findfont
+path = "/tmp/large.ttf"
+shutil.copy(findfont("DejaVu Sans"), path)
+with open(path, "ab") as file: file.write(bytes(2 << 20))
+font = matplotlib.ft2font.FT2Font(path)
+font.set_text("quartz")
+print(font.fname, font.get_num_glyphs())
+"""
+    result = await run(machine, code)
+    assert result.stdout == "/tmp/large.ttf 6\n", result.events
+
+
 SIZE = "from PIL import Image; import glob; print(Image.open(glob.glob('/tmp/outputs/figure-*.png')[0]).size)"
 COUNT = """
 import matplotlib.lines
