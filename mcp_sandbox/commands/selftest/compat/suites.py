@@ -42,11 +42,13 @@ for name in {names!r}:
         missing.append(name)
 print("missing:", *missing)
 """
-# Tests start programs that ignore PYTHONPATH. A virtual environment finds their modules nevertheless.
-OWN_PYTHON = (
-    "python3 -m venv --without-pip --system-site-packages /tmp/own && "
-    f"echo 'import sys; sys.path.insert(0, \"{PLACE}\")' > $(echo /tmp/own/lib/python3*/site-packages)/compat.pth"
-)
+# A Python with the tests in its standard library: they start programs with `-E -S`, which look nowhere else.
+OWN_PYTHON = f"""
+lib=$(echo /usr/lib/python3.*/os.py) && lib=${{lib%/os.py}} && own=/tmp/own/lib/${{lib##*/}} &&
+cp -rn $lib/test/. {PLACE}/test/ && mkdir -p /tmp/own/bin $own &&
+cp $(readlink -f /usr/bin/python3) /tmp/own/bin/python &&
+ln -s $lib/* $own/ && rm -f $own/test && mv {PLACE}/test $own/
+"""
 ADVICE = "Run it in the sandbox by hand (docs/operations.md), and report a bug if it works elsewhere."
 
 
@@ -100,7 +102,7 @@ async def run_cpython_tests(material: Material, module: str, subject: Subject) -
     """Run a module of CPython's own tests. It belongs into the package `test`, of which the image has only a part."""
     async with subject.fresh(SUITE_MB) as box:
         await _upload(box, material.cpython())
-        await box.command(f"cp -rn /usr/lib/python3*/test/. {PLACE}/test/ && {OWN_PYTHON}")
+        await box.command(OWN_PYTHON)
         summary = "grep -E '^(FAIL|ERROR): |^Ran |^OK|^FAILED'"
         line = f"cd /tmp && own/bin/python -m unittest test.{module} 2>&1 | tee test.log | {summary}"
         run = await box.command(f"{line} || tail -c 2000 test.log", SUITE_S)
