@@ -181,7 +181,8 @@ class Sandbox:
         Raises:
             SandboxError: the sandbox is paused or over, or ended during the block.
         """
-        await self.settled.wait()
+        if not self.settled.is_set():  # to wait for nothing takes a turn of the event loop
+            await self.settled.wait()
         async with self._entrance:
             pass
         async with self._use() as lease:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from mcp.client import Client
 
 from mcp_sandbox.commands.bench import crowd
 from mcp_sandbox.commands.bench.http_client import (
@@ -22,7 +23,7 @@ from mcp_sandbox.commands.bench.http_client import (
 )
 from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import NO_OP
-from mcp_sandbox.commands.bench.subject import FIRST_CODE, Subject, run_code
+from mcp_sandbox.commands.bench.subject import FIRST_CODE, MeasurementFailed, Subject, run_code
 from mcp_sandbox.connect.link import Link
 from vmm.types import Accel
 
@@ -40,9 +41,10 @@ async def measure(subject: Subject) -> Findings:
     alone = await _through_agent(subject, size)
     async with serving(subject.settings.changed({"pool.max": 0})) as port:
         calls = await anyio.to_thread.run_sync(_calls, subject, port)
+        by_sdk = await _calls_by_sdk(subject, port)
         files = await anyio.to_thread.run_sync(_files, subject, port, size, alone)
     findings = Findings()
-    for found in (calls, files, await crowd.measure(subject)):
+    for found in (calls, by_sdk, files, await crowd.measure(subject)):
         findings.add(found)
     return findings
 
@@ -70,10 +72,40 @@ def _calls(subject: Subject, port: int) -> Findings:
     ]
     tool, mcp, rest_run = figures
     promises = [
-        Promise("run_code over HTTP over a no-op tool, p50", mcp.p50 / tool.p50, CALL_TIMES, "times"),
+        Promise(
+            "run_code over a no-op tool by a bare HTTP client, p50",
+            mcp.p50 / tool.p50,
+            CALL_TIMES,
+            "times",
+        ),
         Promise("a run over REST over the same over MCP, p50", rest_run.p50 / mcp.p50, 1, "times"),
     ]
     return Findings(figures, promises)
+
+
+async def _calls_by_sdk(subject: Subject, port: int) -> Findings:
+    """Time the same calls with the client of the MCP SDK, as users have it."""
+    no_op: list[float] = []
+    runs: list[float] = []
+    async with Client(f"http://127.0.0.1:{port}/mcp") as client:
+        created = (await client.call_tool("create_sandbox", {})).structured_content or {}
+        box = {"sandbox_id": created["sandbox_id"]}
+        for number in range(subject.plan.calls):
+            subject.progress(f"calls over HTTP by the MCP SDK: {number} of {subject.plan.calls}")
+            for tool, arguments, samples in ((NO_OP, {}, no_op), ("run_code", {**box, "code": FIRST_CODE}, runs)):
+                began = anyio.current_time()
+                result = await client.call_tool(tool, arguments)
+                samples.append(1000 * (anyio.current_time() - began))
+                if result.is_error:
+                    raise MeasurementFailed(f"A call by the MCP SDK failed: {result.content}")
+        await client.call_tool("close_sandbox", box)
+    figures = [
+        figure("a tool that uses no machine, by the MCP SDK's client", "ms", no_op),
+        figure("run_code in a live sandbox, by the MCP SDK's client", "ms", runs),
+    ]
+    ratio = figures[1].p50 / figures[0].p50
+    promise = Promise("run_code over a no-op tool by the MCP SDK's client, p50", ratio, CALL_TIMES, "times")
+    return Findings(figures, [promise])
 
 
 def _files(subject: Subject, port: int, size: int, alone: tuple[Figure, Figure]) -> Findings:
