@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import termios
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -78,6 +79,7 @@ class Command:
         number: int,
         *,
         job_bytes: int = 0,
+        unread: int | None = None,
     ) -> None:
         self.run = run
         self.call = call
@@ -87,11 +89,17 @@ class Command:
         self._processes = processes
         self._record = record
         self._job_bytes = job_bytes  # in front of the record
+        self._unread = unread  # the pipe on which its shell is told to begin, if it was started ahead
 
     @property
     def pid(self) -> int:
         """Its shell."""
         return self._processes.root
+
+    @property
+    def never_began(self) -> bool:
+        """Whether its shell has ended before it took the job: code can end a shell that waits."""
+        return self._unread is not None and any(fcntl.ioctl(self._unread, termios.FIONREAD, bytes(4)))
 
     def stop(self, loop: Loop) -> None:
         """Interrupt it, and kill it when its grace period is over.
@@ -123,5 +131,17 @@ class Command:
         self.streams.drain()
         self.streams.end()
         record = os.pread(self._record, MAX_RECORD + 1, self._job_bytes)
-        os.close(self._record)
+        self._close()
         return record
+
+    def discard(self) -> None:
+        """Forget it, if it never began."""
+        self.over = True
+        self._processes.release()
+        self.streams.end()
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._record)
+        if self._unread is not None:
+            os.close(self._unread)

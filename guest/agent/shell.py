@@ -12,6 +12,7 @@ from guest.agent.execution import Execution
 from guest.agent.loop import Link, Loop
 from guest.agent.run_processes import Ledger
 from guest.agent.shell_session import Call, Job, Session, parse_call
+from guest.agent.single_program import is_single_program
 from guest.agent.spare_shell import SpareShell
 from guest.agent.streams import Streams
 from guest.agent.sweep import make_room
@@ -82,7 +83,7 @@ class Shell:
             raise RequestRefused("bad_request", "there is no shell in this sandbox's template, so no command can run")
         folder, directory = self._enter(call, run)
         try:
-            job = self._session.job(line, call, folder)
+            job = self._session.job(self._without_fork(line, call, folder), call, folder)
             if make_room(self._user, self._children, self._ledger.keep() - {self.spare.pid} | self.pids):
                 run.feed("stderr", MADE_ROOM)
             command = self._hand_over(run, call, job, folder) or self._start(
@@ -145,6 +146,12 @@ class Shell:
             run.feed("stderr", note.encode("utf-8", "surrogateescape"))  # a directory's name can be any bytes
             return WORKSPACE, self._open(WORKSPACE)
 
+    def _without_fork(self, line: str, call: Call, folder: str) -> str:
+        """Return a line that makes the shell become its program, if it has only one."""
+        with self._user.acting():
+            single = "PATH" not in call.env and is_single_program(line, folder, self._session.path)
+        return f"exec {line}" if single else line
+
     def _open(self, folder: str) -> int:
         with self._user.acting():
             return os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -172,7 +179,11 @@ class Shell:
             started.give_up()
             return None
         self._count += 1
-        return Command(run, call, started.streams, processes, started.record, self._count, job_bytes=len(written))
+        return Command(
+            *(run, call, started.streams, processes, started.record, self._count),
+            job_bytes=len(written),
+            unread=started.unread,
+        )
 
     def _start_ahead(self) -> None:
         """Start the shell of the next command, if that disturbs nothing. The end of each command tries it again."""
@@ -211,7 +222,19 @@ class Shell:
         return self._streams[-1]
 
     def _shell_ended(self, command: Command, ended: Ended, status: int) -> None:
+        if command.never_began and not command.run.stopped:
+            self._start_again(command, ended)
+            return
         command.shell_ended(self._loop, lambda: self._finish(command, ended, status))
+
+    def _start_again(self, command: Command, ended: Ended) -> None:
+        """Run a command in a shell of its own: the one that was started ahead was ended just before."""
+        self.commands.remove(command)
+        command.discard()
+        try:
+            self.start(command.run, ended)
+        except RequestRefused as refusal:
+            command.run.refuse(refusal.code, refusal.message)
 
     def _finish(self, command: Command, ended: Ended, status: int) -> None:
         run = command.run

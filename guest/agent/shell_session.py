@@ -28,7 +28,9 @@ _RUN = (
     """command_=$2; shift 2; eval "$command_" """
 )
 # The job is in a file, where a shell reads many bytes at once. From a pipe it would read one at a time.
+# Before it waits, it does what it will do with its job, so that its memory is there by then.
 _WAIT = (
+    """eval :; { printf "%s\\0" "$PWD"; export -p; } >/dev/null; """
     f"""read -r -N 1 -u {ORDER_FD} || exit; exec {ORDER_FD}<&-; """
     f"""IFS= read -r -d '' -u {RECORD_FD} start_; IFS= read -r -d '' -u {RECORD_FD} command_; """
     """set -- "$start_" "$command_"; unset start_ command_ REPLY; """
@@ -91,6 +93,12 @@ class Session:
         The exports, if there are any, are all of it, so that a variable that a command has unset stays unset.
         """
         return {} if self.exports else os.environ
+
+    @property
+    def path(self) -> str:
+        """Where shells look for programs; empty if commands have changed it."""
+        ours = os.environ.get("PATH", os.defpath)
+        return ours if not self.exports or f'declare -x PATH="{ours}"\n' in self.exports else ""
 
     def job(self, command: str, call: Call, folder: str) -> Job:
         """Return the job of a shell that starts in `folder`. Raises RequestRefused."""

@@ -30,9 +30,10 @@ class Started:
     streams: Streams
     record: int  # the file in which it finds its job and leaves its session
     orders: int  # the pipe it waits at
+    unread: int  # the end that it reads from, to see whether it has
 
     def order(self, job: bytes) -> None:
-        """Let it begin. The caller closes the record. Raises OSError if the job does not fit into memory."""
+        """Let it begin. The caller closes record and `unread`. Raises OSError if the job does not fit into memory."""
         if os.pwrite(self.record, job, 0) < len(job):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with suppress(BrokenPipeError):  # it was killed just now, and its end is reported
@@ -41,10 +42,14 @@ class Started:
 
     def give_up(self) -> None:
         """End a shell that got no job."""
-        os.close(self.record)
-        os.close(self.orders)
+        self.close()
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close all that it was to get its job with."""
+        for fd in (self.record, self.orders, self.unread):
+            os.close(fd)
 
 
 def closing(stack: ExitStack, fd: int) -> int:
@@ -76,7 +81,7 @@ class SpareShell:
         with ExitStack() as kept, ExitStack() as passed:
             record = closing(kept, os.memfd_create("session"))
             reader, orders = os.pipe2(os.O_CLOEXEC)
-            closing(passed, reader)
+            closing(kept, reader)
             closing(kept, orders)
             directory = closing(passed, os.open(WORKSPACE, os.O_PATH | os.O_CLOEXEC))
             null = closing(passed, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -84,7 +89,7 @@ class SpareShell:
             pid = start_shell(start, self._user)
             kept.pop_all()
         limits = self._user.soft_limits()
-        self._started = Started(pid, dict(environment), limits, streams, record, orders)
+        self._started = Started(pid, dict(environment), limits, streams, record, orders, reader)
         self._children.watch(pid, partial(self._ended, self._started))
 
     def take(self) -> Started | None:
@@ -106,5 +111,4 @@ class SpareShell:
     def _ended(self, started: Started, _status: int) -> None:
         if self._started is started:
             self._started = None
-            os.close(started.record)
-            os.close(started.orders)
+            started.close()

@@ -62,6 +62,42 @@ async def test_directory_and_exported_variables_last(machine):
     assert (await command(machine, "pwd; cd /workspace")).stdout == "/workspace/deep/down\n"
 
 
+async def test_a_line_that_is_one_program_has_no_shell_above_it(machine):
+    alone = (await command(machine, "grep PPid /proc/self/status")).stdout
+    below = (await command(machine, "grep PPid /proc/self/status; true")).stdout
+    again = (await command(machine, "grep PPid /proc/self/status > /workspace/parent")).stdout
+    assert alone == (await command(machine, "cat /workspace/parent; rm /workspace/parent")).stdout != below
+    assert again == ""
+
+
+async def test_a_line_that_is_one_program_uses_the_session_and_leaves_it_as_it_is(machine):
+    await command(machine, "mkdir -p deep; cd deep; export GREETING='good day'")
+    assert (await command(machine, "printenv GREETING PWD")).stdout == "good day\n/workspace/deep\n"
+    assert (await command(machine, "printenv GREETING", env={"GREETING": "hi"})).stdout == "hi\n"
+    assert (
+        await command(machine, 'echo "$GREETING from $PWD"; cd /workspace')
+    ).stdout == "good day from /workspace/deep\n"
+
+
+async def test_a_program_is_found_where_the_session_looks_for_it(machine):
+    await command(
+        machine, "mkdir -p own; printf '#!/bin/sh\\necho own' > own/ls; chmod +x own/ls; export PATH=$PWD/own:$PATH"
+    )
+    assert (await command(machine, "ls -la")).stdout == "own\n"
+    await command(machine, "export PATH=${PATH#*:}; rm -r own")
+    assert (await command(machine, "ls -d /workspace")).stdout == "/workspace\n"
+
+
+async def test_a_program_that_fails_or_is_killed_says_so(machine):
+    result = await command(machine, "ls /no/such/file")
+    assert (result.finished.status, result.finished.exit_code) == ("exited", 2)
+    assert "No such file" in result.stderr
+    result = await command(machine, "timeout -s KILL 0.1 sleep 60")
+    assert (result.finished.status, result.finished.signal, result.finished.state) == ("killed", "SIGKILL", "kept")
+    result = await command(machine, "no-such-program -x")
+    assert (result.finished.exit_code, result.stderr) == (127, "sh: line 1: no-such-program: command not found\n")
+
+
 async def test_a_command_killed_by_a_signal_leaves_the_session_unchanged(machine):
     result = await command(machine, "cd /; kill -SEGV $$")
     assert (result.finished.status, result.finished.signal, result.finished.state) == ("killed", "SIGSEGV", "kept")
