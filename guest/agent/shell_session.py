@@ -21,21 +21,19 @@ MAX_ARGUMENT = 120 * 1024  # bytes; Linux allows 128 KiB
 MAX_RECORD = 96 * 1024  # bytes of a session; the next shell gets it in one argument
 TOO_LARGE = "mcp-sandbox: more than 96 KiB of exported variables; the next command gets those from before this one\n"
 
+_SAVE = """trap '{ printf "%s\\0" "$PWD"; export -p; } 2>/dev/null >&9' EXIT; """
 # The command is evaluated separately, so that error messages quote nothing else, and on the first line, so that they
 # count its lines.
-_RUN = (
-    """trap '{ printf "%s\\0" "$PWD"; export -p; } 2>/dev/null >&9' EXIT; eval "$1"; """
-    """command_=$2; shift 2; eval "$command_" """
-)
+_RUN = """eval "$1"; command_=$2; shift 2; eval "$command_" """
 # The job is in a file, where a shell reads many bytes at once. From a pipe it would read one at a time.
 # Before it waits, it does what it will do with its job, so that its memory is there by then.
 _WAIT = (
     """eval :; { printf "%s\\0" "$PWD"; export -p; } >/dev/null; """
-    f"""read -r -N 1 -u {ORDER_FD} || exit; exec {ORDER_FD}<&-; """
+    f"""read -r -N 1 -u {ORDER_FD} || {{ trap - EXIT; exit; }}; exec {ORDER_FD}<&-; """
     f"""IFS= read -r -d '' -u {RECORD_FD} start_; IFS= read -r -d '' -u {RECORD_FD} command_; """
     """set -- "$start_" "$command_"; unset start_ command_ REPLY; """
 )
-WAITING = ("-c", _WAIT + _RUN, SHELL_NAME)  # the arguments of a shell, only bash, that waits for its job
+WAITING = ("-c", _SAVE + _WAIT + _RUN, SHELL_NAME)  # the arguments of a shell, only bash, that waits for its job
 
 
 class Call(NamedTuple):
@@ -55,7 +53,7 @@ class Job(NamedTuple):
     @property
     def arguments(self) -> tuple[str, ...]:
         """The arguments of a new shell."""
-        return ("-c", _RUN, SHELL_NAME, self.start, self.command)
+        return ("-c", _SAVE + _RUN, SHELL_NAME, self.start, self.command)
 
     def written(self, changes: Changes, folder: str) -> bytes:
         """Return it for a shell that was started ahead in the workspace, with the changes to its environment.
@@ -90,15 +88,22 @@ class Session:
     def environment(self) -> Mapping[str, str]:
         """The environment of new shells.
 
-        The exports, if there are any, are all of it, so that a variable that a command has unset stays unset.
+        The exports, if there are any, are all of it, so that a variable that a command has unset stays unset. A shell
+        still begins with its locale, because to load one later takes many system calls.
         """
-        return {} if self.exports else os.environ
+        if not self.exports:
+            return os.environ
+        locale = {name: value for name, value in os.environ.items() if name == "LANG" or name.startswith("LC_")}
+        return {name: value for name, value in locale.items() if self._declares(name, value)}
+
+    def _declares(self, name: str, value: str) -> bool:
+        return f'declare -x {name}="{value}"\n' in self.exports
 
     @property
     def path(self) -> str:
         """Where shells look for programs; empty if commands have changed it."""
         ours = os.environ.get("PATH", os.defpath)
-        return ours if not self.exports or f'declare -x PATH="{ours}"\n' in self.exports else ""
+        return ours if not self.exports or self._declares("PATH", ours) else ""
 
     def job(self, command: str, call: Call, folder: str) -> Job:
         """Return the job of a shell that starts in `folder`. Raises RequestRefused."""
