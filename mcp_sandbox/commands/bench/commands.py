@@ -1,13 +1,11 @@
 """Short shell commands and a small figure in a live sandbox, as MCP tools over stdio."""
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 
-from mcp_sandbox.commands.bench.native import native_process, template_files
 from mcp_sandbox.commands.bench.results import Figure, Findings, Promise, figure
 from mcp_sandbox.commands.bench.server import BenchServer, open_server
 from mcp_sandbox.commands.bench.subject import MeasurementFailed, Subject
@@ -15,21 +13,7 @@ from mcp_sandbox.commands.common import run_of
 
 PAUSE_S = 0.3  # between two calls: a model thinks longer, and the next command's shell is started meanwhile
 CALLS = 10  # one in so many calls of the plan is enough: a pause follows each
-FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2, 3]); plt.show()"
-TIMES_NATIVE = 1.3  # for the figure, whose drawing is computing
-# The same figure as Jupyter saves it, in the template's own Python. Prints the seconds of each.
-NATIVE_FIGURE = """
-import io, sys, time
-import matplotlib
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
-for _ in sys.stdin:
-    began = time.perf_counter()
-    plt.plot([1, 2, 3])
-    plt.gcf().savefig(io.BytesIO(), format="png", bbox_inches="tight")
-    plt.close("all")
-    print(time.perf_counter() - began, flush=True)
-"""
+FIGURE = "import matplotlib.pyplot as plt; plt.plot([1, 2, 3]); plt.show()"  # `first` compares it with native
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +46,12 @@ async def measure(subject: Subject) -> Findings:
             if case.limit_ms is not None and subject.driver.name == "gvisor":
                 findings.promises.append(Promise(f"{case.title}, p50", paused.p50, case.limit_ms, "ms"))
         findings.figures.append(await _time(subject, server, sandbox, CASES[1], 0))
-        findings.add(await _against_native(subject, server, sandbox))
     return findings
-
-
-async def _against_native(subject: Subject, server: BenchServer, sandbox: str) -> Findings:
-    """Alternate between the figure natively and in the sandbox, because the host's speed varies over minutes."""
-    native_ms, inside_ms = [], []
-    tree = await template_files(subject)
-    argv = ["unshare", "--map-root-user", "chroot", str(tree), "/usr/bin/python3", "-c", NATIVE_FIGURE]
-    count = _count(subject)
-    async with native_process(argv) as native:
-        for number in range(count + 1):
-            subject.progress(f"a small figure natively and in a sandbox: {number} of {count}")
-            native_ms.append(1000 * await native(b""))
-            took_ms, _ = await server.time_call("run_code", {"sandbox_id": sandbox, "code": FIGURE})
-            inside_ms.append(took_ms)
-            await anyio.sleep(PAUSE_S)
-    pairs = list(zip(native_ms, inside_ms, strict=True))[1:]  # the first one loads fonts
-    ratio = statistics.median(inside / native for native, inside in pairs)
-    promise = Promise("run_code of a small figure over the same natively", ratio, TIMES_NATIVE, "times")
-    return Findings([figure("a small figure, natively", "ms", [native for native, _ in pairs])], [promise])
-
-
-def _count(subject: Subject) -> int:
-    return max(CALLS, subject.plan.calls // CALLS)
 
 
 async def _time(subject: Subject, server: BenchServer, sandbox: str, case: Case, pause_s: float) -> Figure:
     samples = []
-    count = _count(subject)
+    count = max(CALLS, subject.plan.calls // CALLS)
     title = case.title if pause_s else f"{case.title}, one right after the other"
     for number in range(count + 1):
         subject.progress(f"{title}: {number} of {count}")
