@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -38,6 +39,7 @@ LIBRARIES = (
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection"),
 )
 HOST_MODULES = ("virtio_pci", "virtio_blk", "erofs", "overlay", "kvm_amd")
+OWN_TIME_KHZ = 1_000_000  # QEMU's counter then ticks once for each nanosecond
 KVM_GROUP = 104  # udev gives /dev/kvm to a group; which one does not matter
 
 INIT = f"""#!/bin/busybox sh
@@ -65,34 +67,56 @@ echo b >/proc/sysrq-trigger  # restart, which ends the host
 """
 
 
-async def run_in_emulated_host(scripts: Sequence[Path], store: Store, built: BuiltTemplate, scratch: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What an emulated host has."""
+
+    memory: str = "3G"
+    # Of its own time, one nanosecond for each instruction. Then it is not slow, only long: no time limit in it is
+    # missed because its CPU is emulated.
+    own_time: bool = False
+    disks: Sequence[Path] = ()  # beside /image and /host; what is written to them is forgotten
+
+
+async def run_in_emulated_host(
+    scripts: Sequence[Path], store: Store, built: BuiltTemplate, scratch: Path, hardware: Hardware = Hardware()
+) -> str:
     """Boot the host, run scripts that find guest kernel and image in /host, and return what they printed."""
-    found = await _kernel_with_kvm(store)
     tree = scratch / "tree"
     await anyio.to_thread.run_sync(_fill, tree, scripts, built)
+    argv = await emulated_host(tree, store, built.root, scratch, hardware)
+    async with spawn(argv, confinement=Confinement()) as host:
+        await host.wait()
+        return host.tail
+
+
+async def emulated_host(tree: Path, store: Store, image: Path, scratch: Path, hardware: Hardware) -> list[str]:
+    """Return the command that boots a host which has `tree` in /host and runs its `run`."""
+    found = await _kernel_with_kvm(store)
     await _copy_programs(tree / "programs")
     disk = scratch / "host.erofs"
     await run_tool(["mkfs.erofs", "--all-root", str(disk), str(tree)])
     initramfs = scratch / "initramfs.cpio"
     initramfs.write_bytes(_initramfs(found))
-    async with spawn(_argv(found / kernel.VMLINUZ, initramfs, built.root, disk), confinement=Confinement()) as host:
-        await host.wait()
-        return host.tail
+    return _argv(found / kernel.VMLINUZ, initramfs, (image, disk), hardware)
 
 
-def _argv(vmlinuz: Path, initramfs: Path, image: Path, disk: Path) -> list[str]:
+def _argv(vmlinuz: Path, initramfs: Path, disks: Sequence[Path], hardware: Hardware) -> list[str]:
+    khz = OWN_TIME_KHZ if hardware.own_time else tsc_khz()
     return [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-M", "q35", "-accel", "tcg", "-cpu", "EPYC,+svm", "-m", "3G"),
+        *("-M", "q35", "-accel", "tcg", "-cpu", "EPYC,+svm", "-m", hardware.memory),
+        *(("-icount", "shift=0", "-rtc", "clock=vm") if hardware.own_time else ()),
         *("-kernel", str(vmlinuz), "-initrd", str(initramfs), "-serial", "stdio"),
-        *("-append", f"console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable tsc_early_khz={tsc_khz()}"),
-        *(word for file in (image, disk) for word in _drive(file)),
+        *("-append", f"console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable tsc_early_khz={khz}"),
+        *(word for file in disks for word in _drive(file, "readonly=on")),
+        *(word for file in hardware.disks for word in _drive(file, "snapshot=on")),
     ]
 
 
-def _drive(file: Path) -> list[str]:
+def _drive(file: Path, writing: str) -> list[str]:
     name = file.stem.replace(".", "-")
-    drive = f"if=none,id={name},format=raw,readonly=on,file={file}"
+    drive = f"if=none,id={name},format=raw,{writing},file={file}"
     return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name}"]
 
 
@@ -131,10 +155,6 @@ def _fill(tree: Path, scripts: Sequence[Path], built: BuiltTemplate) -> None:
     assert isinstance(built.boot, GuestKernel)
     shutil.copy(built.boot.vmlinuz, tree / "vmlinuz")
     shutil.copy(built.boot.initramfs, tree / "initramfs.cpio")
-    firmware = tree / "programs/usr/share/qemu"
-    firmware.mkdir(parents=True)
-    for name in FIRMWARE:
-        shutil.copy(Path("/usr/share/qemu") / name, firmware)
 
 
 async def _copy_programs(tree: Path) -> None:
@@ -150,6 +170,10 @@ async def _copy_programs(tree: Path) -> None:
         shutil.copy(file, target)
     for monitor in monitors:
         shutil.copy(monitor, tree / "usr/bin")
+    firmware = tree / "usr/share/qemu"
+    firmware.mkdir(parents=True)
+    for name in FIRMWARE:
+        shutil.copy(Path("/usr/share/qemu") / name, firmware)
     if find_tool(SYSTEMD):
         shutil.copytree(Path("/") / USER_UNITS, tree / USER_UNITS, symlinks=True)
 

@@ -1,0 +1,120 @@
+"""Test suites of this repository for one driver, inside the emulated host: real drivers under real KVM.
+
+The host gets our packages, pytest and a home in which the template's image and kernel are built. Snapshots are made
+inside, because they need its CPU. `emulated_report` prints what happens as lines of JSON.
+"""
+
+import compileall
+import importlib.metadata
+import json
+import py_compile
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+from packaging.requirements import Requirement
+
+from templates.chosen_program import FILE_NAME as PROGRAMS
+from templates.revisions import FILE_NAME as REVISIONS
+from templates.store import Store
+from tests.functional.checkout import REPO
+from tests.functional.emulated_host import Hardware, emulated_host
+from tests.functional.emulated_report import MARK
+from vmm.process import run_tool
+from vmm.types import GuestKernel
+
+ROOMS = ("guest", "mcp_sandbox", "templates", "tests", "vmm", "websearch")
+TOOLS = ("pytest", "pytest-timeout", "pytest-rerunfailures", "hypothesis", "trustme")
+HOME_DISK = "12G"  # sparse: the image, and what tests write
+MEMORY = "6G"
+
+RUN = """
+mount -t ext4 /dev/vdc /srv && cd /host/python
+export MCP_SANDBOX_HOME=/srv/home
+python3 -P -m pytest -p tests.functional.emulated_report -o cache_dir=/srv/cache -q --color=no --tb=short {words}
+echo b >/proc/sysrq-trigger  # restart, which ends the host
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is run: tests of some files, with one driver."""
+
+    driver: str
+    words: Sequence[str]  # of pytest's command line: files and options
+    image: Path  # of the template, in a store
+    kernel: GuestKernel  # in the same store
+
+
+async def run_suite(suite: Suite, store: Store, scratch: Path, on_line: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Boot the host, run the tests in it, and return what `emulated_report` says of each."""
+    tree, home = scratch / "tree", scratch / "home.ext4"
+    await anyio.to_thread.run_sync(_fill, tree, suite)
+    await _make_home(scratch / "srv", home, store, suite)
+    hardware = Hardware(MEMORY, own_time=True, disks=[home])
+    argv = await emulated_host(tree, store, suite.image, scratch, hardware)
+    reports: list[dict[str, Any]] = []
+
+    def heard(line: str) -> None:
+        on_line(line)
+        if line.startswith(MARK):
+            reports.append(json.loads(line.removeprefix(MARK)))
+
+    await run_tool(argv, on_line=heard, env={"TMPDIR": str(scratch)})
+    return reports
+
+
+def _fill(tree: Path, suite: Suite) -> None:
+    python = tree / "python"
+    for room in ROOMS:
+        shutil.copytree(REPO / room, python / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPO / "pyproject.toml", python)
+    for distribution in distributions("mcp-sandbox", *TOOLS):
+        for file in distribution.files or ():
+            target = python / file
+            if ".." not in file.parts and file.suffix != ".pyc" and not file.parts[0].startswith("_mcp_sandbox"):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), target)
+    # Python need not compile what it imports. The host's clock and the files' times do not matter.
+    compileall.compile_dir(python, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    words = " ".join([f"--only-driver={suite.driver}", *suite.words])
+    (tree / "run").write_text(RUN.format(words=words))
+
+
+def distributions(*names: str) -> Iterator[importlib.metadata.Distribution]:
+    """Find installed packages and everything that they need."""
+    wanted, seen = list(names), set[str]()
+    while wanted:
+        name = wanted.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = importlib.metadata.distribution(name)
+        yield found
+        for line in found.requires or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}) or name == "pyjwt":  # its extra: crypto
+                wanted.append(needed.name)
+
+
+async def _make_home(folder: Path, disk: Path, store: Store, suite: Suite) -> None:
+    """Write a disk with a product's home, in which the template is built but for its snapshot."""
+    home = folder / "home"
+    for entry in {file.parent for file in (suite.image, suite.kernel.vmlinuz, suite.kernel.initramfs)}:
+        shutil.copytree(entry, home / entry.parent.name / entry.name, copy_function=_link)
+    for name in (REVISIONS, PROGRAMS):
+        if (store.home / name).is_file():
+            shutil.copy(store.home / name, home)
+    disk.touch()
+    await run_tool(["truncate", "-s", HOME_DISK, str(disk)])
+    await run_tool(["mkfs.ext4", "-q", "-d", str(folder), str(disk)])
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
