@@ -1,6 +1,6 @@
 """All tests of machines and all attacks on them, for drivers that need real KVM, in an emulated host that has it.
 
-They take an hour for each driver, so they run only if they are asked for:
+They take more than an hour for each driver, so they run only if they are asked for:
 
     TEST_MICROVMS=1 pytest tests/functional/test_microvm_suites.py
 """
@@ -17,6 +17,7 @@ from tests.functional.emulated_suite import Suite, run_suite
 
 ASKED_FOR = "TEST_MICROVMS"
 HOURS = 3600.0
+SUITES = ("tests/contract", "tests/security")
 
 pytestmark = [
     pytest.mark.vm,
@@ -26,18 +27,16 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("folder", ["contract", "security"])
+@pytest.mark.flaky(reruns=0)  # not a second time: each test inside is repeated if it fails
 @pytest.mark.parametrize("driver", ["cloud-hypervisor", "firecracker"])
-async def test_the_suite_passes_under_real_kvm(
-    driver: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+async def test_the_suites_pass_under_real_kvm(driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     if not shutil.which(driver):
         pytest.skip(f"needs the program {driver} on the PATH")
     async with open_host(load_settings(driver="qemu")) as host:
         template = host.settings.catalogue.load(host.settings.template)
         image, kernel = await host.builder.build_image(template), await host.builder.build_kernel()
     with capsys.disabled():  # it takes an hour: show what happens
-        reports = await run_suite(Suite(driver, [f"tests/{folder}"], image, kernel), host.store, tmp_path, print)
+        reports = await run_suite(Suite(driver, SUITES, image, kernel), host.store, tmp_path, print)
     ends = [report for report in reports if report["what"] in ("passed", "failed", "skipped")]
     assert [report for report in ends if report["what"] == "failed"] == []
     [collected] = [report["count"] for report in reports if report["what"] == "collected"]
