@@ -75,7 +75,7 @@ async def restored(stack: AsyncExitStack, driver: SnapshotDriver, snapshot: Snap
     identity = Identity(hostname=name, machine_id=os.urandom(16).hex(), entropy=os.urandom(64))
     opening = AgentClient.open(await machine.connect(), timeout_s=SLOW_S, identity=identity)
     agent = await stack.enter_async_context(opening)
-    async with agent.run(RunCode(code="int(numpy.arange(10).sum())")) as events:
+    async with agent.run(RunCode(code="import numpy; int(numpy.arange(10).sum())")) as events:
         assert [event.data["text/plain"] async for event in events if isinstance(event, Display)] == ["45"]
     return machine
 
