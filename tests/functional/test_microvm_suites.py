@@ -3,8 +3,11 @@
 They take hours for each driver, so they run only if they are asked for, by files or folders:
 
     TEST_MICROVMS="tests/contract tests/security" pytest tests/functional/test_microvm_suites.py
+
+The word `clones` compares them with QEMU, ten clones of each.
 """
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,20 +16,24 @@ import pytest
 
 from mcp_sandbox.app import open_host
 from mcp_sandbox.config import load_settings
+from tests.functional.emulated_host import Hardware, run_in_emulated_host
 from tests.functional.emulated_suite import Suite, run_suite
 
 ASKED_FOR = "TEST_MICROVMS"
 HOURS = 3600.0
-SUITES = os.environ.get(ASKED_FOR, "").split()
+PROGRAMS = {"qemu": "qemu-system-x86_64", **{name: name for name in ("firecracker", "cloud-hypervisor")}}
+CLONES = "clones"
+ASKED = os.environ.get(ASKED_FOR, "").split()
+SUITES = [word for word in ASKED if word != CLONES]
 
 pytestmark = [
     pytest.mark.vm,
     pytest.mark.timeout(12 * HOURS),
     pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="needs QEMU"),
-    pytest.mark.skipif(not SUITES, reason=f"takes hours; name the tests in {ASKED_FOR}"),
 ]
 
 
+@pytest.mark.skipif(not SUITES, reason=f"takes hours; name the tests in {ASKED_FOR}")
 @pytest.mark.flaky(reruns=0)  # not a second time: each test inside is repeated if it fails
 @pytest.mark.parametrize("driver", ["cloud-hypervisor", "firecracker"])
 async def test_the_suites_pass_under_real_kvm(driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -41,3 +48,18 @@ async def test_the_suites_pass_under_real_kvm(driver: str, tmp_path: Path, capsy
     assert [report for report in ends if report["what"] == "failed"] == []
     [collected] = [report["count"] for report in reports if report["what"] == "collected"]
     assert len(ends) == collected > 0
+
+
+@pytest.mark.skipif(CLONES not in ASKED, reason=f"takes an hour; {ASKED_FOR}={CLONES} asks for it")
+@pytest.mark.flaky(reruns=0)
+async def test_ten_clones_of_each_driver_have_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    async with open_host(load_settings(driver="qemu")) as host:
+        built = await host.builder.find(host.settings.catalogue.load(host.settings.template), host.driver)
+    assert built is not None, "build the template first: mcp-sandbox template build"
+    script = Path(__file__).parent / "clones_script.py"
+    printed = await run_in_emulated_host([script], host.store, built, tmp_path, Hardware("6G", own_time=True))
+    with capsys.disabled():
+        print(printed)
+    facts = [json.loads(line.removeprefix("CLONES ")) for line in printed.splitlines() if line.startswith("CLONES ")]
+    there = {driver for driver, program in PROGRAMS.items() if shutil.which(program)}
+    assert {fact["what"] for fact in facts if "error" not in fact} == there, printed
