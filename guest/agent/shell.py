@@ -83,7 +83,7 @@ class Shell:
             raise RequestRefused("bad_request", "there is no shell in this sandbox's template, so no command can run")
         folder, directory = self._enter(call, run)
         try:
-            job = self._session.job(self._without_fork(line, call, folder), call, folder)
+            job = self._session.job(self._without_fork(line, call), call, folder)
             if make_room(self._user, self._children, self._ledger.keep() - {self.spare.pid} | self.pids):
                 run.feed("stderr", MADE_ROOM)
             command = self._hand_over(run, call, job, folder) or self._start(
@@ -146,11 +146,11 @@ class Shell:
             run.feed("stderr", note.encode("utf-8", "surrogateescape"))  # a directory's name can be any bytes
             return WORKSPACE, self._open(WORKSPACE)
 
-    def _without_fork(self, line: str, call: Call, folder: str) -> str:
+    def _without_fork(self, line: str, call: Call) -> str:
         """Return a line that makes the shell become its program, if it has only one."""
-        with self._user.acting():
-            single = "PATH" not in call.env and is_single_program(line, folder, self._session.path)
-        return f"exec {line}" if single else line
+        if "PATH" in call.env or not is_single_program(line, self._session.path):
+            return line
+        return f"exec {line}"
 
     def _open(self, folder: str) -> int:
         with self._user.acting():
@@ -222,19 +222,23 @@ class Shell:
         return self._streams[-1]
 
     def _shell_ended(self, command: Command, ended: Ended, status: int) -> None:
-        if command.never_began and not command.run.stopped:
+        if os.WIFSIGNALED(status) and command.never_began and not command.run.stopped:
             self._start_again(command, ended)
             return
         command.shell_ended(self._loop, lambda: self._finish(command, ended, status))
 
     def _start_again(self, command: Command, ended: Ended) -> None:
         """Run a command in a shell of its own: the one that was started ahead was ended just before."""
+        run = command.run
         self.commands.remove(command)
         command.discard()
+        run.over_memory = ""  # the waiting shell may have been ended for that
         try:
-            self.start(command.run, ended)
+            self.start(run, ended)
         except RequestRefused as refusal:
-            command.run.refuse(refusal.code, refusal.message)
+            run.refuse(refusal.code, refusal.message)
+        except OSError as error:
+            run.refuse("no_kernel", f"no process can be started: {error.strerror}")
 
     def _finish(self, command: Command, ended: Ended, status: int) -> None:
         run = command.run

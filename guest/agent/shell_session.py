@@ -29,7 +29,7 @@ _RUN = """eval "$1"; command_=$2; shift 2; eval "$command_" """
 # Before it waits, it does what it will do with its job, so that its memory is there by then.
 _WAIT = (
     """eval :; { printf "%s\\0" "$PWD"; export -p; } >/dev/null; """
-    f"""read -r -N 1 -u {ORDER_FD} || {{ trap - EXIT; exit; }}; exec {ORDER_FD}<&-; """
+    f"""read -r -N 1 -u {ORDER_FD} || {{ trap - EXIT; exit 126; }}; exec {ORDER_FD}<&-; """
     f"""IFS= read -r -d '' -u {RECORD_FD} start_; IFS= read -r -d '' -u {RECORD_FD} command_; """
     """set -- "$start_" "$command_"; unset start_ command_ REPLY; """
 )
@@ -61,10 +61,9 @@ class Job(NamedTuple):
         A shell remembers from its start on what the machine is called, how long it runs and what its random numbers
         continue. Clones of a machine have copies of it.
         """
-        lines = [
-            f"RANDOM={int.from_bytes(os.urandom(4), 'big')} SECONDS=0 HOSTNAME={shlex.quote(socket.gethostname())}",
-            *_exports(changes),
-        ]
+        lines = [f"RANDOM={int.from_bytes(os.urandom(4), 'big')} SECONDS=0", *_exports(changes)]
+        if "HOSTNAME" not in os.environ:  # else shells take it from there
+            lines.append(f"HOSTNAME={shlex.quote(socket.gethostname())}")
         if folder != WORKSPACE:
             lines.append(f"cd -P -- {shlex.quote(folder)} || {{ trap - EXIT; exit 126; }}; unset OLDPWD; export OLDPWD")
         return os.fsencode("\n".join([*lines, self.start]) + f"\0{self.command}\0")

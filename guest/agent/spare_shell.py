@@ -33,11 +33,10 @@ class Started:
     unread: int  # the end that it reads from, to see whether it has
 
     def order(self, job: bytes) -> None:
-        """Let it begin. The caller closes record and `unread`. Raises OSError if the job does not fit into memory."""
+        """Let it begin. The caller closes record and `unread`. Raises OSError: it cannot be told."""
         if os.pwrite(self.record, job, 0) < len(job):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with suppress(BrokenPipeError):  # it was killed just now, and its end is reported
-            os.write(self.orders, b"\n")
+        os.write(self.orders, b"\n")
         os.close(self.orders)
 
     def give_up(self) -> None:
@@ -83,6 +82,7 @@ class SpareShell:
             reader, orders = os.pipe2(os.O_CLOEXEC)
             closing(kept, reader)
             closing(kept, orders)
+            os.set_blocking(orders, False)  # code of the same user could have filled it
             directory = closing(passed, os.open(WORKSPACE, os.O_PATH | os.O_CLOEXEC))
             null = closing(passed, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             start = Start((shell, *WAITING), environment, directory, null, streams.writers, record, reader)

@@ -5,6 +5,7 @@ axes. In gVisor these took as long as drawing the rest of it.
 """
 
 import io
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -23,19 +24,21 @@ def load_fonts(module: Any) -> None:  # noqa: ANN401 - matplotlib.ft2font
 
     @wraps(construct)
     def construct_in_memory(font: Any, filename: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as it is
-        open_file = io.open
+        open_file = getattr(io.open, "original", io.open)  # another thread may be opening a font, too
 
         def open_font(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as `io.open`
             opened = open_file(file, mode, *args, **options)
             return loaded(opened) if mode == "rb" and file == filename else opened  # another thread may open others
 
+        open_font.original = open_file  # type: ignore[attr-defined]
         io.open = open_font
         try:
             construct(font, filename, *args, **options)
         finally:
             io.open = open_file
 
-    module.FT2Font.__init__ = construct_in_memory
+    with suppress(TypeError):  # a release in which it cannot be replaced
+        module.FT2Font.__init__ = construct_in_memory
 
 
 def loaded(file: Any) -> Any:  # noqa: ANN401 - a file opened for reading

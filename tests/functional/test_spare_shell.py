@@ -49,8 +49,15 @@ async def test_it_runs_the_next_command_and_another_one_takes_its_place(machine:
 async def test_it_begins_with_the_session_of_the_last_command(machine: AgentClient):
     await command(machine, "mkdir -p 'a b'; cd 'a b'; export X=1; unset LANG")
     await found(machine)
-    result = await command(machine, 'echo "$PWD $X ${LANG-none} $SECONDS"; ls /proc/self/fd | tail -n 1; cat')
-    assert (result.stdout, result.stderr) == ("/workspace/a b 1 none 0\n9\n", "")
+    result = await command(machine, 'echo "$PWD $X ${LANG-none} $SECONDS"; cat')
+    assert (result.stdout, result.stderr) == ("/workspace/a b 1 none 0\n", "")
+
+
+async def test_it_has_the_files_that_a_shell_of_its_own_has(machine: AgentClient):
+    await found(machine)
+    ahead = (await command(machine, "echo /proc/self/fd/*")).stdout
+    assert ahead == (await command(machine, "echo /proc/self/fd/*", stdin="given")).stdout
+    assert "/fd/9" in ahead
 
 
 @pytest.mark.parametrize("deed", ["os.kill(found, 9)", "os.kill(found, 19)", "os.kill(found, 15)"])

@@ -88,8 +88,10 @@ async def _calls_by_sdk(subject: Subject, port: int) -> Findings:
     no_op: list[float] = []
     runs: list[float] = []
     async with Client(f"http://127.0.0.1:{port}/mcp") as client:
-        created = (await client.call_tool("create_sandbox", {})).structured_content or {}
-        box = {"sandbox_id": created["sandbox_id"]}
+        created = await client.call_tool("create_sandbox", {})
+        if created.is_error or created.structured_content is None:
+            raise MeasurementFailed(f"A call by the MCP SDK failed: {created.content}")
+        box = {"sandbox_id": created.structured_content["sandbox_id"]}
         for number in range(subject.plan.calls):
             subject.progress(f"calls over HTTP by the MCP SDK: {number} of {subject.plan.calls}")
             for tool, arguments, samples in ((NO_OP, {}, no_op), ("run_code", {**box, "code": FIRST_CODE}, runs)):

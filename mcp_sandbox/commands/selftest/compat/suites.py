@@ -104,7 +104,9 @@ async def run_cpython_tests(material: Material, module: str, subject: Subject) -
     """Run a module of CPython's own tests. It belongs into the package `test`, of which the image has only a part."""
     async with subject.fresh(SUITE_MB) as box:
         await _upload(box, material.cpython())
-        await box.command(OWN_PYTHON)
+        prepared = await box.command(OWN_PYTHON)
+        if prepared.status != "ok":
+            return failed(_ending(prepared))
         summary = "grep -E '^(FAIL|ERROR): |^Ran |^OK|^FAILED'"
         line = f"cd /tmp && own/bin/python -m unittest test.{module} 2>&1 | tee test.log | {summary}"
         run = await box.command(f"{line} || tail -c 2000 test.log", SUITE_S)
