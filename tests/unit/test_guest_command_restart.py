@@ -60,7 +60,7 @@ def bench() -> Iterator[Bench]:
 
 
 def test_it_starts_in_a_shell_of_its_own(bench: Bench):
-    os.write(bench.orders, b"\n")  # nobody has read it
+    os.write(bench.orders, b"\n")  # it is still there
     bench.end(KILLED)
     assert bench.started == [bench.run]
     assert bench.shell.commands == []

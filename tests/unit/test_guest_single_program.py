@@ -32,7 +32,7 @@ def test_anything_else_is_left_to_the_shell(line: str):
 def test_a_program_that_another_one_hides_is_left_to_the_shell(tmp_path: Path):
     program = tmp_path / "ls"
     program.write_text("#!/bin/sh\n")
-    assert is_single_program("ls", f"{tmp_path}:{PATH}")  # nobody may execute it yet
+    assert is_single_program("ls", f"{tmp_path}:{PATH}")  # it is not executable yet
     program.chmod(0o755)
     assert not is_single_program("ls", f"{tmp_path}:{PATH}")
     assert not is_single_program("ls", "")
