@@ -1,7 +1,8 @@
 """C++: one file, compiled by g++, or by the programs that g++ would start.
 
 g++ starts the compiler proper, the assembler and collect2, which starts the linker. In gVisor a process costs tens of
-milliseconds. So without flags of the user, a shell starts these programs, without g++ and collect2.
+milliseconds. So without flags of the user, a shell starts these programs, without g++ and collect2. A program that
+needs only the core of the standard library is compiled with smaller headers first (`guest.kernels.core_headers`).
 """
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
@@ -13,8 +14,10 @@ import shlex
 import shutil
 import subprocess
 from contextlib import suppress
+from typing import NamedTuple
 
 from guest.kernels import compiled
+from guest.kernels.core_headers import CoreHeaders
 from guest.languages import Language
 from guest.places import BUILD, WORKSPACE
 
@@ -45,14 +48,21 @@ ASK_S = 60.0  # g++ answers in 10 ms; an emulated CPU takes longer
 READ_BY_DRIVER = ("COMPILER_PATH", "GCC_EXEC_PREFIX", "LIBRARY_PATH")  # variables that the other programs do not know
 # As g++ and collect2 do. When the compiler proper crashes, g++ has more to say; a second try after a kill would only
 # take as much memory again.
-STEPS = """{compile} || case $? in
+COMPILE = """{compile} || case $? in
 1) exit 1 ;;
 137) echo "g++: fatal error: Killed signal terminated program cc1plus" >&2; exit 1 ;;
 *) exec {driver} ;;
-esac
-{assemble} || exit 1
+esac"""
+REST = """{assemble} || exit 1
 {link} || {{ echo "collect2: error: ld returned $? exit status" >&2; exit 1; }}
 """
+MESSAGES = f"{BUILD}/messages"
+# Whatever the smaller headers lack is in the others, so only messages about those are shown.
+WITH_CORE = """if {core} 2>{messages}; then
+[ ! -s {messages} ] || cat {messages} >&2
+else
+{compile}
+fi"""
 
 
 class Cpp:
@@ -61,25 +71,29 @@ class Cpp:
     compiler = "g++"
     source = f"{BUILD}/main.cpp"
 
-    def __init__(self) -> None:
-        self._steps: str | None = None
+    def __init__(self, headers: CoreHeaders | None = None) -> None:
+        self._headers = headers or CoreHeaders()
+        self._steps: Steps | None = None
+        self._core = False  # the core headers suffice for the code
 
     def prepare(self) -> None:
         """Find out what g++ would start for a file that exists."""
+        self._headers.load()
         with suppress(OSError, subprocess.SubprocessError):  # g++ itself is called then
             compiled.empty(BUILD)
             with open(self.source, "w", encoding="utf-8"):
                 pass
-            self._steps = steps_of(self._driver([], []))
+            self._steps = steps_of(self._driver([], []), self._headers.folder)
 
     def complete(self, code: str) -> compiled.Source:
         """Return the code unchanged."""
+        self._core = self._headers.suffice(code)
         return compiled.Source(code)
 
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
         """Return the command that does what g++ does with these flags."""
         if self._steps and not flags and not sanitize and not any(name in os.environ for name in READ_BY_DRIVER):
-            return ["sh", "-c", self._steps]
+            return ["sh", "-c", self._steps.with_core if self._core else self._steps.plain]
         return self._driver(flags or [], sanitize)
 
     def _driver(self, flags: list[str], sanitize: list[str]) -> list[str]:
@@ -110,8 +124,15 @@ class Cpp:
         return compiled.linked_program()
 
 
-def steps_of(driver: list[str]) -> str | None:
-    """Return a shell script that does what a command of g++ does; None if g++ does not say what it would start."""
+class Steps(NamedTuple):
+    """Shell scripts that do what a command of g++ does."""
+
+    plain: str
+    with_core: str  # with the core headers, and again with all of them if that fails
+
+
+def steps_of(driver: list[str], headers: str) -> Steps | None:
+    """Return what does the same as a command of g++; None if g++ does not say what it would start."""
     asked = subprocess.run([*driver, NO_PLUGIN, "-###"], capture_output=True, text=True, check=False, timeout=ASK_S)
     commands = [line.strip() for line in asked.stderr.splitlines() if line.startswith(" ")]
     linker = shutil.which("ld")
@@ -119,8 +140,11 @@ def steps_of(driver: list[str]) -> str | None:
         return None
     first, assemble, last = (TEMPORARY.sub(rf"{BUILD}/main.\1", command) for command in commands)
     link = COLLECT2.sub(f"{linker} ", last, count=1)
-    compile_ = first.replace(f" {NO_PLUGIN}", "")
-    return STEPS.format(compile=compile_, assemble=assemble, link=link, driver=shlex.join(driver))
+    compiler, _, options = first.replace(f" {NO_PLUGIN}", "").partition(" ")
+    compile_ = COMPILE.format(compile=f"{compiler} {options}", driver=shlex.join(driver))
+    core = WITH_CORE.format(core=f"{compiler} -I {headers} {options}", messages=MESSAGES, compile=compile_)
+    rest = REST.format(assemble=assemble, link=link)
+    return Steps(f"{compile_}\n{rest}", f"{core}\n{rest}")
 
 
 def kernel() -> compiled.Service:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from guest.kernels import runner
+from guest.kernels.core_headers import CoreHeaders
 from guest.kernels.runner import OOM_BYTES, Program, was_oom_killed
 from guest.languages import NAMES, go, kernel, language
-from guest.languages.cpp import Cpp, steps_of
+from guest.languages.cpp import Cpp, Steps, steps_of
 from guest.languages.go import Go
 from guest.languages.java import Java, Names
 from templates.catalogue import Catalogue
@@ -60,7 +61,9 @@ def gcc_that_says(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> l
 
 
 def test_the_programs_that_gcc_would_start_are_started_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lines = (steps_of(gcc_that_says(GCC_SAYS, tmp_path, monkeypatch)) or "").splitlines()
+    steps = steps_of(gcc_that_says(GCC_SAYS, tmp_path, monkeypatch), "/core")
+    assert steps is not None
+    lines = steps.plain.splitlines()
     assert [line.partition(" ||")[0] for line in lines if " || " in line] == [
         '/usr/libexec/cc1plus -quiet main.cpp "-std=c++23" -o /tmp/.build/main.s',
         "as --64 -o /tmp/.build/main.o /tmp/.build/main.s",
@@ -68,15 +71,52 @@ def test_the_programs_that_gcc_would_start_are_started_without_it(tmp_path: Path
     ]
 
 
+def test_code_that_needs_only_core_headers_is_compiled_with_those_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "names").write_text("thread\nformat\n")
+    gcc_that_says(GCC_SAYS, tmp_path, monkeypatch)
+    cpp = Cpp(CoreHeaders(str(tmp_path)))
+    monkeypatch.setattr("guest.languages.cpp.BUILD", str(tmp_path / "build"))
+    monkeypatch.setattr(cpp, "source", str(tmp_path / "build/main.cpp"))
+    cpp.prepare()
+    cpp.complete("#include <iostream>\nint main() {}")
+    assert f"cc1plus -I {tmp_path} -quiet main.cpp" in cpp.command(None, [])[2]
+    cpp.complete("#include <thread>\nint main() {}")
+    assert "-I" not in cpp.command(None, [])[2].split()
+
+
+@pytest.mark.parametrize(
+    ("code", "enough"),
+    [
+        ("#include <iostream>\nint main() {}", True),
+        ("#include <iostream>\nint threads, formatted; // a thread, a format", True),
+        ('#include <iostream>\nauto text = "format \\" thread"; /* format\nthread */', True),
+        ("#include <format>", False),
+        ('auto text = ""; std::thread t;', False),
+        ('auto text = R"(\n)"; int main() {}', False),  # a raw string may contain what looks like the end of a comment
+        ('#include <iostream>\n#  include "mine.h"', False),  # it may use any name
+        ("#ifdef __cpp_lib_print\n#endif", False),
+        ("#define _GLIBCXX_DEBUG\n#include <vector>", False),
+    ],
+)
+def test_core_headers_suffice_for_code_that_mentions_nothing_else(code: str, enough: bool, tmp_path: Path):
+    (tmp_path / "names").write_text("thread\nformat\n")
+    headers = CoreHeaders(str(tmp_path))
+    assert not headers.suffice(code)  # not loaded: a template without such headers
+    headers.load()
+    assert headers.suffice(code) is enough
+
+
 def test_a_gcc_that_does_not_say_what_it_would_start_is_called_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert steps_of(gcc_that_says("clang version 19\n", tmp_path, monkeypatch)) is None
+    assert steps_of(gcc_that_says("clang version 19\n", tmp_path, monkeypatch), "/core") is None
     assert Cpp().command(None, [])[0] == "g++"
 
 
 @pytest.mark.parametrize("name", ["LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"])
 def test_gcc_itself_is_called_for_variables_that_only_it_reads(name: str, monkeypatch: pytest.MonkeyPatch):
     cpp = Cpp()
-    monkeypatch.setattr(cpp, "_steps", "true")
+    monkeypatch.setattr(cpp, "_steps", Steps("true", "true"))
     assert cpp.command(None, [])[0] == "sh"
     monkeypatch.setenv(name, "/workspace/lib")
     assert cpp.command(None, [])[0] == "g++"
