@@ -54,6 +54,7 @@ class Agent:
         self._language_version = version_of(self._kernels.language)
         self._confined = False  # the seccomp filter is installed
         self._rehearsal = ""  # code of the template, see `_rehearse`
+        self._will_wait = False  # in a pool, after a rehearsal
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
             "hello": self._hello,
             "refresh": self._refresh,
@@ -152,7 +153,8 @@ class Agent:
         if header["size"] is not None:
             self._resize(int(header["size"]["memory_mb"]), int(header["size"]["cpus"]))
         if header["reseed"]:
-            self._kernels.reseed(done, everything=header.get("reseed_all") is True)
+            everything, self._will_wait, settled = header.get("reseed_all") is True, False, self._will_wait
+            self._kernels.reseed(done, everything=everything, settled=settled)
         else:
             done()
 
@@ -210,8 +212,7 @@ class Agent:
 
         The runs leave no trace, except in generators: a refresh has to follow.
         """
-        request = header["id"]
-
+        request, self._will_wait = header["id"], True
         self._exercise(self._first_runs(), self._then(request, lambda: self._answer(request, {})))
 
     def _first_runs(self) -> list[tuple[str, str]]:

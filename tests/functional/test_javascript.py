@@ -225,3 +225,17 @@ async def test_a_new_size_reaches_an_interpreter_that_keeps_running(anyio_backen
         await client.refresh(replace(IDENTITY, size=Size(memory_mb=256, cpus=1)))
         after = await run(client, limit)
         assert (before.shown, after.shown) == (["480"], ["224"])
+
+
+async def test_a_machine_that_will_wait_has_its_new_interpreter_ready_before(anyio_backend: str):
+    """The pool stops machines, so an interpreter that still starts would go on in the first run."""
+    mark = "require('node:fs').appendFileSync('/workspace/warmed', '.')"
+    async with agent_client(WarmUp(language="javascript", code=mark)) as client:
+        before = (await command(client, "cat /workspace/warmed")).stdout
+        await client.refresh(IDENTITY)
+        assert (await command(client, "cat /workspace/warmed")).stdout == before  # an owner does not wait for it
+        await client.rehearse(HANG_S)
+        await client.refresh(IDENTITY)
+        assert (await command(client, "cat /workspace/warmed")).stdout == f"{before}."
+        result = await run(client, "console.log(typeof _)")  # what it ran once left no value
+        assert (result.stdout, result.displays) == ("undefined\n", [])
