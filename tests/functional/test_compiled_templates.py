@@ -97,6 +97,31 @@ async def test_a_mistake_is_shown_with_its_line(box: Box, code: str):
     assert "failed to compile after " in text
 
 
+@pytest.mark.parametrize("box", ["cpp-algorithm"], indirect=True)
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ('#include <print>\nint main() { std::println("{:>4}", 42); }', "  42"),
+        ('#include <bits/stdc++.h>\nint main() { std::jthread([] { std::cout << std::format("{}", 42); }); }', "42"),
+        # It mentions nothing that the core headers lack, and still needs it.
+        ("#include <bits/stdc++.h>\nusing namespace std;\nint main() { cout << chrono::seconds(42); }", "42s"),
+        ("#include <vector>\n#include <iostream>\nint main() { std::cout << std::vector<int>(42).size(); }", "42"),
+        ('#include <cstdio>\nvoid print(int n) { printf("%d", n); }\nint main() { print(42); }', "42"),
+    ],
+)
+async def test_a_program_may_use_all_of_the_standard_library(box: Box, code: str, shown: str):
+    assert (await box.run(code)).startswith(f"stdout:\n{shown}\n")
+
+
+@pytest.mark.parametrize("box", ["cpp-algorithm"], indirect=True)
+async def test_messages_about_a_program_with_core_headers_are_shown_once(box: Box):
+    warned = await box.run("#include <iostream>\n#warning look\nint main() { std::cout << 42; }")
+    assert warned.count("#warning look [-Wcpp]") == 1
+    wrong = await box.run("#include <iostream>\nint main() { std::cout << absent; }")
+    assert wrong.count("was not declared in this scope") == 1
+    assert "core-headers" not in wrong
+
+
 async def test_a_program_that_takes_all_memory_ends_without_its_sandbox(box: Box, code: str):
     """The one in C++ does so in a process that has left its session and has lost its parent."""
     hungry = {
