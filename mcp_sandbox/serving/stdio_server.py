@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 0.5  # after the end of stdin, for answers on their way; then what still runs is cancelled
+# What the SDK imports if it can, for HTTP and for logs of its own: a tenth of its imports.
+NOT_NEEDED = ("uvicorn.main", "rich.console")
 SWITCH_S = 0.0005  # Python's 5 ms, at each of the many steps of a start, would add up
 
 
@@ -76,13 +78,27 @@ async def open_server(settings: Settings) -> AsyncIterator["SandboxServer"]:
 
 async def _import_server(settings: Settings, host: Host, service: "SandboxService") -> "SandboxServer":
     """Import the SDK in another thread, so that the first machine starts meanwhile."""
-    with _switching_often():
-        await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
-    from mcp_sandbox.serving.server import create_server
+    with left_out(*NOT_NEEDED):
+        with _switching_often():
+            await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
+        from mcp_sandbox.serving.server import create_server
 
+        server = create_server(settings, in_force(host), lambda: nullcontext(service))
     gc.freeze()  # what was imported is never garbage: no collection has to look at it again
     gc.enable()  # `start` disabled it
-    return create_server(settings, in_force(host), lambda: nullcontext(service))
+    return server
+
+
+@contextmanager
+def left_out(*modules: str) -> Iterator[None]:
+    """Let imports of modules fail that are not imported yet."""
+    absent = [name for name in modules if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: importing it is an ImportError
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 @contextmanager

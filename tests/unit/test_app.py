@@ -1,5 +1,7 @@
 """How the parts are assembled around the chosen driver."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -191,3 +193,18 @@ def test_isolation_levels_are_ordered():
     strongest_first = [Isolation.VM, Isolation.KERNEL, Isolation.NAMESPACE]
     for place, level in enumerate(strongest_first):
         assert [level.at_least(other) for other in strongest_first] == [rank >= place for rank in range(3)]
+
+
+def test_a_server_on_stdio_does_not_import_what_only_http_needs():
+    code = """
+import sys
+from mcp_sandbox.serving.stdio_server import NOT_NEEDED, left_out
+with left_out(*NOT_NEEDED):
+    from mcp_sandbox.serving.server import create_server
+    from mcp_sandbox.config import load_settings
+    create_server(load_settings(), "", lambda: None)
+print({"uvicorn.server", "rich.console"} & {*sys.modules})
+import uvicorn.main, rich.console  # as anything else may
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
