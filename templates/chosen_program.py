@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import anyio
 import httpx2
 
+from templates.errors import UnreadableChoice
 from templates.store import Inputs
 from templates.tools import StepFailed, Tools
 from vmm.types import Program
@@ -49,10 +50,16 @@ class ChosenPrograms:
         new.replace(self._file)
 
     def _stored(self) -> dict[str, str]:
+        """Return the choices. Raises UnreadableChoice: to fall back to Debian's program could undo a fix."""
         try:
-            return dict(json.loads(self._file.read_text()))
+            found = json.loads(self._file.read_text())
         except FileNotFoundError:
             return {}
+        except ValueError as error:
+            raise UnreadableChoice(self._file) from error
+        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+            raise UnreadableChoice(self._file)
+        return found
 
 
 def chosen_inputs(program: Program, sha512: str) -> Inputs:

@@ -5,6 +5,7 @@ TemplateError
 ├── InvalidTemplate   a template.toml has errors; names file, line, field and what to write instead
 ├── EntryInUse        a damaged entry cannot be replaced while machines use it
 ├── UnusableKernel    the guest kernel named in the settings cannot be used
+├── UnreadableChoice  the file that names the chosen programs is damaged
 └── BuildFailed       a build step failed; carries the step and the end of its log
 """
 
@@ -58,6 +59,13 @@ class EntryInUse(TemplateError):
 
 class UnusableKernel(TemplateError):
     """The guest kernel named in the settings is missing or cannot be used."""
+
+
+class UnreadableChoice(TemplateError):
+    """The file that names the programs which the operator chose is damaged."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(f"{file} is damaged; remove it and run `mcp-sandbox setup --runsc` again, if you chose one")
 
 
 class BuildFailed(TemplateError):
