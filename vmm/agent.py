@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "PYTHONPATH": PLACE,
     "PYTHONDONTWRITEBYTECODE": "1",
     "HOME": "/root",
-    "LC_CTYPE": "C.UTF-8",  # LANG would make programs load a dozen files that are the same as in C
+    "LANG": "C.UTF-8",
 }
 
 

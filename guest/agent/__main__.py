@@ -89,7 +89,7 @@ def main() -> None:
     protect_agent(user)
     for name in PRIVATE:
         os.environ.pop(name, None)
-    os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LC_CTYPE="C.UTF-8", SHELL="/bin/sh")
+    os.environ.update(HOME=WORKSPACE, USER="sandbox", LOGNAME="sandbox", LANG="C.UTF-8", SHELL="/bin/sh")
     os.environ.update(XDG_CONFIG_HOME=CONFIG, XDG_CACHE_HOME=CACHE)
     os.umask(0o022)
     agent = Agent(user, one_kernel=options.one_kernel, processors=processors)

@@ -47,9 +47,9 @@ async def test_it_runs_the_next_command_and_another_one_takes_its_place(machine:
 
 
 async def test_it_begins_with_the_session_of_the_last_command(machine: AgentClient):
-    await command(machine, "mkdir -p 'a b'; cd 'a b'; export X=1; unset LC_CTYPE")
+    await command(machine, "mkdir -p 'a b'; cd 'a b'; export X=1; unset LANG")
     await found(machine)
-    result = await command(machine, 'echo "$PWD $X ${LC_CTYPE-none} $SECONDS"; cat')
+    result = await command(machine, 'echo "$PWD $X ${LANG-none} $SECONDS"; cat')
     assert (result.stdout, result.stderr) == ("/workspace/a b 1 none 0\n", "")
 
 
