@@ -54,12 +54,12 @@ class Agent:
         self._language_version = version_of(self._kernels.language)
         self._confined = False  # the seccomp filter is installed
         self._rehearsal = ""  # code of the template, see `_rehearse`
-        self._will_wait = False  # in a pool, after a rehearsal
         self._operations: dict[str, Callable[[dict[str, Any], bytes], None]] = {
             "hello": self._hello,
             "refresh": self._refresh,
             "warm": self._warm,
             "rehearse": self._rehearse,
+            "settle": self._settle,
             "run": self._start_run,
             "stop": self._stop,
             "stdin": self._take_input,
@@ -153,8 +153,7 @@ class Agent:
         if header["size"] is not None:
             self._resize(int(header["size"]["memory_mb"]), int(header["size"]["cpus"]))
         if header["reseed"]:
-            everything, self._will_wait, settled = header.get("reseed_all") is True, False, self._will_wait
-            self._kernels.reseed(done, everything=everything, settled=settled)
+            self._kernels.reseed(done, everything=header.get("reseed_all") is True)
         else:
             done()
 
@@ -212,8 +211,14 @@ class Agent:
 
         The runs leave no trace, except in generators: a refresh has to follow.
         """
-        request, self._will_wait = header["id"], True
+        request = header["id"]
         self._exercise(self._first_runs(), self._then(request, lambda: self._answer(request, {})))
+
+    def _settle(self, header: dict[str, Any], _body: bytes) -> None:
+        """Wait for what a refresh has started, such as a new interpreter: the machine may stand still after this."""
+        request, code = header["id"], facts(self._kernels.language).settling_code
+        runs = [("code", code)] if code else []
+        self._exercise(runs, self._then(request, lambda: self._answer(request, {})))
 
     def _first_runs(self) -> list[tuple[str, str]]:
         """Return what stands for the first calls of an owner: code, and a command if the machine has a shell."""

@@ -188,16 +188,16 @@ class Supervisor:
         """Remember how many threads the kernel has now, before any code of the owner has run in it."""
         self._kernel_threads = thread_count(self._kernel_pid)
 
-    def reseed(self, done: Callable[[], None], *, everything: bool = False, settled: bool = False) -> None:
+    def reseed(self, done: Callable[[], None], *, everything: bool = False) -> None:
         """Make the kernel reseed its generators, or `everything` that it finds; `done` is called when it has.
 
-        It is also called if there is no kernel. `settled`: not before what the kernel starts for it is ready.
+        It is also called if there is no kernel.
         """
         if self._kernel is None:
             done()
             return
         self._on_reseeded = done
-        self._kernel.link.send({"op": "reseed", "everything": everything, "settled": settled})
+        self._kernel.link.send({"op": "reseed", "everything": everything})
 
     def settle(self) -> None:
         """Let the kernel give up memory that it does not need: a snapshot follows, which would have it in it."""

@@ -173,6 +173,14 @@ class AgentClient:
         """
         await self._ask("rehearse", {}, parse=_nothing, timeout_s=timeout_s)
 
+    async def settle(self, timeout_s: float) -> None:
+        """Wait for what a refresh has started. Only for a machine that then stands still without an owner.
+
+        Raises:
+            RequestRefused: the template's code failed. The machine can be used.
+        """
+        await self._ask("settle", {}, parse=_nothing, timeout_s=timeout_s)
+
     @asynccontextmanager
     async def run(self, request: RunCode) -> AsyncIterator[Run]:
         """Run code. Leaving the block before the run has finished stops it."""

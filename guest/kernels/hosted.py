@@ -42,7 +42,6 @@ NEW_ROUND = b"\0"
 PIPE_BYTES = 65536  # that a pipe holds
 ACK_BYTES = 256  # more than an acknowledgement has; nothing else arrives during a run
 SEED_BYTES = 16
-NOTHING = ";"  # a statement without effect and without a value
 MIB = 1024 * 1024
 ALL_AT_ONCE = "code in this language gets all of its input before it runs: pass stdin instead of stdin_open"
 
@@ -169,8 +168,6 @@ class Kernel:
         match header["op"]:
             case "reseed":
                 self._reseed()
-                if header.get("settled"):  # the machine may stand still until its first run
-                    self._settle()
                 control.sendall(encode({"event": "reseeded"}))
             case "environment":
                 apply(os.environ, header["changes"])
@@ -238,11 +235,6 @@ class Kernel:
             self._interpreter = self._start()
         else:
             self._order("seed", os.urandom(SEED_BYTES).hex())
-
-    def _settle(self) -> None:
-        """Wait until a new interpreter is ready, and has run code once."""
-        if self.get_ready() is None and self._restarts:
-            self.run(0, NOTHING, None)
 
     def _order(self, word: str, *parts: str) -> None:
         try:

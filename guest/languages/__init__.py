@@ -30,6 +30,7 @@ class Language(NamedTuple):
     version: tuple[str, ...] = ()  # a command that prints it; () is the version of the agent's Python
     warm_cells: tuple[str, ...] = ()  # run once before the snapshot, so that later runs find their pages in memory
     rehearsal: str | None = ""  # stands for an owner's first run; None: its kernel would keep what such code leaves
+    settling_code: str = ""  # without any effect, run after a refresh that starts a new interpreter
     stateful: bool = False  # variables last from run to run
     compiled: bool = False  # each run is a program with test cases, flags and limits
     sanitizers: tuple[str, ...] = ()

@@ -48,9 +48,10 @@ ASK_S = 60.0  # g++ answers in 10 ms; an emulated CPU takes longer
 READ_BY_DRIVER = ("COMPILER_PATH", "GCC_EXEC_PREFIX", "LIBRARY_PATH")  # variables that the other programs do not know
 # As g++ and collect2 do. When the compiler proper crashes, g++ has more to say; a second try after a kill would only
 # take as much memory again.
+KILLED = "g++: fatal error: Killed signal terminated program cc1plus"
 COMPILE = """{compile} || case $? in
 1) exit 1 ;;
-137) echo "g++: fatal error: Killed signal terminated program cc1plus" >&2; exit 1 ;;
+137) echo "{killed}" >&2; exit 1 ;;
 *) exec {driver} ;;
 esac"""
 REST = """{assemble} || exit 1
@@ -58,11 +59,14 @@ REST = """{assemble} || exit 1
 """
 MESSAGES = f"{BUILD}/messages"
 # Whatever the smaller headers lack is in the others, so only messages about those are shown.
-WITH_CORE = """if {core} 2>{messages}; then
-[ ! -s {messages} ] || cat {messages} >&2
-else
-{compile}
-fi"""
+WITH_CORE = """{core} 2>{messages}
+case $? in
+0) [ ! -s {messages} ] || cat {messages} >&2 ;;
+137) echo "{killed}" >&2; exit 1 ;;
+*) rm -f {messages}
+{compile} ;;
+esac"""
+OTHER_HEADERS = ("CPATH", "CPLUS_INCLUDE_PATH")  # variables whose folders come before the core headers
 
 
 class Cpp:
@@ -93,7 +97,8 @@ class Cpp:
     def command(self, flags: list[str] | None, sanitize: list[str]) -> list[str]:
         """Return the command that does what g++ does with these flags."""
         if self._steps and not flags and not sanitize and not any(name in os.environ for name in READ_BY_DRIVER):
-            return ["sh", "-c", self._steps.with_core if self._core else self._steps.plain]
+            core = self._core and not any(name in os.environ for name in OTHER_HEADERS)
+            return ["sh", "-c", self._steps.with_core if core else self._steps.plain]
         return self._driver(flags or [], sanitize)
 
     def _driver(self, flags: list[str], sanitize: list[str]) -> list[str]:
@@ -141,8 +146,9 @@ def steps_of(driver: list[str], headers: str) -> Steps | None:
     first, assemble, last = (TEMPORARY.sub(rf"{BUILD}/main.\1", command) for command in commands)
     link = COLLECT2.sub(f"{linker} ", last, count=1)
     compiler, _, options = first.replace(f" {NO_PLUGIN}", "").partition(" ")
-    compile_ = COMPILE.format(compile=f"{compiler} {options}", driver=shlex.join(driver))
-    core = WITH_CORE.format(core=f"{compiler} -I {headers} {options}", messages=MESSAGES, compile=compile_)
+    compile_ = COMPILE.format(compile=f"{compiler} {options}", killed=KILLED, driver=shlex.join(driver))
+    with_core = f"{compiler} -I {headers} {options}"
+    core = WITH_CORE.format(core=with_core, messages=MESSAGES, killed=KILLED, compile=compile_)
     rest = REST.format(assemble=assemble, link=link)
     return Steps(f"{compile_}\n{rest}", f"{core}\n{rest}")
 

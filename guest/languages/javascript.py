@@ -17,6 +17,7 @@ LANGUAGE = Language(
     version=("node", "--version"),
     warm_cells=("1 + 1", "console.log(await Promise.resolve(1))", "throw new Error('warm')", "let x: number = 1"),
     rehearsal=None,
+    settling_code=";",
     stateful=True,
 )
 HOST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.js")

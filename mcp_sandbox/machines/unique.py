@@ -3,7 +3,7 @@
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -90,7 +90,7 @@ async def open_unique(
             await agent.warm(warmup, timeout_s=WARM_TIMEOUT_S)
             agent.timeout_s = AGENT_TIMEOUT_S  # it has booted
         elif rehearse:
-            await _rehearse(agent)
+            await _may_fail(agent.rehearse(REHEARSAL_TIMEOUT_S))
         if first is not identity:
             agent.refreshed = await agent.refresh(identity)  # the warm-up exercises refresh with another identity
         refreshed = await _set_clock(agent, identity)
@@ -100,13 +100,15 @@ async def open_unique(
             raise NotUnique(what)
         if abs(refreshed.clock_skew_s) > MAX_CLOCK_SKEW_S:
             raise ClockSkew(refreshed.clock_skew_s)
+        if rehearse:
+            await _may_fail(agent.settle(WARM_TIMEOUT_S))  # a new interpreter runs the warm-up code, too
         yield agent
 
 
-async def _rehearse(agent: AgentClient) -> None:
-    """Rehearse in a machine. If its code fails, the machine is only slower."""
+async def _may_fail(preparation: Awaitable[None]) -> None:
+    """Let a machine prepare for its first run. If its code fails, the machine is only slower."""
     try:
-        await agent.rehearse(REHEARSAL_TIMEOUT_S)
+        await preparation
     except RequestRefused as refused:
         logger.warning("a machine starts without its rehearsal: %s", refused)
 

@@ -83,10 +83,9 @@ async def _import_server(settings: Settings, host: Host, service: "SandboxServic
             await anyio.to_thread.run_sync(import_module, "mcp_sandbox.serving.server")
         from mcp_sandbox.serving.server import create_server
 
-        server = create_server(settings, in_force(host), lambda: nullcontext(service))
-    gc.freeze()  # what was imported is never garbage: no collection has to look at it again
-    gc.enable()  # `start` disabled it
-    return server
+        gc.freeze()  # what was imported is never garbage: no collection has to look at it again
+        gc.enable()  # `start` disabled it
+        return create_server(settings, in_force(host), lambda: nullcontext(service))
 
 
 @contextmanager
@@ -98,7 +97,7 @@ def left_out(*modules: str) -> Iterator[None]:
         yield
     finally:
         for name in absent:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
 
 @contextmanager

@@ -103,8 +103,19 @@ async def test_a_mistake_is_shown_with_its_line(box: Box, code: str):
     [
         ('#include <print>\nint main() { std::println("{:>4}", 42); }', "  42"),
         ('#include <bits/stdc++.h>\nint main() { std::jthread([] { std::cout << std::format("{}", 42); }); }', "42"),
-        # It mentions nothing that the core headers lack, and still needs it.
         ("#include <bits/stdc++.h>\nusing namespace std;\nint main() { cout << chrono::seconds(42); }", "42s"),
+        # It mentions no name that the core headers lack, and still needs one.
+        (
+            "#include <bits/stdc++.h>\n#define JOIN(a, b) a##b\n"
+            'int main() { std::cout << std::JOIN(for, mat)("{}", 42); }',
+            "42",
+        ),
+        # The better overload is std::clamp, which <iostream> has by way of <format>.
+        (
+            "#include <iostream>\nusing namespace std;\nlong clamp(long v, long, long) { return v; }\n"
+            "int main() { cout << clamp(50, 0, 42); }",
+            "42",
+        ),
         ("#include <vector>\n#include <iostream>\nint main() { std::cout << std::vector<int>(42).size(); }", "42"),
         ('#include <cstdio>\nvoid print(int n) { printf("%d", n); }\nint main() { print(42); }', "42"),
     ],

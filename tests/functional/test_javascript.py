@@ -234,8 +234,7 @@ async def test_a_machine_that_will_wait_has_its_new_interpreter_ready_before(any
         before = (await command(client, "cat /workspace/warmed")).stdout
         await client.refresh(IDENTITY)
         assert (await command(client, "cat /workspace/warmed")).stdout == before  # an owner does not wait for it
-        await client.rehearse(HANG_S)
-        await client.refresh(IDENTITY)
+        await client.settle(HANG_S)
         assert (await command(client, "cat /workspace/warmed")).stdout == f"{before}."
         result = await run(client, "console.log(typeof _)")  # what it ran once left no value
         assert (result.stdout, result.displays) == ("undefined\n", [])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guest.kernels import runner
-from guest.kernels.core_headers import CoreHeaders
+from guest.kernels.core_headers import MOST_CHARACTERS, CoreHeaders
 from guest.kernels.runner import OOM_BYTES, Program, was_oom_killed
 from guest.languages import NAMES, go, kernel, language
 from guest.languages.cpp import Cpp, Steps, steps_of
@@ -82,6 +82,9 @@ def test_code_that_needs_only_core_headers_is_compiled_with_those_first(
     cpp.prepare()
     cpp.complete("#include <iostream>\nint main() {}")
     assert f"cc1plus -I {tmp_path} -quiet main.cpp" in cpp.command(None, [])[2]
+    monkeypatch.setenv("CPATH", "/workspace/include")  # it comes before them
+    assert "-I" not in cpp.command(None, [])[2].split()
+    monkeypatch.delenv("CPATH")
     cpp.complete("#include <thread>\nint main() {}")
     assert "-I" not in cpp.command(None, [])[2].split()
 
@@ -95,7 +98,15 @@ def test_code_that_needs_only_core_headers_is_compiled_with_those_first(
         ("#include <format>", False),
         ('auto text = ""; std::thread t;', False),
         ('auto text = R"(\n)"; int main() {}', False),  # a raw string may contain what looks like the end of a comment
+        ("#include <bits/stdc++.h> // all\n#include <math.h>\nchar c = '\"', d = 'x';", True),
         ('#include <iostream>\n#  include "mine.h"', False),  # it may use any name
+        ('%:include "mine.h"', False),
+        ('#import "mine.h"', False),
+        ('/**/#include "mine.h"', False),
+        ("#include </workspace/mine.h>", False),
+        ("#include <boost/any.hpp>", False),
+        ("#include HEADER", False),
+        ("int n;\n" * 20_000, False),  # too long to look at
         ("#ifdef __cpp_lib_print\n#endif", False),
         ("#define _GLIBCXX_DEBUG\n#include <vector>", False),
     ],
@@ -106,6 +117,15 @@ def test_core_headers_suffice_for_code_that_mentions_nothing_else(code: str, eno
     assert not headers.suffice(code)  # not loaded: a template without such headers
     headers.load()
     assert headers.suffice(code) is enough
+
+
+@pytest.mark.timeout(20)  # milliseconds; with patterns that look back at each step it took minutes
+@pytest.mark.parametrize("odd", ["\n", "\r\n", '\\"', "/* ", '"a\\', "'", "# "])
+def test_odd_code_is_looked_at_in_no_time(odd: str, tmp_path: Path):
+    (tmp_path / "names").write_text("thread\n")
+    headers = CoreHeaders(str(tmp_path))
+    headers.load()
+    assert headers.suffice((odd * MOST_CHARACTERS)[:MOST_CHARACTERS])  # it mentions no name
 
 
 def test_a_gcc_that_does_not_say_what_it_would_start_is_called_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
