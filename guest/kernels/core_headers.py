@@ -2,7 +2,7 @@
 
 Since C++23 every <iostream> includes <format>. Its templates are instantiated again for each program, even from
 precompiled headers, and take longer to compile than most programs. So the template has a second set of headers without
-formatting, threads, regular expressions and file systems, and a list of the names that are only in what is left out.
+formatting, clocks, threads, regular expressions and file systems, and a list of the names that they lack.
 """
 
 # pathlib costs imports and instructions, which an emulated CPU makes expensive
