@@ -50,7 +50,7 @@ async def test_a_machine_is_configured_in_order_and_then_started(monitors: FakeM
 
 
 def test_no_request_names_a_path_of_the_host(monitors: FakeMonitors):
-    all_of_them = [*requests.boot(monitors.spec), requests.save(changes_only=True), requests.load()]
+    all_of_them = [*requests.boot(monitors.spec), requests.save(changes_only=True), requests.load((1, 16))]
     assert str(monitors.folder) not in json.dumps(all_of_them)
 
 
@@ -67,6 +67,22 @@ async def test_the_agents_stream_survives_a_snapshot_that_could_not_be_written(
 
 
 async def test_a_machine_whose_changes_were_lost_is_not_copied_again(
+@pytest.mark.parametrize(
+    ("release", "option"),
+    [
+        ((1, 10), "enable_diff_snapshots"),
+        ((1, 12, 1), "enable_diff_snapshots"),
+        ((1, 13), "track_dirty_pages"),
+        ((1, 16, 1), "track_dirty_pages"),
+        ((2, 0), "track_dirty_pages"),
+    ],
+)
+def test_each_release_is_asked_to_track_changes_by_the_name_it_knows(release: tuple[int, ...], option: str):
+    body = requests.load(release).body
+    assert body is not None
+    assert {name for name, value in body.items() if value is True} == {"resume_vm", option}
+
+
     monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
 ):
     folders = monitors.folders("saved", "first", "second")

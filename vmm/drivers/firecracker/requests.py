@@ -4,11 +4,13 @@ from typing import Any
 
 from vmm.microvm.api import Request
 from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY
+from vmm.microvm.probe import Release
 from vmm.types import MachineSpec
 from vmm.vsock import CID
 
 STATE = "/files/state"  # of the snapshot that the machine is restored from
 NEW_MEMORY, NEW_STATE = "/files/new-memory", "/files/new-state"  # of one that is taken
+RENAMED = (1, 13)  # the first release with the newer name of the option that tracks changes
 PAUSE, RESUME = Request("PATCH", "/vm", {"state": "Paused"}), Request("PATCH", "/vm", {"state": "Resumed"})
 
 
@@ -33,15 +35,18 @@ def save(*, changes_only: bool) -> Request:
     return Request("PUT", "/snapshot/create", body)
 
 
-def load() -> Request:
+def load(release: Release) -> Request:
     """Return the request that continues a saved machine.
 
     Its memory is mapped copy-on-write. Firecracker remembers what changes, so that a copy of the machine is quick, and
     does not bring all of its memory in.
+
+    `clock_realtime` (1.16 and newer) is left out: Firecracker refuses it on hosts whose KVM does not save the time with
+    the machine, and the guest's monotonic clock would jump. The agent sets the wall clock.
     """
     backend = {"backend_type": "File", "backend_path": MEMORY}
-    tracking = {"enable_diff_snapshots": True}  # its name since 1.0; newer versions still take it
-    body = {"snapshot_path": STATE, "mem_backend": backend, "resume_vm": True, **tracking}
+    tracking = "track_dirty_pages" if release >= RENAMED else "enable_diff_snapshots"
+    body = {"snapshot_path": STATE, "mem_backend": backend, "resume_vm": True, tracking: True}
     return Request("PUT", "/snapshot/load", body)
 
 
