@@ -2,6 +2,7 @@
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -12,7 +13,8 @@ from vmm import memory
 from vmm.drivers.firecracker import driver as driver_module
 from vmm.drivers.firecracker import requests
 from vmm.errors import SnapshotFailed
-from vmm.microvm.driver import SAVED_MEMORY, MicroVmDriver
+from vmm.microvm.driver import MIB, SAVED_MEMORY, MicroVmDriver
+from vmm.types import DiskRate
 
 PAGE = 4096
 
@@ -49,24 +51,22 @@ async def test_a_machine_is_configured_in_order_and_then_started(monitors: FakeM
     assert "mcp_sandbox.vsock=1024" in bodies["/boot-source"]["boot_args"]
 
 
+def test_both_drives_have_the_limits_of_the_template_and_none_by_default(monitors: FakeMonitors):
+    limited = replace(monitors.spec, disk_rate=DiskRate(mb_per_s=20, iops=500))
+    drives = [request.body for request in requests.boot(limited) if request.path.startswith("/drives/")]
+    limits = {
+        "bandwidth": {"size": 20 * MIB, "refill_time": 1000},
+        "ops": {"size": 500, "refill_time": 1000},
+    }
+    assert [drive["rate_limiter"] for drive in drives if drive] == [limits, limits]
+    assert "rate_limiter" not in json.dumps(requests.boot(monitors.spec))
+
+
 def test_no_request_names_a_path_of_the_host(monitors: FakeMonitors):
     all_of_them = [*requests.boot(monitors.spec), requests.save(changes_only=True), requests.load((1, 16))]
     assert str(monitors.folder) not in json.dumps(all_of_them)
 
 
-async def test_the_agents_stream_survives_a_snapshot_that_could_not_be_written(
-    monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(driver_module, "_keep", full)
-    async with driver.launch(monitors.spec) as machine, await machine.connect() as stream:
-        assert await stream.receive(64) == b"CONNECT 1024\n"
-        with pytest.raises(SnapshotFailed, match="no space left"):
-            await driver.snapshot(machine, monitors.folder, keep=True)
-        with anyio.fail_after(30):
-            assert await stream.receive(64) == b"CONNECT 1024\n"  # of the new connection
-
-
-async def test_a_machine_whose_changes_were_lost_is_not_copied_again(
 @pytest.mark.parametrize(
     ("release", "option"),
     [
@@ -83,6 +83,19 @@ def test_each_release_is_asked_to_track_changes_by_the_name_it_knows(release: tu
     assert {name for name, value in body.items() if value is True} == {"resume_vm", option}
 
 
+async def test_the_agents_stream_survives_a_snapshot_that_could_not_be_written(
+    monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(driver_module, "_keep", full)
+    async with driver.launch(monitors.spec) as machine, await machine.connect() as stream:
+        assert await stream.receive(64) == b"CONNECT 1024\n"
+        with pytest.raises(SnapshotFailed, match="no space left"):
+            await driver.snapshot(machine, monitors.folder, keep=True)
+        with anyio.fail_after(30):
+            assert await stream.receive(64) == b"CONNECT 1024\n"  # of the new connection
+
+
+async def test_a_machine_whose_changes_were_lost_is_not_copied_again(
     monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
 ):
     folders = monitors.folders("saved", "first", "second")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vmm.microvm.api import Request
-from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY
+from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY, buckets
 from vmm.microvm.probe import Release
 from vmm.types import MachineSpec
 from vmm.vsock import CID
@@ -19,8 +19,8 @@ def boot(spec: MachineSpec) -> list[Request]:
     bodies: dict[str, dict[str, Any]] = {
         "/machine-config": {"vcpu_count": spec.vcpus, "mem_size_mib": spec.memory_mb},
         "/boot-source": {"kernel_image_path": KERNEL, "initrd_path": INITRAMFS, "boot_args": KERNEL_ARGS},
-        "/drives/image": _drive("image", IMAGE, read_only=True),
-        "/drives/disk": _drive("disk", DISK, read_only=False),
+        "/drives/image": _drive("image", IMAGE, spec, read_only=True),
+        "/drives/disk": _drive("disk", DISK, spec, read_only=False),
         "/vsock": {"guest_cid": CID, "uds_path": f"/{AGENT_SOCKET}"},
         "/entropy": {},
         "/actions": {"action_type": "InstanceStart"},
@@ -50,5 +50,6 @@ def load(release: Release) -> Request:
     return Request("PUT", "/snapshot/load", body)
 
 
-def _drive(name: str, path: str, *, read_only: bool) -> dict[str, Any]:
-    return {"drive_id": name, "path_on_host": path, "is_root_device": False, "is_read_only": read_only}
+def _drive(name: str, path: str, spec: MachineSpec, *, read_only: bool) -> dict[str, Any]:
+    limits = {"rate_limiter": buckets(spec.disk_rate)} if spec.disk_rate else {}
+    return {"drive_id": name, "path_on_host": path, "is_root_device": False, "is_read_only": read_only, **limits}
