@@ -57,13 +57,13 @@ nproc = int(subprocess.run(["nproc"], capture_output=True, text=True).stdout)
 listed = open("/proc/cpuinfo").read().count("processor\\t")
 print(int(memory[1]) // 1024, {os.cpu_count(), len(os.sched_getaffinity(0)), nproc, listed})
 """
-WRITE_32_MB = """
+WRITE_16_MB = """
 import os, time
 began = time.monotonic()
 file = os.open("large", os.O_WRONLY | os.O_CREAT)
-for _ in range(32):
+for _ in range(16):
     os.write(file, b"x" * (1 << 20))
-os.fsync(file)
+os.sync()  # fsync has no effect in a machine
 print(time.monotonic() - began)
 """
 GREEDY_CHILD = """
@@ -200,12 +200,12 @@ async def test_a_machine_uses_its_disks_no_faster_than_its_template_allows(machi
         pytest.skip("its files are in memory")
     with anyio.fail_after(HANG_S):
         async with (
-            machines.booted(DiskRate(mb_per_s=8)) as machine,
+            machines.booted(DiskRate(mb_per_s=2)) as machine,
             AgentClient.open(await machine.connect(), timeout_s=HANG_S) as agent,
         ):
             await agent.warm(WarmUp(), timeout_s=HANG_S)
-            seconds = float((await run(agent, WRITE_32_MB)).out)
-    assert seconds > 2  # 3, but what a machine has not used for a second is added
+            seconds = float((await run(agent, WRITE_16_MB)).out)
+    assert seconds > 6  # 8, less what it had not used before
 
 
 @pytest.mark.rights
