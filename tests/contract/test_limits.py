@@ -12,7 +12,7 @@ from guest.client.messages import WarmUp
 from guest.errors import AgentGone, AgentTimeout
 from tests.footprint import groups_of
 from tests.functional.machines import SHOWN_BYTES, Clone, Machines, Ran, run
-from tests.waiting import HANG_S, promised
+from tests.waiting import BUILD_S, promised
 from vmm.types import DiskRate
 
 pytestmark = pytest.mark.vm
@@ -198,12 +198,12 @@ async def test_a_machine_has_the_size_that_was_asked_for(machines: Machines):
 async def test_a_machine_uses_its_disks_no_faster_than_its_template_allows(machines: Machines):
     if not machines.host.driver.capabilities.disk_rate:
         pytest.skip("its files are in memory")
-    with anyio.fail_after(HANG_S):
+    with anyio.fail_after(BUILD_S):  # it boots from an image that is as slow
         async with (
             machines.booted(DiskRate(mb_per_s=2)) as machine,
-            AgentClient.open(await machine.connect(), timeout_s=HANG_S) as agent,
+            AgentClient.open(await machine.connect(), timeout_s=BUILD_S) as agent,
         ):
-            await agent.warm(WarmUp(), timeout_s=HANG_S)
+            await agent.warm(WarmUp(), timeout_s=BUILD_S)
             seconds = float((await run(agent, WRITE_16_MB)).out)
     assert seconds > 6  # 8, less what it had not used before
 
