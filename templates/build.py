@@ -43,7 +43,17 @@ from templates.store import META, Entry, Inputs, Store, key_of
 from templates.together import both
 from templates.tools import LoggedTools
 from vmm.driver import Driver, SnapshotDriver
-from vmm.types import Capabilities, Download, GuestCode, GuestKernel, MachineSpec, NetworkMode, Program, Snapshot
+from vmm.types import (
+    Capabilities,
+    DiskRate,
+    Download,
+    GuestCode,
+    GuestKernel,
+    MachineSpec,
+    NetworkMode,
+    Program,
+    Snapshot,
+)
 
 if TYPE_CHECKING:
     from guest.client.messages import WarmUp
@@ -65,7 +75,8 @@ class BuiltTemplate:
     def spec(self, machine_id: str, network: NetworkMode = NetworkMode.NONE) -> MachineSpec:
         """Return what a driver needs to start one machine."""
         size = self.template.machine
-        return MachineSpec(machine_id, self.root, self.boot, size.memory_mb, size.vcpus, size.disk_mb, network)
+        rate = DiskRate(size.disk_mb_per_s, size.disk_iops)
+        return MachineSpec(machine_id, self.root, self.boot, size.memory_mb, size.vcpus, size.disk_mb, network, rate)
 
     def entries(self) -> tuple[Path, ...]:
         """Return the store entries that its machines use: hold them as long as a machine lives."""
@@ -180,7 +191,7 @@ class Builder:
             for entry in self._store.entries()
             if entry.kind == "snapshot"
             and (entry.details.get("template"), entry.details.get("driver")) == (template.name, driver.name)
-            and entry.inputs.get("machine") != template.machine.model_dump()
+            and entry.inputs.get("machine") != snapshot.size_inputs(template)
         ]
         for entry in sorted(resized, key=lambda entry: entry.made, reverse=True)[keep:]:
             await self._store.remove(entry.kind, entry.key)

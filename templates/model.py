@@ -73,6 +73,15 @@ class MachineSize(_Strict):
     memory_mb: int = Field(ge=128, le=65536)
     vcpus: int = Field(default=1, ge=1, le=64)
     disk_mb: int = Field(ge=64, le=1_048_576, description="space for files that the machine writes")
+    disk_mb_per_s: int | None = Field(
+        default=None, ge=1, le=100_000, description="how much may be read from and written to a disk in a second"
+    )
+    disk_iops: int | None = Field(default=None, ge=10, le=10_000_000, description="requests to a disk in a second")
+
+    @property
+    def limits_disks(self) -> bool:
+        """Whether machines may not use their disks as fast as they can."""
+        return (self.disk_mb_per_s, self.disk_iops) != (None, None)
 
     @property
     def host_mb(self) -> int:

@@ -56,6 +56,11 @@ def _service_of(template: Template, image: ImageConfig) -> "Service | None":
     )
 
 
+def size_inputs(template: Template) -> dict[str, Any]:
+    """Return what a snapshot depends on of the machine's size. Firecracker saves limits on disks with the machine."""
+    return template.machine.model_dump(exclude_none=True)  # an option that is not used makes no snapshot stale
+
+
 def snapshot_inputs(
     template: Template, warm_up: "WarmUp", root_id: str, boot_id: str, fingerprint: str
 ) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def snapshot_inputs(
     return {
         "root": root_id,
         "boot": boot_id,
-        "machine": template.machine.model_dump(),
+        "machine": size_inputs(template),
         "warmup": {**warm_args(warm_up), "code": warm_up.code},
         "driver": fingerprint,
     }

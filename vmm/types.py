@@ -96,6 +96,22 @@ class GuestCode:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskRate:
+    """How fast a machine may use each of its disks, reading and writing together. None: as fast as it can."""
+
+    mb_per_s: int | None = None
+    iops: int | None = None  # requests in a second
+
+    def __bool__(self) -> bool:
+        return self != DiskRate()
+
+    @property
+    def bytes_per_s(self) -> int | None:
+        """Return the first limit in bytes."""
+        return None if self.mb_per_s is None else self.mb_per_s * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
 class MachineSpec:
     """Everything a driver needs to start one machine."""
 
@@ -106,6 +122,7 @@ class MachineSpec:
     vcpus: int
     disk_mb: int  # for files that the machine writes
     network: NetworkMode = NetworkMode.NONE
+    disk_rate: DiskRate = DiskRate()
 
     @property
     def host_bytes(self) -> int:
@@ -139,6 +156,7 @@ class Capabilities:
     root: Literal["image", "tree"] = "image"  # one erofs file, or a directory
     serial: bool = False  # the agent's stream is a serial port, where bytes of an earlier conversation may wait
     fixed_size: bool = False  # a snapshot is only restored with the memory and CPUs that it was taken with
+    disk_rate: bool = False  # `MachineSpec.disk_rate` is enforced
     # A proxy needs no device: its streams travel over the agent channel, which every driver has.
     networks: frozenset[NetworkMode] = frozenset({NetworkMode.NONE, NetworkMode.PROXY})
 

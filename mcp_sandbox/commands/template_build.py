@@ -16,6 +16,7 @@ from mcp_sandbox.serving.lifetime import run_command
 from templates.build import Progress
 from templates.errors import EntryInUse
 from templates.model import Template
+from vmm.driver import Driver
 
 err = Console(stderr=True, highlight=False)
 
@@ -83,10 +84,17 @@ async def _build(host: Host, name: str, view: BuildView) -> bool:
         print_error(error)
         err.print(f"[red]✗[/] Template [bold]{name}[/] was not built.")
         return False
-    for note in host.builder.image_notes(template):
+    for note in (*host.builder.image_notes(template), *driver_notes(template, host.driver)):
         err.print(f"[yellow]![/] {escape(note)}", soft_wrap=True)
     err.print(f"Template [bold]{name}[/] is ready.")
     return True
+
+
+def driver_notes(template: Template, driver: Driver) -> list[str]:
+    """Return which of a template's settings have no effect with a driver."""
+    if template.machine.limits_disks and not driver.capabilities.disk_rate:
+        return [f"driver {driver.name} keeps files in memory: disk_mb_per_s and disk_iops have no effect"]
+    return []
 
 
 async def _remove_damaged(host: Host, template: Template) -> None:

@@ -7,10 +7,13 @@ import anyio
 import psutil
 import pytest
 
+from guest.client import AgentClient
+from guest.client.messages import WarmUp
 from guest.errors import AgentGone, AgentTimeout
 from tests.footprint import groups_of
 from tests.functional.machines import SHOWN_BYTES, Clone, Machines, Ran, run
-from tests.waiting import promised
+from tests.waiting import BUILD_S, promised
+from vmm.types import DiskRate
 
 pytestmark = pytest.mark.vm
 
@@ -53,6 +56,15 @@ memory = re.search(r"MemTotal: +([0-9]+) kB", open("/proc/meminfo").read())
 nproc = int(subprocess.run(["nproc"], capture_output=True, text=True).stdout)
 listed = open("/proc/cpuinfo").read().count("processor\\t")
 print(int(memory[1]) // 1024, {os.cpu_count(), len(os.sched_getaffinity(0)), nproc, listed})
+"""
+WRITE_16_MB = """
+import os, time
+began = time.monotonic()
+file = os.open("large", os.O_WRONLY | os.O_CREAT)
+for _ in range(16):
+    os.write(file, b"x" * (1 << 20))
+os.sync()  # fsync has no effect in a machine
+print(time.monotonic() - began)
 """
 GREEDY_CHILD = """
 import subprocess, sys
@@ -181,6 +193,19 @@ async def test_a_machine_has_the_size_that_was_asked_for(machines: Machines):
         assert ran.end.error is not None
         assert "more than its 640 MB of memory" in ran.end.error.message
         assert (await run(lease.agent, SIZE_SEEN)).out == f"640 {{{size.vcpus}}}"  # in a new kernel
+
+
+async def test_a_machine_uses_its_disks_no_faster_than_its_template_allows(machines: Machines):
+    if not machines.host.driver.capabilities.disk_rate:
+        pytest.skip("its files are in memory")
+    with anyio.fail_after(BUILD_S):  # it boots from an image that is as slow
+        async with (
+            machines.booted(DiskRate(mb_per_s=2)) as machine,
+            AgentClient.open(await machine.connect(), timeout_s=BUILD_S) as agent,
+        ):
+            await agent.warm(WarmUp(), timeout_s=BUILD_S)
+            seconds = float((await run(agent, WRITE_16_MB)).out)
+    assert seconds > 6  # 8, less what it had not used before
 
 
 @pytest.mark.rights

@@ -17,7 +17,9 @@ from typing import Any
 import anyio.to_thread
 from packaging.requirements import Requirement
 
+from templates.catalogue import FILE_NAME
 from templates.chosen_program import FILE_NAME as PROGRAMS
+from templates.model import Template
 from templates.revisions import FILE_NAME as REVISIONS
 from templates.store import Store
 from tests.functional.checkout import REPO
@@ -45,6 +47,7 @@ class Suite:
 
     driver: str
     words: Sequence[str]  # of pytest's command line: files and options
+    template: Template  # the host's default one, whatever its name is here
     image: Path  # of the template, in a store
     kernel: GuestKernel  # in the same store
 
@@ -80,6 +83,7 @@ def _fill(tree: Path, suite: Suite) -> None:
                 shutil.copy(str(file.locate()), target)
     # Python need not compile what it imports. The host's clock and the files' times do not matter.
     compileall.compile_dir(python, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    shutil.copy(suite.template.folder / FILE_NAME, python / "templates" / suite.template.name)
     words = " ".join([f"--only-driver={suite.driver}", *suite.words])
     (tree / "run").write_text(RUN.format(words=words))
 

@@ -7,7 +7,7 @@ open descriptor is left.
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import anyio
@@ -38,12 +38,13 @@ from tests.footprint import (
 )
 from tests.waiting import HANG_S
 from vmm.driver import DRIVERS, Machine
-from vmm.types import NetworkMode
+from vmm.types import DiskRate, NetworkMode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SHOWN_BYTES = 16 * 1024
+UNLIMITED = DiskRate()
 
 
 @runtime_checkable
@@ -175,9 +176,10 @@ class Machines:
             yield machine
 
     @asynccontextmanager
-    async def booted(self) -> AsyncIterator[Machine]:
+    async def booted(self, disk_rate: DiskRate = UNLIMITED) -> AsyncIterator[Machine]:
         """Boot a machine without a snapshot, as template builds do."""
-        async with self.host.driver.launch(self.built.spec(_new_name())) as machine:
+        spec = replace(self.built.spec(_new_name()), disk_rate=disk_rate)
+        async with self.host.driver.launch(spec) as machine:
             self._note(machine)
             yield machine
 

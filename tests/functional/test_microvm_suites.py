@@ -23,6 +23,7 @@ ASKED_FOR = "TEST_MICROVMS"
 HOURS = 3600.0
 PROGRAMS = {"qemu": "qemu-system-x86_64", **{name: name for name in ("firecracker", "cloud-hypervisor")}}
 CLONES = "clones"
+TEMPLATES = (Path(__file__).parent / "emulated_templates",)  # with a small one in place of the default template
 ASKED = os.environ.get(ASKED_FOR, "").split()
 SUITES = [word for word in ASKED if word != CLONES]
 
@@ -39,11 +40,11 @@ pytestmark = [
 async def test_the_suites_pass_under_real_kvm(driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     if not shutil.which(driver):
         pytest.skip(f"needs the program {driver} on the PATH")
-    async with open_host(load_settings(driver="qemu")) as host:
+    async with open_host(load_settings(driver="qemu", template_path=TEMPLATES)) as host:
         template = host.settings.catalogue.load(host.settings.template)
         image, kernel = await host.builder.build_image(template), await host.builder.build_kernel()
-    with capsys.disabled():  # it takes hours: show what happens
-        reports = await run_suite(Suite(driver, SUITES, image, kernel), host.store, tmp_path, print)
+    with capsys.disabled():  # it takes long: show what happens
+        reports = await run_suite(Suite(driver, SUITES, template, image, kernel), host.store, tmp_path, print)
     ends = [report for report in reports if report["what"] in ("passed", "failed", "skipped")]
     assert [report for report in ends if report["what"] == "failed"] == []
     [collected] = [report["count"] for report in reports if report["what"] == "collected"]
@@ -53,9 +54,8 @@ async def test_the_suites_pass_under_real_kvm(driver: str, tmp_path: Path, capsy
 @pytest.mark.skipif(CLONES not in ASKED, reason=f"takes an hour; {ASKED_FOR}={CLONES} asks for it")
 @pytest.mark.flaky(reruns=0)
 async def test_ten_clones_of_each_driver_have_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    async with open_host(load_settings(driver="qemu")) as host:
-        built = await host.builder.find(host.settings.catalogue.load(host.settings.template), host.driver)
-    assert built is not None, "build the template first: mcp-sandbox template build"
+    async with open_host(load_settings(driver="qemu", template_path=TEMPLATES)) as host:
+        built = await host.builder.build(host.settings.catalogue.load(host.settings.template), host.driver)
     script = Path(__file__).parent / "clones_script.py"
     printed = await run_in_emulated_host([script], host.store, built, tmp_path, Hardware("6G", own_time=True))
     with capsys.disabled():

@@ -72,5 +72,5 @@ class FakeMonitors:
         self._monkeypatch.setattr(driver_module, "kvm_confinement", lambda *, offline: Confinement(offline=offline))
         made = load_driver(name, DriverConfig(run_dir=self.folder / "run", cache_dir=self.folder / "cache"))
         assert isinstance(made, MicroVmDriver)
-        made._verdict, made._engine = Probe(True, "it works"), Engine(str(FAKE), "a monitor 1.2")
+        made._verdict, made._engine = Probe(True, "it works"), Engine(str(FAKE), "a monitor 1.2", (1, 2))
         return made

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from guest.languages import NAMES, language
 from mcp_sandbox import cli
 from mcp_sandbox.commands import template, template_watch
+from mcp_sandbox.commands.template_build import driver_notes
 from mcp_sandbox.commands.template_init import text_of, write_template
 from mcp_sandbox.commands.template_watch import Watch
 from mcp_sandbox.views import TemplateView
@@ -23,6 +24,7 @@ from templates.model import SourceKind
 from templates.store import Store
 from templates.template_file import read_template
 from tests.unit.test_template_model import GOOD
+from vmm.driver import DRIVERS, DriverConfig, load_driver
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +170,15 @@ def test_a_template_with_errors_is_refused_with_all_of_them(path: Path, command:
     assert done.exit_code == 1
     assert f"{path}/broken/template.toml:2: title:" in done.stderr
     assert f"{path}/broken/template.toml:9: machine.memory_mb:" in done.stderr
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_build_says_if_the_driver_does_not_limit_disks(name: str, tmp_path: Path):
+    driver, plain = load_driver(name, DriverConfig(tmp_path, tmp_path)), Catalogue().load("python-minimal")
+    limited = plain.resized(plain.machine.model_copy(update={"disk_iops": 1000}))
+    said = [f"driver {name} keeps files in memory: disk_mb_per_s and disk_iops have no effect"]
+    assert driver_notes(limited, driver) == (said if name in ("gvisor", "bubblewrap") else [])
+    assert driver_notes(plain, driver) == []
 
 
 def test_a_wrong_name_is_reported_before_anything_is_built(path: Path):

@@ -7,6 +7,7 @@ import pytest
 from templates.catalogue import Catalogue
 from templates.errors import InvalidTemplate
 from templates.model import Template
+from templates.snapshot import size_inputs
 
 GOOD = """
 title = "T"
@@ -43,6 +44,17 @@ def test_machines_are_pooled_by_default(tmp_path: Path):
     assert load(tmp_path, GOOD).pool == "pooled"
 
 
+def test_a_template_limits_how_fast_its_machines_use_their_disks(tmp_path: Path):
+    machine = load(tmp_path, f"{GOOD}disk_mb_per_s = 50\ndisk_iops = 1000\n").machine
+    assert (machine.disk_mb_per_s, machine.disk_iops) == (50, 1000)
+
+
+def test_snapshots_depend_on_limits_of_disks_only_if_there_are_some(tmp_path: Path):
+    plain, limited = load(tmp_path, GOOD), load(tmp_path, f"{GOOD}disk_iops = 1000\n", "limited")
+    assert size_inputs(plain) == {"memory_mb": 512, "vcpus": 1, "disk_mb": 1024}
+    assert size_inputs(limited) == {**size_inputs(plain), "disk_iops": 1000}
+
+
 def test_the_built_in_templates_are_valid():
     template = Catalogue().load("python-data-analysis")
     assert template.machine.memory_mb == 1024
@@ -64,6 +76,11 @@ def test_the_built_in_templates_are_valid():
         ("memory_mb = 512", "memory_mb = 5", "9: machine.memory_mb: Input should be greater than or equal to 128"),
         ("memory_mb = 512", 'memory_mb = "512"', "9: machine.memory_mb: Input should be a valid integer"),
         ("memory_mb = 512", "memory_mb = 512\nram = 1", "10: machine.ram: there is no such field"),
+        (
+            "disk_mb = 1024",
+            "disk_mb = 1024\ndisk_iops = 0",
+            "11: machine.disk_iops: Input should be greater than or equal",
+        ),
         ("memory_mb = 512", "", "8: machine.memory_mb: this field is required"),
         ('title = "T"', 'title = "T"\npool = "hot"', "3: pool: Input should be 'pooled' or 'cold'"),
         ('suite = "bookworm"', 'suite = "woody"', "6: source.debian.suite: Input should be 'bookworm' or"),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vmm.drivers.cloud_hypervisor.state import without_memory
 from vmm.errors import SnapshotFailed
 from vmm.limits import ControlGroup
 from vmm.microvm.driver import MIB, SAVED_MEMORY, MicroVmDriver
+from vmm.types import DiskRate
 
 SIZE = MEMORY_MB * MIB
 PARTS = [(0, SIZE - MIB), (1 << 32, MIB)]  # below and above the hole for devices
@@ -68,6 +70,14 @@ def test_every_disk_is_said_to_be_raw_so_that_no_guest_can_pass_its_own_off_as_a
         ("/files/image", True, "Raw"),
         ("/files/disk", False, "Raw"),
     ]
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_both_disks_have_the_limits_of_the_template_and_none_by_default(monitors: FakeMonitors, restored: bool):
+    limited = requests.config(replace(monitors.spec, disk_rate=DiskRate(iops=500)), restored=restored)
+    limits = {"ops": {"size": 500, "refill_time": 1000}}
+    assert [disk["rate_limiter_config"] for disk in limited["disks"]] == [limits, limits]
+    assert "rate_limiter" not in json.dumps(requests.config(monitors.spec, restored=restored))
 
 
 def test_no_request_names_a_path_of_the_host(monitors: FakeMonitors):

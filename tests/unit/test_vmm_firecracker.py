@@ -2,6 +2,7 @@
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -12,7 +13,8 @@ from vmm import memory
 from vmm.drivers.firecracker import driver as driver_module
 from vmm.drivers.firecracker import requests
 from vmm.errors import SnapshotFailed
-from vmm.microvm.driver import SAVED_MEMORY, MicroVmDriver
+from vmm.microvm.driver import MIB, SAVED_MEMORY, MicroVmDriver
+from vmm.types import DiskRate
 
 PAGE = 4096
 
@@ -49,9 +51,36 @@ async def test_a_machine_is_configured_in_order_and_then_started(monitors: FakeM
     assert "mcp_sandbox.vsock=1024" in bodies["/boot-source"]["boot_args"]
 
 
+def test_both_drives_have_the_limits_of_the_template_and_none_by_default(monitors: FakeMonitors):
+    limited = replace(monitors.spec, disk_rate=DiskRate(mb_per_s=20, iops=500))
+    drives = [request.body for request in requests.boot(limited) if request.path.startswith("/drives/")]
+    limits = {
+        "bandwidth": {"size": 20 * MIB, "refill_time": 1000},
+        "ops": {"size": 500, "refill_time": 1000},
+    }
+    assert [drive["rate_limiter"] for drive in drives if drive] == [limits, limits]
+    assert "rate_limiter" not in json.dumps(requests.boot(monitors.spec))
+
+
 def test_no_request_names_a_path_of_the_host(monitors: FakeMonitors):
-    all_of_them = [*requests.boot(monitors.spec), requests.save(changes_only=True), requests.load()]
+    all_of_them = [*requests.boot(monitors.spec), requests.save(changes_only=True), requests.load((1, 16))]
     assert str(monitors.folder) not in json.dumps(all_of_them)
+
+
+@pytest.mark.parametrize(
+    ("release", "option"),
+    [
+        ((1, 10), "enable_diff_snapshots"),
+        ((1, 12, 1), "enable_diff_snapshots"),
+        ((1, 13), "track_dirty_pages"),
+        ((1, 16, 1), "track_dirty_pages"),
+        ((2, 0), "track_dirty_pages"),
+    ],
+)
+def test_each_release_is_asked_to_track_changes_by_the_name_it_knows(release: tuple[int, ...], option: str):
+    body = requests.load(release).body
+    assert body is not None
+    assert {name for name, value in body.items() if value is True} == {"resume_vm", option}
 
 
 async def test_the_agents_stream_survives_a_snapshot_that_could_not_be_written(

@@ -1,5 +1,6 @@
 """The command lines and the probe of the qemu driver."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from vmm.driver import DRIVERS, DriverConfig, load_driver
 from vmm.drivers.qemu import command, driver, probe
 from vmm.errors import DriverUnavailable, SnapshotFailed
 from vmm.process import Confinement
-from vmm.types import GUEST_KERNEL, Accel, GuestKernel, MachineSpec
+from vmm.types import GUEST_KERNEL, Accel, DiskRate, GuestKernel, MachineSpec
 from vmm.verdicts import Verdict
 
 
@@ -66,6 +67,21 @@ def test_memory_is_mapped_privately_unless_it_is_shared(spec):
         return argv[argv.index("-object") + 1].rpartition(",")[2]
 
     assert (share(shared=True), share(shared=False)) == ("share=on", "share=off")
+
+
+@pytest.mark.parametrize("files", [BOOTS, RESTORES])
+def test_both_disks_are_behind_the_limits_of_the_template(spec, files):
+    limited = replace(spec, disk_rate=DiskRate(mb_per_s=20))
+    plain, argv = (
+        command.machine_argv("qemu", one, Accel.TCG, files, shared=True, tsc_khz=None) for one in (spec, limited)
+    )
+    assert [word for word in argv if word.startswith("virtio-blk-device")] == [
+        "virtio-blk-device,drive=limited-image",
+        "virtio-blk-device,drive=limited-disk,werror=report,rerror=report",
+    ]
+    groups = [json.loads(word) for word in argv if "throttle-group" in word and word.startswith("{")]
+    assert [group["limits"] for group in groups] == [{"bps-total": 20 * 1024 * 1024}] * 2
+    assert not [word for word in plain if "throttle" in word or "limited" in word]
 
 
 def test_an_emulated_guest_gets_the_rate_of_its_clock(spec):

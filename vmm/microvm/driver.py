@@ -18,7 +18,7 @@ from vmm.microvm import api, layout, probe
 from vmm.microvm.api import Refused, Request
 from vmm.microvm.layout import DISK, IMAGE, INITRAMFS, KERNEL, MEMORY
 from vmm.microvm.machine import MicroVm
-from vmm.microvm.probe import Engine, Monitor
+from vmm.microvm.probe import Engine, Monitor, Release
 from vmm.probe import kvm_confinement
 from vmm.process import spawn
 from vmm.trust import read_trusted, trusted
@@ -60,8 +60,8 @@ class MicroVmDriver(ABC):
         """Return the requests that configure and start a new machine."""
 
     @abstractmethod
-    def load(self) -> Sequence[Request]:
-        """Return the requests that continue a saved machine."""
+    def load(self, release: Release) -> Sequence[Request]:
+        """Return the requests that continue a saved machine, for a release of the monitor."""
 
     @abstractmethod
     def state_files(self, spec: MachineSpec, state: bytes) -> Mapping[str, bytes]:
@@ -138,7 +138,7 @@ class MicroVmDriver(ABC):
                 disk = memory.owned(stack, await anyio.to_thread.run_sync(copy))
             machine = await self._start(stack, spec, disk, files)
             try:
-                for request in self.load():
+                for request in self.load((await self.usable()).release):
                     await machine.control.ask(request)
             except Refused as error:
                 raise SnapshotFailed(f"{self._title} did not restore machine {spec.id}: {error}") from error

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from vmm.types import GuestKernel, MachineSpec
+from vmm.types import DiskRate, GuestKernel, MachineSpec
 from vmm.vsock import PORT
 
 # Names in a machine's root directory. They are fixed, because a snapshot records the paths of disks and sockets. Those
@@ -20,6 +20,14 @@ KERNEL_ARGS = (
     "quiet reboot=k panic=-1 8250.nr_uarts=0 lsm=capability audit=0 psi=0 nowatchdog init_on_alloc=0 "
     f"transparent_hugepage=never mcp_sandbox.vsock={PORT}"
 )
+
+REFILL_MS = 1000  # a machine may use what it is allowed in a second at once, after it has used nothing for as long
+
+
+def buckets(rate: DiskRate) -> dict[str, dict[str, int]]:
+    """Return the limits on a disk as both monitors take them."""
+    sizes = {"bandwidth": rate.bytes_per_s, "ops": rate.iops}
+    return {name: {"size": size, "refill_time": REFILL_MS} for name, size in sizes.items() if size is not None}
 
 
 def recipe(describe: Callable[[MachineSpec], object]) -> str:

@@ -13,6 +13,7 @@ from vmm.probe import KVM_DEVICE, missing_protections, version_output
 from vmm.process import find_tool
 from vmm.types import GUEST_KERNEL, Accel, DriverInfo, Probe
 
+Release = tuple[int, ...]
 THREADS = 64  # of a monitor: one for each CPU, one or two for each device, and a few more
 
 
@@ -23,7 +24,7 @@ class Monitor:
     info: DriverInfo
     program: str
     setting: str  # that names another program
-    oldest: tuple[int, ...]  # version that works
+    oldest: Release  # version that works
     release: str  # the address of its official releases
     check: str  # how to check what was downloaded from there
     hello: Request  # which it always answers
@@ -43,6 +44,7 @@ class Engine:
 
     binary: str
     version: str
+    release: Release  # the same as numbers, to compare
 
 
 async def probe(monitor: Monitor, config: DriverConfig, hierarchy: Hierarchy) -> tuple[Probe, Engine | None]:
@@ -65,7 +67,7 @@ async def probe(monitor: Monitor, config: DriverConfig, hierarchy: Hierarchy) ->
     if not kvm.usable:
         return Probe(False, kvm.reason, kvm.fix, version=version), None
     verdict = Probe(True, kvm.reason, None, Accel.KVM, version, missing_protections(hierarchy))
-    return verdict if config.kernel else replace(verdict, lacks=GUEST_KERNEL), Engine(binary, version)
+    return verdict if config.kernel else replace(verdict, lacks=GUEST_KERNEL), Engine(binary, version, numbers)
 
 
 def in_machine(argv: Sequence[str], files: Mapping[str, int], folder: str | None, folder_mb: int) -> list[str]:

@@ -6,7 +6,7 @@ from vmm.types import Capabilities, DriverInfo, Isolation, Need
 INFO = DriverInfo(
     name="cloud-hypervisor",
     title="Cloud Hypervisor",
-    capabilities=Capabilities(isolation=Isolation.VM, snapshot=True, fixed_size=True),
+    capabilities=Capabilities(isolation=Isolation.VM, snapshot=True, fixed_size=True, disk_rate=True),
     needs=(
         Need("lz4", "lz4", "unpacks the guest kernel", "build"),
         Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),

@@ -15,7 +15,7 @@ from vmm.microvm.api import Request
 from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver
 from vmm.microvm.layout import API_SOCKET, DISK
 from vmm.microvm.machine import MicroVm
-from vmm.microvm.probe import Monitor
+from vmm.microvm.probe import Monitor, Release
 from vmm.types import MachineSpec
 
 STATE_BYTES = 8 * MIB  # the most that we read; honest states have 200 KB
@@ -44,7 +44,7 @@ class CloudHypervisorDriver(MicroVmDriver):
     def boot(self, spec: MachineSpec) -> Sequence[Request]:
         return requests.boot(spec)
 
-    def load(self) -> Sequence[Request]:
+    def load(self, _release: Release) -> Sequence[Request]:
         return requests.load()
 
     def state_files(self, spec: MachineSpec, state: bytes) -> Mapping[str, bytes]:

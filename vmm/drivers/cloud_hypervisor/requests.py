@@ -3,7 +3,7 @@
 from typing import Any
 
 from vmm.microvm.api import Request
-from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY
+from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY, buckets
 from vmm.types import MachineSpec
 from vmm.vsock import CID
 
@@ -31,7 +31,7 @@ def config(spec: MachineSpec, *, restored: bool = False) -> dict[str, Any]:
         "cpus": {"boot_vcpus": spec.vcpus, "max_vcpus": spec.vcpus, "nested": False},
         "memory": {"size": 0, "thp": False, "zones": [zone]},  # huge pages would be copied whole
         "payload": payload,
-        "disks": [_disk("image", IMAGE, read_only=True), _disk("disk", DISK, read_only=False)],
+        "disks": [_disk("image", IMAGE, spec, read_only=True), _disk("disk", DISK, spec, read_only=False)],
         "vsock": {"id": "vsock", "cid": CID, "socket": f"/{AGENT_SOCKET}"},
         "rng": {"src": "/dev/urandom"},
         "serial": {"mode": "Off"},
@@ -54,6 +54,7 @@ def load() -> list[Request]:
     return [Request("PUT", f"{API}/vm.restore", {"source_url": f"file://{SAVED}", "prefault": False}), RESUME]
 
 
-def _disk(name: str, path: str, *, read_only: bool) -> dict[str, Any]:
+def _disk(name: str, path: str, spec: MachineSpec, *, read_only: bool) -> dict[str, Any]:
+    limits = {"rate_limiter_config": buckets(spec.disk_rate)} if spec.disk_rate else {}
     # Its type is stated, because a guest could write the header of another one to its disk.
-    return {"id": name, "path": path, "readonly": read_only, "image_type": "Raw"}
+    return {"id": name, "path": path, "readonly": read_only, "image_type": "Raw", **limits}

@@ -13,7 +13,7 @@ from vmm.microvm.api import Request
 from vmm.microvm.driver import SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver
 from vmm.microvm.layout import API_SOCKET, DISK, MEMORY
 from vmm.microvm.machine import MicroVm
-from vmm.microvm.probe import Monitor
+from vmm.microvm.probe import Monitor, Release
 from vmm.types import MachineSpec
 
 
@@ -53,8 +53,8 @@ class FirecrackerDriver(MicroVmDriver):
     def boot(self, spec: MachineSpec) -> Sequence[Request]:
         return requests.boot(spec)
 
-    def load(self) -> Sequence[Request]:
-        return [requests.load()]
+    def load(self, release: Release) -> Sequence[Request]:
+        return [requests.load(release)]
 
     def state_files(self, _spec: MachineSpec, state: bytes) -> Mapping[str, bytes]:
         return {requests.STATE: state}

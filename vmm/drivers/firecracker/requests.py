@@ -3,12 +3,14 @@
 from typing import Any
 
 from vmm.microvm.api import Request
-from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY
+from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY, buckets
+from vmm.microvm.probe import Release
 from vmm.types import MachineSpec
 from vmm.vsock import CID
 
 STATE = "/files/state"  # of the snapshot that the machine is restored from
 NEW_MEMORY, NEW_STATE = "/files/new-memory", "/files/new-state"  # of one that is taken
+RENAMED = (1, 13)  # the first release with the newer name of the option that tracks changes
 PAUSE, RESUME = Request("PATCH", "/vm", {"state": "Paused"}), Request("PATCH", "/vm", {"state": "Resumed"})
 
 
@@ -17,8 +19,8 @@ def boot(spec: MachineSpec) -> list[Request]:
     bodies: dict[str, dict[str, Any]] = {
         "/machine-config": {"vcpu_count": spec.vcpus, "mem_size_mib": spec.memory_mb},
         "/boot-source": {"kernel_image_path": KERNEL, "initrd_path": INITRAMFS, "boot_args": KERNEL_ARGS},
-        "/drives/image": _drive("image", IMAGE, read_only=True),
-        "/drives/disk": _drive("disk", DISK, read_only=False),
+        "/drives/image": _drive("image", IMAGE, spec, read_only=True),
+        "/drives/disk": _drive("disk", DISK, spec, read_only=False),
         "/vsock": {"guest_cid": CID, "uds_path": f"/{AGENT_SOCKET}"},
         "/entropy": {},
         "/actions": {"action_type": "InstanceStart"},
@@ -33,17 +35,21 @@ def save(*, changes_only: bool) -> Request:
     return Request("PUT", "/snapshot/create", body)
 
 
-def load() -> Request:
+def load(release: Release) -> Request:
     """Return the request that continues a saved machine.
 
     Its memory is mapped copy-on-write. Firecracker remembers what changes, so that a copy of the machine is quick, and
     does not bring all of its memory in.
+
+    `clock_realtime` (1.16 and newer) is left out: Firecracker refuses it on hosts whose KVM does not save the time with
+    the machine, and the guest's monotonic clock would jump. The agent sets the wall clock.
     """
     backend = {"backend_type": "File", "backend_path": MEMORY}
-    tracking = {"enable_diff_snapshots": True}  # its name since 1.0; newer versions still take it
-    body = {"snapshot_path": STATE, "mem_backend": backend, "resume_vm": True, **tracking}
+    tracking = "track_dirty_pages" if release >= RENAMED else "enable_diff_snapshots"
+    body = {"snapshot_path": STATE, "mem_backend": backend, "resume_vm": True, tracking: True}
     return Request("PUT", "/snapshot/load", body)
 
 
-def _drive(name: str, path: str, *, read_only: bool) -> dict[str, Any]:
-    return {"drive_id": name, "path_on_host": path, "is_root_device": False, "is_read_only": read_only}
+def _drive(name: str, path: str, spec: MachineSpec, *, read_only: bool) -> dict[str, Any]:
+    limits = {"rate_limiter": buckets(spec.disk_rate)} if spec.disk_rate else {}
+    return {"drive_id": name, "path_on_host": path, "is_root_device": False, "is_read_only": read_only, **limits}

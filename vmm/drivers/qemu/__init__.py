@@ -7,7 +7,12 @@ INFO = DriverInfo(
     name="qemu",
     title="QEMU",
     capabilities=Capabilities(
-        isolation=Isolation.VM, snapshot=True, serial=True, fixed_size=True, networks=frozenset(NetworkMode)
+        isolation=Isolation.VM,
+        snapshot=True,
+        serial=True,
+        fixed_size=True,
+        disk_rate=True,
+        networks=frozenset(NetworkMode),
     ),
     needs=(
         Need("qemu-system-x86_64", "qemu-system-x86", "runs sandboxes as virtual machines", "run"),
