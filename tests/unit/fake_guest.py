@@ -59,6 +59,9 @@ class FakeGuest:
     async def _rehearse(self, frame: Frame) -> None:
         await self._ok(frame)
 
+    async def _settle(self, frame: Frame) -> None:
+        await self._ok(frame)
+
     async def _ping(self, frame: Frame) -> None:
         await self._ok(frame)
 

@@ -161,6 +161,7 @@ class StubAgent:
         self.refreshed = Refreshed(skew_s, entropy_credited=True, hostname_set=True)
         self.warmed: list[WarmUp] = []
         self.rehearsal_error: Exception | None = None
+        self.settling_error: Exception | None = None
         self.open_streams = 0
 
     @property
@@ -176,6 +177,12 @@ class StubAgent:
         self.asked.append("rehearse")
         if self.rehearsal_error is not None:
             raise self.rehearsal_error
+
+    async def settle(self, _timeout_s: float) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.asked.append("settle")
+        if self.settling_error is not None:
+            raise self.settling_error
 
     async def warm(self, warm_up: WarmUp, timeout_s: float) -> None:
         await anyio.lowlevel.checkpoint()
@@ -227,6 +234,7 @@ class Bench:
         self.refused: set[str] = set()  # parts of a refresh that the machine's kernel does not allow
         self.greeting: Exception | None = None
         self.rehearsal_error: Exception | None = None
+        self.settling_error: Exception | None = None
         self.serve_stream: ServeStream | None = None  # of the last machine
         self.seeking: bool | None = None  # whether garbage before the last greeting was allowed
         monkeypatch.setattr(AgentClient, "open", self._open)
@@ -249,7 +257,7 @@ class Bench:
         self.seeking = seeking
         self.serve_stream = serve_stream
         agent = self.kind(identity, self.skew_s)
-        agent.rehearsal_error = self.rehearsal_error
+        agent.rehearsal_error, agent.settling_error = self.rehearsal_error, self.settling_error
         agent.refreshed = replace(agent.refreshed, **dict.fromkeys(self.refused, False))
         self.agents.append(agent)
         yield agent
@@ -318,9 +326,9 @@ async def test_a_machine_from_a_snapshot_is_not_warmed_up_again(bench: Bench):
         assert bench.agents[0].warmed == []
 
 
-async def test_a_machine_rehearses_before_it_is_made_unique(bench: Bench):
+async def test_a_machine_rehearses_before_it_is_made_unique_and_settles_after(bench: Bench):
     async with bench.provider.acquire(WAITING) as lease:
-        assert bench.agents[0].asked == ["rehearse", lease.identity]
+        assert bench.agents[0].asked == ["rehearse", lease.identity, "settle"]
         assert lease.identity.reseed
 
 
@@ -332,7 +340,13 @@ async def test_a_machine_that_is_needed_now_does_not_rehearse(bench: Bench):
 async def test_a_machine_whose_rehearsal_fails_is_leased_without(bench: Bench):
     bench.rehearsal_error = RequestRefused("bad_request", "the rehearsal failed: NameError")
     async with bench.provider.acquire(WAITING) as lease:
-        assert bench.agents[0].asked == ["rehearse", lease.identity]
+        assert bench.agents[0].asked == ["rehearse", lease.identity, "settle"]
+
+
+async def test_a_machine_that_cannot_settle_is_leased_all_the_same(bench: Bench):
+    bench.settling_error = RequestRefused("bad_request", "the rehearsal failed: WarmUpFailed")
+    async with bench.provider.acquire(WAITING) as lease:
+        assert bench.agents[0].asked[1:] == [lease.identity, "settle"]
 
 
 async def test_a_machine_that_hangs_in_its_rehearsal_is_dropped(bench: Bench):
