@@ -44,11 +44,10 @@ async def test_the_suites_pass_under_real_kvm(driver: str, tmp_path: Path, capsy
         template = host.settings.catalogue.load(host.settings.template)
         image, kernel = await host.builder.build_image(template), await host.builder.build_kernel()
     with capsys.disabled():  # it takes long: show what happens
-        reports = await run_suite(Suite(driver, SUITES, template, image, kernel), host.store, tmp_path, print)
-    ends = [report for report in reports if report["what"] in ("passed", "failed", "skipped")]
-    assert [report for report in ends if report["what"] == "failed"] == []
-    [collected] = [report["count"] for report in reports if report["what"] == "collected"]
-    assert len(ends) == collected > 0
+        progress = await run_suite(Suite(driver, SUITES, template, image, kernel), host.store, tmp_path, print)
+    assert [report for report in progress.reports if report["what"] == "failed"] == []
+    first, *_ = [report["count"] for report in progress.reports if report["what"] == "collected"]
+    assert len(progress.settled) == first > 0
 
 
 @pytest.mark.skipif(CLONES not in ASKED, reason=f"takes an hour; {ASKED_FOR}={CLONES} asks for it")
