@@ -1,8 +1,10 @@
 """What machines of all drivers have in common: they are processes of this host, with limits."""
 
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 
+import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream
 
@@ -26,6 +28,8 @@ class ProcessMachine:
         self.device: NetworkDevice | None = None
         self._over_memory = False  # the server has killed it for that
         self._stopped: list[int] = []  # the processes that `pause` stopped one by one
+        self._saving = anyio.Lock()  # while a snapshot is taken
+        self._ends = False
 
     @property
     def id(self) -> str:
@@ -46,13 +50,28 @@ class ProcessMachine:
         stopped, self._stopped = self._stopped, []
         standstill.resume(stopped)
 
-    async def let_end(self) -> None:
-        """Let the machine's processes end fast, before they are killed.
+    @asynccontextmanager
+    async def saving(self) -> AsyncIterator[None]:
+        """Take a snapshot in the block: the machine's files stay open until it ends. Raises MachineLost."""
+        async with self._saving:
+            if self._ends:
+                raise MachineLost(f"machine {self.id} has ended")
+            yield
 
-        One that stands still does not reap the machine's first, and one that gets little CPU takes long to exit.
+    async def let_end(self) -> None:
+        """Let the machine's processes end fast, before they are killed and the machine's files are closed.
+
+        One that stands still does not reap the machine's first, and one that gets little CPU takes long to exit. A
+        snapshot that is being taken ends first: later, the numbers of its files may be those of another machine's.
         """
+        self._ends = True
         self.prioritize(CpuPriority.INTERACTIVE)
-        await self.resume()
+        with anyio.CancelScope(shield=True):
+            await self.resume()
+            if self._saving.locked():
+                await self.process.kill()
+            async with self._saving:
+                pass
 
     def prioritize(self, priority: CpuPriority) -> None:
         self.group.prioritize(priority)

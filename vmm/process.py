@@ -139,6 +139,11 @@ class RunningProcess:
                     with suppress(ProcessLookupError):
                         os.killpg(self.pid, signal.SIGKILL)
                 await self._process.wait()
+
+    async def aclose(self) -> None:
+        """Kill the process if it still runs, and close its pipes."""
+        await self.kill()
+        with anyio.CancelScope(shield=True):
             await self._process.aclose()
 
     async def _end_namespaces(self) -> None:
@@ -195,7 +200,7 @@ async def spawn(
         await running.open_gate()
         yield running
     finally:
-        await running.kill()
+        await running.aclose()
         draining.cancel()
 
 

@@ -6,15 +6,18 @@ tests/functional/test_emulated_host.py runs the real ones, where they are instal
 import os
 import signal
 import socket
+import sys
+import threading
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import pytest
 from anyio.abc import ByteStream
 
 from tests.unit.microvms import NAMES, FakeMonitors
 from vmm import cpu, vsock
-from vmm.driver import DriverConfig, load_driver
+from vmm.driver import DriverConfig, Machine, load_driver
 from vmm.errors import LaunchFailed, MachineLost, SnapshotFailed
 from vmm.limits import detect
 from vmm.microvm import machine as machine_module
@@ -126,6 +129,36 @@ async def test_the_agents_stream_survives_a_snapshot_of_a_machine_that_runs_on(n
             await driver.snapshot(machine, target, keep=True)
         assert monitors.asked[-1][1:] == RESUMING[name]
     assert received == [b"CONNECT 1024\n"]  # of the new connection
+
+
+async def test_a_machine_that_ends_during_its_snapshot_keeps_its_files_until_that_is_done(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    saving, continues, open_then = anyio.Event(), threading.Event(), list[bool]()
+
+    def keep_late(machine: MicroVm, _dst: Path) -> None:
+        anyio.from_thread.run_sync(saving.set)
+        assert continues.wait(30)
+        places = [Path(f"/proc/self/fd/{file}") for file in (*machine.files.values(), machine.root)]
+        open_then.append(all(place.is_symlink() for place in places))
+
+    async def snapshot(machine: Machine) -> None:
+        await driver.snapshot(machine, target, keep=True)
+        with pytest.raises(MachineLost, match="has ended"):
+            await driver.snapshot(machine, target, keep=True)
+
+    async def let_continue(machine: MicroVm) -> None:
+        await machine.wait()  # the end of the block below kills it
+        continues.set()
+
+    monkeypatch.setattr(sys.modules[type(driver).__module__], "_keep", keep_late)
+    async with anyio.create_task_group() as tasks, driver.launch(monitors.spec) as machine:
+        assert isinstance(machine, MicroVm)
+        tasks.start_soon(snapshot, machine)
+        tasks.start_soon(let_continue, machine)
+        await saving.wait()
+    assert open_then == [True]
 
 
 async def test_a_machine_runs_on_if_it_cannot_be_saved(name: str, monitors: FakeMonitors):

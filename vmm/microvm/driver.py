@@ -103,16 +103,20 @@ class MicroVmDriver(ABC):
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, MicroVm):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
-        if not keep:
-            await self._pause_and_save(machine, dst)
-            return Snapshot(driver=self.name, path=dst)
+        async with machine.saving():
+            if keep:
+                await self._save_and_resume(machine, dst)
+            else:
+                await self._pause_and_save(machine, dst)
+        return Snapshot(driver=self.name, path=dst)
+
+    async def _save_and_resume(self, machine: MicroVm, dst: Path) -> None:
         async with machine.disconnected():
             try:
                 await self._pause_and_save(machine, dst)
             finally:  # even if saving failed; if the machine is lost, the next request to it says so
                 with anyio.CancelScope(shield=True), suppress(MachineLost, Refused):
                     await machine.control.ask(self.resuming)
-        return Snapshot(driver=self.name, path=dst)
 
     async def _pause_and_save(self, machine: MicroVm, dst: Path) -> None:
         try:

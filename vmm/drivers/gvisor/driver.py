@@ -131,13 +131,14 @@ class GvisorDriver:
         image = dst / IMAGE
         image.mkdir()
         os.chown(image, machine.uid, machine.uid)
-        with _opened(image) as directory:
-            options = [*save, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}"]
-            try:
-                await machine.control("checkpoint", *options, pass_fds=(directory,), timeout_s=SAVE_S)
-                _take_over(image)
-            except (MachineLost, OSError) as error:
-                raise SnapshotFailed(str(error)) from error
+        async with machine.saving():
+            with _opened(image) as directory:
+                options = [*save, *(["--leave-running"] if keep else []), f"--image-path=/proc/self/fd/{directory}"]
+                try:
+                    await machine.control("checkpoint", *options, pass_fds=(directory,), timeout_s=SAVE_S)
+                    _take_over(image)
+                except (MachineLost, OSError) as error:
+                    raise SnapshotFailed(str(error)) from error
         return Snapshot(driver=self.name, path=dst)
 
     @asynccontextmanager

@@ -121,12 +121,13 @@ class QemuDriver:
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
         if not isinstance(machine, QemuMachine):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
-        try:
-            await self._save(machine, dst)
-        finally:
-            if keep:  # even if saving failed; if the machine is lost, the next request to it says so
-                with anyio.CancelScope(shield=True), suppress(MachineLost):
-                    await machine.execute("cont")
+        async with machine.saving():
+            try:
+                await self._save(machine, dst)
+            finally:
+                if keep:  # even if saving failed; if the machine is lost, the next request to it says so
+                    with anyio.CancelScope(shield=True), suppress(MachineLost):
+                        await machine.execute("cont")
         return Snapshot(driver=self.name, path=dst)
 
     async def _save(self, machine: QemuMachine, dst: Path) -> None:
