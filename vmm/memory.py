@@ -93,17 +93,22 @@ class SealedMemory:
 
 def save_sparse(source: int, file: Path) -> None:
     """Write memory to `file`, with holes for pages that are all zero."""
-    zeros = bytes(PAGE)
     with file.open("xb") as target:
-        target.truncate(os.fstat(source).st_size)
-        for start, end in data_extents(source):
-            for at in range(start, end, CHUNK):
-                chunk = os.pread(source, min(CHUNK, end - at), at)
-                for offset in range(0, len(chunk), PAGE):
-                    page = chunk[offset : offset + PAGE]
-                    if page != zeros:
-                        os.pwrite(target.fileno(), page, at + offset)
+        copy_pages(source, target.fileno())
         os.fsync(target.fileno())
+
+
+def copy_pages(source: int, target: int) -> None:
+    """Copy memory to an empty file, all but pages that are zero."""
+    zeros = bytes(PAGE)
+    os.ftruncate(target, os.fstat(source).st_size)
+    for start, end in data_extents(source):
+        for at in range(start, end, CHUNK):
+            chunk = os.pread(source, min(CHUNK, end - at), at)
+            for offset in range(0, len(chunk), PAGE):
+                page = chunk[offset : offset + PAGE]
+                if page != zeros:
+                    os.pwrite(target, page, at + offset)
 
 
 def scratch_file(directory: Path, size: int) -> int:

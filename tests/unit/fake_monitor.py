@@ -64,19 +64,25 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def save_changes(body: Any) -> None:
-    """Save a machine of four pages as Firecracker does. Each change is saved only once."""
+    """Save a machine as Firecracker does, which uses four pages. Each change is saved only once."""
     pages = 4
-    memory = files[body["mem_file_path"]]
-    os.ftruncate(memory, 0)
-    os.ftruncate(memory, pages * PAGE)
+    memory, size = files[body["mem_file_path"]], int(behaviour["memory_mb"]) * MIB - int(behaviour.get("short", 0))
+    if os.fstat(memory).st_size != size:  # else changes are written over what is there
+        os.ftruncate(memory, 0)
+        os.ftruncate(memory, size)
     saved.append(body)
     full = body["snapshot_type"] == "Full"
     for page in range(pages) if full else [len(saved)]:
-        os.pwrite(memory, (b"a" if full else bytes([97 + len(saved)])) * PAGE, page * PAGE)
-    os.pwrite(files[body["snapshot_path"]], b"state", 0)
+        os.pwrite(memory, (b"a" if full else changed(len(saved))) * PAGE, page * PAGE)
+    os.pwrite(files[body["snapshot_path"]], b"state".ljust(int(behaviour.get("state_bytes", 0))), 0)
     for connection in connections:  # a snapshot ends them
         connection.shutdown(socket.SHUT_RDWR)
     connections.clear()
+
+
+def changed(times: int) -> bytes:
+    """Return the content of the page that has changed: first it is cleared, then written to."""
+    return b"\0" if times == 1 else b"c"
 
 
 def save_all() -> None:

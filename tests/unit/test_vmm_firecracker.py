@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +97,18 @@ async def test_the_agents_stream_survives_a_snapshot_that_could_not_be_written(
             assert await stream.receive(64) == b"CONNECT 1024\n"  # of the new connection
 
 
-async def test_a_machine_whose_changes_were_lost_is_not_copied_again(
+async def test_a_machine_whose_changes_may_be_lost_is_not_copied_again(monitors: FakeMonitors, driver: MicroVmDriver):
+    folders = monitors.folders("saved", "first", "second")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, folders[0])
+    failing = monitors.driver("firecracker", refuse="/snapshot/create")
+    async with failing.restore(saved, monitors.spec) as machine:
+        for folder, reason in zip(folders[1:], ("it is refused", "cannot be copied any more"), strict=True):
+            with pytest.raises(SnapshotFailed, match=reason):
+                await failing.snapshot(machine, folder, keep=True)
+
+
+async def test_a_copy_that_could_not_be_written_does_not_prevent_the_next(
     monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
 ):
     folders = monitors.folders("saved", "first", "second")
@@ -103,11 +116,11 @@ async def test_a_machine_whose_changes_were_lost_is_not_copied_again(
         saved = await driver.snapshot(machine, folders[0])
     async with driver.restore(saved, monitors.spec) as machine:
         with monkeypatch.context() as patched:
-            patched.setattr(memory, "copy_data", full)
+            patched.setattr(memory, "save_sparse", full)
             with pytest.raises(SnapshotFailed, match="no space left"):
                 await driver.snapshot(machine, folders[1], keep=True)
-        with pytest.raises(SnapshotFailed, match="cannot be copied any more"):
-            await driver.snapshot(machine, folders[2], keep=True)
+        await driver.snapshot(machine, folders[2], keep=True)
+    assert first_pages(folders[2]) == [b"a", b"\0", b"c", b"a"]
 
 
 async def test_each_copy_of_a_restored_machine_has_all_of_its_changes(monitors: FakeMonitors, driver: MicroVmDriver):
@@ -118,11 +131,42 @@ async def test_each_copy_of_a_restored_machine_has_all_of_its_changes(monitors: 
         for folder in folders[1:]:
             await driver.snapshot(machine, folder, keep=True)
         kinds = [body["snapshot_type"] for _, path, body in monitors.asked if path == "/snapshot/create"]
-    memories = [[chunk[:1] for chunk in pages(folder / SAVED_MEMORY)] for folder in folders]
     assert kinds == ["Full", "Diff", "Diff"]
-    assert memories == [[b"a"] * 4, [b"a", b"b", b"a", b"a"], [b"a", b"b", b"c", b"a"]]
+    assert list(map(first_pages, folders)) == [[b"a"] * 4, [b"a", b"\0", b"a", b"a"], [b"a", b"\0", b"c", b"a"]]
 
 
-def pages(file: Path) -> list[bytes]:
-    data = file.read_bytes()
-    return [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
+async def test_changes_are_found_on_file_systems_that_do_not_tell_holes_from_zeros(
+    monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
+):
+    def everything(file: int) -> Iterator[tuple[int, int]]:
+        yield 0, os.fstat(file).st_size
+
+    monkeypatch.setattr(memory, "data_extents", everything)
+    folders = monitors.folders("saved", "copy")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, folders[0])
+    async with driver.restore(saved, monitors.spec) as machine:
+        await driver.snapshot(machine, folders[1], keep=True)
+    assert first_pages(folders[1]) == [b"a", b"\0", b"a", b"a"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({"short": PAGE}, f"it wrote {MEMORY_MB * MIB - PAGE} bytes of memory"),
+        ({"state_bytes": 9 * MIB}, "bytes of state"),
+    ],
+)
+async def test_what_a_monitor_saves_is_not_believed(behaviour: dict[str, object], reason: str, monitors: FakeMonitors):
+    driver, (saved,) = monitors.driver("firecracker", **behaviour), monitors.folders("saved")
+    async with driver.launch(monitors.spec) as machine:
+        with pytest.raises(SnapshotFailed, match=reason):
+            await driver.snapshot(machine, saved)
+
+
+def first_pages(folder: Path) -> list[bytes]:
+    """Return what each of the first pages of a saved memory consists of."""
+    data = (folder / SAVED_MEMORY).read_bytes()
+    pages = [data[at : at + PAGE] for at in range(0, 4 * PAGE, PAGE)]
+    assert all(page == page[:1] * PAGE for page in pages)
+    return [page[:1] for page in pages]

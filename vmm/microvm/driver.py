@@ -27,6 +27,7 @@ from vmm.vmlinux import uncompressed
 
 MIB = 1024 * 1024
 SAVE_S = 120.0  # the monitor writes all memory
+STATE_BYTES = 8 * MIB  # the most that we read; honest states have 200 KB
 SAVED_MEMORY, SAVED_STATE, SAVED_DISK = "memory", "state", "disk"  # the files of a snapshot
 
 
@@ -191,7 +192,6 @@ class MicroVmDriver(ABC):
         except MachineLost as error:
             raise LaunchFailed(f"{self._title} did not start for machine {spec.id}: {error}") from error
         machine = self.machine_type(spec, process, group, control, root, named)
-        stack.callback(machine.close)
         stack.push_async_callback(machine.let_end)
         return machine
 

@@ -73,9 +73,6 @@ class MicroVm(ProcessMachine):
                 with suppress(OSError):
                     os.unlink(name, dir_fd=place)
 
-    def close(self) -> None:
-        """Close the files that belong to this object alone."""
-
     async def _dial(self, within_s: float) -> ByteStream:
         """Connect to the agent as soon as it listens; raise MachineLost if the machine ends before.
 

@@ -12,13 +12,11 @@ from vmm import memory
 from vmm.drivers.cloud_hypervisor import INFO, requests
 from vmm.drivers.cloud_hypervisor.state import without_memory
 from vmm.microvm.api import Request
-from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver
+from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver
 from vmm.microvm.layout import API_SOCKET, DISK
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Monitor, Release
 from vmm.types import MachineSpec
-
-STATE_BYTES = 8 * MIB  # the most that we read; honest states have 200 KB
 
 
 class CloudHypervisorDriver(MicroVmDriver):

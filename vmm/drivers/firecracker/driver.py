@@ -10,7 +10,7 @@ from vmm import memory
 from vmm.drivers.firecracker import INFO, requests
 from vmm.errors import SnapshotFailed
 from vmm.microvm.api import Request
-from vmm.microvm.driver import SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver
+from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver
 from vmm.microvm.layout import API_SOCKET, DISK, MEMORY
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Monitor, Release
@@ -18,14 +18,10 @@ from vmm.types import MachineSpec
 
 
 class FirecrackerMachine(MicroVm):
-    """A running Firecracker process. It saves each change to its memory only once, so we keep all of them."""
+    """A running Firecracker process, with what we know of the file that it saves its memory to."""
 
-    changes: int | None = None  # a file of those to the memory that the machine was restored from
-    changes_lost = False  # Firecracker has saved some that are in no file
-
-    def close(self) -> None:
-        if self.changes is not None:
-            os.close(self.changes)
+    complete = False  # the file has all memory, as it was when the machine was restored or last copied
+    changes_lost = False  # Firecracker has forgotten some that are not in the file
 
 
 class FirecrackerDriver(MicroVmDriver):
@@ -62,30 +58,44 @@ class FirecrackerDriver(MicroVmDriver):
     async def save(self, machine: MicroVm, dst: Path) -> None:
         """Save a machine. Firecracker writes to files of ours: it does not know where snapshots are."""
         assert isinstance(machine, FirecrackerMachine)
-        if machine.changes_lost:
-            reason = "an earlier copy could not be written"
-            raise SnapshotFailed(f"machine {machine.id} cannot be copied any more: {reason}")
-        if machine.changes is None:
-            machine.changes = memory.scratch_file(self.run_dir(), 0)
-        base = machine.files.get(MEMORY)
+        restored_from = machine.files.get(MEMORY)
         try:
-            await machine.control.ask(requests.save(changes_only=base is not None), wait_s=SAVE_S)
-            if base is not None:
-                machine.changes_lost = True  # until they are kept
-                new = machine.files[requests.NEW_MEMORY]
-                await anyio.to_thread.run_sync(memory.copy_data, new, machine.changes)
-                machine.changes_lost = False
+            if restored_from is None:
+                await machine.control.ask(requests.save(changes_only=False), wait_s=SAVE_S)
+            else:
+                await _save_changes(machine, restored_from)
             await anyio.to_thread.run_sync(_keep, machine, dst)
         finally:
-            for name in (requests.NEW_MEMORY, requests.NEW_STATE):
-                os.ftruncate(machine.files[name], 0)
+            os.ftruncate(machine.files[requests.NEW_STATE], 0)
+            if restored_from is None:
+                os.ftruncate(machine.files[requests.NEW_MEMORY], 0)
+
+
+async def _save_changes(machine: FirecrackerMachine, restored_from: int) -> None:
+    """Write what has changed since the last time to a file that has the rest already.
+
+    Firecracker saves each change only once. It would leave holes in a new file, but not every file system can tell
+    them from pages of zeros.
+    """
+    if machine.changes_lost:
+        raise SnapshotFailed(f"machine {machine.id} cannot be copied any more: an earlier copy could not be written")
+    if not machine.complete:
+        new = machine.files[requests.NEW_MEMORY]
+        await anyio.to_thread.run_sync(memory.copy_pages, restored_from, new)
+        machine.complete = True
+    machine.changes_lost = True  # until Firecracker says that it has written them
+    await machine.control.ask(requests.save(changes_only=True), wait_s=SAVE_S)
+    machine.changes_lost = False
 
 
 def _keep(machine: FirecrackerMachine, dst: Path) -> None:
-    base = machine.files.get(MEMORY)
-    memory.save_sparse(machine.files[requests.NEW_MEMORY] if base is None else base, dst / SAVED_MEMORY)
-    if base is not None and machine.changes is not None:
-        with (dst / SAVED_MEMORY).open("r+b") as target:
-            memory.copy_data(machine.changes, target.fileno())
-    memory.save_sparse(machine.files[requests.NEW_STATE], dst / SAVED_STATE)
+    """Copy what the monitor has written. It may have been taken over, so no size is believed."""
+    new, size = machine.files[requests.NEW_MEMORY], machine.spec.memory_mb * MIB
+    if (found := os.fstat(new).st_size) != size:
+        raise OSError(f"it wrote {found} bytes of memory")
+    state = os.pread(machine.files[requests.NEW_STATE], STATE_BYTES + 1, 0)
+    if len(state) > STATE_BYTES:
+        raise OSError(f"it wrote more than {STATE_BYTES} bytes of state")
+    (dst / SAVED_STATE).write_bytes(state)
+    memory.save_sparse(new, dst / SAVED_MEMORY)
     memory.save_sparse(machine.files[DISK], dst / SAVED_DISK)
