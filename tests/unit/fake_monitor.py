@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(7)
         if behaviour.get("refuse") == self.path:
             why = ["it failed", "it is refused"] if kind != FIRECRACKER else {"fault_message": "it is refused"}
-            self.reply(400, behaviour.get("fault", why))
+            self.reply(400, "a" * behaviour["chatter"] if "chatter" in behaviour else behaviour.get("fault", why))
             return
         if self.path == "/snapshot/create":
             save_changes(body)

@@ -20,8 +20,9 @@ from vmm import cpu, vsock
 from vmm.driver import DriverConfig, Machine, load_driver
 from vmm.errors import LaunchFailed, MachineLost, SnapshotFailed
 from vmm.limits import detect
+from vmm.microvm import api, probe
 from vmm.microvm import machine as machine_module
-from vmm.microvm import probe
+from vmm.microvm.api import MAX_ANSWER
 from vmm.microvm.driver import MicroVmDriver
 from vmm.microvm.machine import MicroVm
 from vmm.types import Accel, NetworkMode, Snapshot
@@ -56,6 +57,42 @@ async def test_any_form_of_a_refusal_is_understood(name: str, fault: object, sho
     with pytest.raises(LaunchFailed, match=shown):
         async with monitors.driver(name, refuse=LAST[name], fault=fault).launch(monitors.spec):
             pytest.fail("it started")
+
+
+async def test_a_monitor_that_dies_when_it_should_boot_is_a_failed_launch(name: str, monitors: FakeMonitors):
+    with pytest.raises(LaunchFailed, match=LAST[name]):
+        async with monitors.driver(name, die=LAST[name]).launch(monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_monitor_that_refuses_to_greet_is_a_failed_launch(name: str, monitors: FakeMonitors):
+    driver = monitors.driver(name)
+    with pytest.raises(LaunchFailed, match="it is refused"):
+        async with monitors.driver(name, refuse=driver.monitor.hello.path).launch(monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_an_endless_answer_is_not_read(name: str, monitors: FakeMonitors):
+    with pytest.raises(LaunchFailed, match="an answer of more than 65536 bytes"):
+        async with monitors.driver(name, refuse=LAST[name], chatter=MAX_ANSWER + 1).launch(monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_socket_that_is_none_is_a_failed_launch_and_leaves_no_open_file(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(api, "API_SOCKET", "files")
+    before = open_files()
+    with pytest.raises(LaunchFailed, match="files of the machine is no socket"):
+        async with monitors.driver(name).launch(monitors.spec):
+            pytest.fail("it started")
+    assert open_files() == before
+
+
+def open_files() -> set[str]:
+    """Return what this process has open, but for what pytest and the event loop use."""
+    places = {entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    return {str(place) for place in places if place.is_dir()}
 
 
 async def test_a_monitor_that_does_not_start_says_why(name: str, monitors: FakeMonitors):
@@ -169,11 +206,14 @@ async def test_a_machine_runs_on_if_it_cannot_be_saved(name: str, monitors: Fake
         assert monitors.asked[-1][1:] == RESUMING[name]
 
 
-async def test_a_refused_restore_is_a_failed_snapshot(name: str, monitors: FakeMonitors):
-    driver, (target,) = monitors.driver(name, refuse=LOADING[name]), monitors.folders("saved")
+@pytest.mark.parametrize(("problem", "reason"), [("refuse", "it is refused"), ("die", "restore")])
+async def test_a_machine_that_cannot_be_restored_this_time_leaves_its_snapshot_good(
+    name: str, problem: str, reason: str, monitors: FakeMonitors
+):
+    driver, (target,) = monitors.driver(name, **{problem: LOADING[name]}), monitors.folders("saved")
     async with driver.launch(monitors.spec) as machine:
         saved = await driver.snapshot(machine, target)
-    with pytest.raises(SnapshotFailed, match="it is refused"):
+    with pytest.raises(LaunchFailed, match=reason):
         async with driver.restore(saved, monitors.spec):
             pytest.fail("it started")
 

@@ -1,5 +1,6 @@
 """The API of a monitor: HTTP on a Unix socket, which the monitor creates in its root directory when it starts."""
 
+import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ START_S = 60.0  # so does the start, for which several programs are run
 ROOT = "/proc/{}/root"  # the root directory of a process
 LOOK_AGAIN_S = 0.001  # a monitor does not announce its socket, which is there within 10 ms
 ONE_CONNECTION = httpx2.Limits(max_connections=1)
+MAX_ANSWER = 64 * 1024  # bytes; honest answers are a line or two
 MAX_FAULT = 500  # characters of an error message
 
 
@@ -46,24 +48,35 @@ class Api:
         method, path, body = request
         try:
             with anyio.fail_after(wait_s):
-                answer = await self._client.request(method, path, json=body)
+                async with self._client.stream(method, path, json=body) as answer:
+                    content = await _content(answer)
         except (httpx2.HTTPError, TimeoutError) as error:
             why = self._process.tail or str(error) or f"no answer in {wait_s:g} s"
             raise MachineLost(f"{self._title}'s {path} failed: {why}") from error
         if not answer.is_success:
-            raise Refused(f"{path}: {_fault(answer)}")
+            raise Refused(f"{path}: {_fault(content) or f'status {answer.status_code}'}")
 
 
-def _fault(answer: httpx2.Response) -> str:
+async def _content(answer: httpx2.Response) -> bytes:
+    """Return what was sent, neither decompressed nor of any length: the monitor may have been taken over."""
+    content = b""
+    async for chunk in answer.aiter_raw():
+        content += chunk
+        if len(content) > MAX_ANSWER:
+            raise httpx2.ReadError(f"an answer of more than {MAX_ANSWER} bytes")
+    return content
+
+
+def _fault(content: bytes) -> str:
     """Return the reason of a refusal: Firecracker sends an object, Cloud Hypervisor a list of causes or plain text."""
     try:
-        found = answer.json()
-    except ValueError:
-        found = answer.text
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = content.decode("utf-8", "replace")
     if isinstance(found, dict):
         found = found.get("fault_message")
     text = ": ".join(map(str, found)) if isinstance(found, list) else str(found or "")
-    return text[:MAX_FAULT] or f"status {answer.status_code}"
+    return text[:MAX_FAULT]
 
 
 @asynccontextmanager
@@ -95,15 +108,20 @@ async def _listening(process: RunningProcess, title: str) -> tuple[int, int]:
     began = anyio.current_time()
     with anyio.move_on_after(START_S):
         while True:
-            root = -1
             try:
-                root = os.open(ROOT.format(process.pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                open_socket(root, API_SOCKET).close()  # it is there before the monitor listens on it
-                return root, find_socket(root, API_SOCKET)
+                return _root_and_socket(process.pid)
             except OSError:
-                if root >= 0:
-                    os.close(root)
                 # Less and less often: looking must not slow down the start on a busy host.
                 with anyio.move_on_after(max(LOOK_AGAIN_S, (anyio.current_time() - began) / 10)):
                     raise MachineLost(f"{title} ended with {await process.wait()}") from None
     raise MachineLost(f"{title} does not answer: {process.tail}")
+
+
+def _root_and_socket(pid: int) -> tuple[int, int]:
+    root = os.open(ROOT.format(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        open_socket(root, API_SOCKET).close()  # it is there before the monitor listens on it
+        return root, find_socket(root, API_SOCKET)
+    except BaseException:
+        os.close(root)
+        raise

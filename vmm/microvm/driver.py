@@ -92,11 +92,7 @@ class MicroVmDriver(ABC):
                 INITRAMFS: stack.enter_context(trusted(spec.boot.initramfs)),
             }
             machine = await self._start(stack, spec, disk, boots)
-            try:
-                for request in self.boot(spec):
-                    await machine.control.ask(request)
-            except Refused as error:
-                raise LaunchFailed(f"{self._title} did not start machine {spec.id}: {error}") from error
+            await self._ask_all(machine, self.boot(spec), "start")
             folder, kernel = os.path.split(KERNEL)
             machine.remove(folder, [kernel])  # so that a reboot ends the machine, whatever its monitor makes of it
             yield machine
@@ -142,11 +138,7 @@ class MicroVmDriver(ABC):
                 copy = partial(memory.scratch_copy, snapshot.path / SAVED_DISK, self.run_dir())
                 disk = memory.owned(stack, await anyio.to_thread.run_sync(copy))
             machine = await self._start(stack, spec, disk, files)
-            try:
-                for request in self.load((await self.usable()).release):
-                    await machine.control.ask(request)
-            except Refused as error:
-                raise SnapshotFailed(f"{self._title} did not restore machine {spec.id}: {error}") from error
+            await self._ask_all(machine, self.load((await self.usable()).release), "restore")
             yield machine
 
     async def aclose(self) -> None:
@@ -189,11 +181,19 @@ class MicroVmDriver(ABC):
         try:
             connection = api.connected(process, self._title, self.monitor.hello)
             control, root = await stack.enter_async_context(connection)
-        except MachineLost as error:
+        except (MachineLost, Refused) as error:
             raise LaunchFailed(f"{self._title} did not start for machine {spec.id}: {error}") from error
         machine = self.machine_type(spec, process, group, control, root, named)
         stack.push_async_callback(machine.let_end)
         return machine
+
+    async def _ask_all(self, machine: MicroVm, requests: Sequence[Request], purpose: str) -> None:
+        """Start or restore a machine. What fails here says nothing about a snapshot, which may work the next time."""
+        try:
+            for request in requests:
+                await machine.control.ask(request)
+        except (MachineLost, Refused) as error:
+            raise LaunchFailed(f"{self._title} did not {purpose} machine {machine.id}: {error}") from error
 
 
 def machine_limits(spec: MachineSpec) -> Limits:
