@@ -17,6 +17,7 @@ from vmm.errors import MachineLost
 
 PORT = 1024  # that the agent listens on
 CID = 3  # of every machine: each is alone with its host
+MAX_RESETS = 3  # of connections that nothing came from
 MAX_ANSWER = 64  # bytes; honest answers are "OK 1073741824\n"
 
 
@@ -82,41 +83,81 @@ class Reconnecting(ByteStream):
     """A stream to the agent that can be connected anew: a snapshot closes all connections of a machine.
 
     Its user does not notice, as long as no bytes are in flight then.
+
+    A machine that continues after a snapshot may first accept a connection, and then close it with the old ones
+    (Firecracker before 1.16). So a connection that ends before anything came from it is made again, and what was sent
+    is sent again.
     """
 
-    def __init__(self, stream: ByteStream) -> None:
+    def __init__(self, stream: ByteStream, reconnect: Callable[[], Awaitable[ByteStream]]) -> None:
         self._stream = stream
+        self._reconnect = reconnect
         self._replaced: anyio.Event | None = None  # while another connection is expected
+        self._sending = anyio.Lock()
+        self._expect_reset()
+
+    def _expect_reset(self) -> None:
+        self._unanswered: bytes | None = b""  # what was sent until the first answer
+        self._resets_left = MAX_RESETS
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         while True:
             stream, replaced = self._stream, self._replaced
             try:
-                return await stream.receive(max_bytes)
+                data = await stream.receive(max_bytes)
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 if replaced is not None or self._replaced is not None:
                     await (replaced or self._replaced or anyio.Event()).wait()
-                elif stream is self._stream:
+                elif stream is self._stream and not await self._sent_again():
                     raise
+            else:
+                self._unanswered = None
+                return data
+
+    async def _sent_again(self) -> bool:
+        """Continue on another connection, if nothing came from this one and the machine runs."""
+        async with self._sending:
+            if self._unanswered is None or not self._resets_left:
+                return False
+            self._resets_left -= 1
+            try:
+                stream = await self._reconnect()
+            except MachineLost:
+                return False
+            old, self._stream = self._stream, stream
+            await anyio.aclose_forcefully(old)
+            with suppress(anyio.BrokenResourceError):  # `receive` notices
+                await stream.send(self._unanswered)
+            return True
 
     async def send(self, item: bytes) -> None:
-        await self._stream.send(item)
+        async with self._sending:
+            if self._unanswered is None:
+                await self._stream.send(item)
+                return
+            self._unanswered += item
+            with suppress(anyio.BrokenResourceError):  # `receive` notices
+                await self._stream.send(item)
 
     async def send_eof(self) -> None:
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
+        self._unanswered = None
         await self._stream.aclose()
 
     @asynccontextmanager
-    async def interrupted(self, reconnect: Callable[[], Awaitable[ByteStream]]) -> AsyncIterator[None]:
+    async def interrupted(self) -> AsyncIterator[None]:
         """Expect the connection to end in the block, and continue on another one after it, even if the block fails."""
         self._replaced = replaced = anyio.Event()
         try:
             yield
         finally:
-            with anyio.CancelScope(shield=True), suppress(MachineLost):  # its user notices when it sends
-                old, self._stream = self._stream, await reconnect()
-                await anyio.aclose_forcefully(old)
-            self._replaced = None
-            replaced.set()
+            try:
+                with anyio.CancelScope(shield=True), suppress(MachineLost):  # its user notices when it sends
+                    old, self._stream = self._stream, await self._reconnect()
+                    self._expect_reset()
+                    await anyio.aclose_forcefully(old)
+            finally:
+                self._replaced = None
+                replaced.set()

@@ -3,8 +3,8 @@
     fake_monitor.py KIND FILES BEHAVIOUR
 
 KIND is the driver. FILES maps the names that the monitor knows to open descriptors. BEHAVIOUR names the log, may refuse
-or die at a path, and says how often no agent listens on the guest's port, or the guest does not answer. The agent of
-this machine is an echo.
+or die at a path, and says how often no agent listens on the guest's port, the guest does not answer, or it accepts a
+connection and closes it. The agent of this machine is an echo.
 """
 
 import json
@@ -13,6 +13,7 @@ import socket
 import socketserver
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def serve_vsock() -> None:
     listening.bind(f"{place}/mcp-sandbox-agent")
     listening.listen()
     refusals, unanswered = int(behaviour.get("deaf", 0)), int(behaviour.get("silent", 0))
+    resets = int(behaviour.get("resets", 0))
     ignored: list[socket.socket] = []
     while True:
         connection, _ = listening.accept()
@@ -123,6 +125,10 @@ def serve_vsock() -> None:
             connection.close()
             continue
         connection.sendall(behaviour.get("greeting", "OK 1073741824").encode() + b"\n")
+        if resets:
+            resets -= 1
+            connection.close()
+            continue
         connections.append(connection)
         threading.Thread(target=echo, args=(connection, line), daemon=True).start()
 
@@ -131,6 +137,8 @@ def echo(connection: socket.socket, line: bytes) -> None:
     connection.sendall(line)
     while data := connection.recv(PAGE):
         connection.sendall(data)
+    with suppress(OSError):  # a snapshot has ended it
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 if behaviour.get("die") == "start":

@@ -132,6 +132,30 @@ async def test_a_connection_that_the_guest_does_not_answer_is_tried_again(
             assert await first_line(stream) == b"CONNECT 1024\n"
 
 
+async def test_a_connection_that_the_guest_accepts_and_resets_is_made_again(name: str, monitors: FakeMonitors):
+    with anyio.fail_after(60):
+        async with monitors.driver(name, resets=3).launch(monitors.spec) as machine, await machine.connect() as stream:
+            await stream.send(b"hello")
+            assert await stream.receive(len("CONNECT 1024\n")) == b"CONNECT 1024\n"
+            assert await stream.receive() == b"hello"
+
+
+async def test_a_guest_that_resets_every_connection_is_given_up(name: str, monitors: FakeMonitors):
+    with anyio.fail_after(60):
+        async with monitors.driver(name, resets=4).launch(monitors.spec) as machine, await machine.connect() as stream:
+            await stream.send(b"hello")
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await stream.receive()
+
+
+async def test_a_connection_that_ends_after_an_answer_stays_ended(name: str, monitors: FakeMonitors):
+    async with monitors.driver(name).launch(monitors.spec) as machine, await machine.connect() as stream:
+        assert await first_line(stream) == b"CONNECT 1024\n"
+        await stream.send_eof()  # the echo ends with it
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await stream.receive()
+
+
 async def test_a_machine_that_ends_before_its_agent_listens_says_how(name: str, monitors: FakeMonitors):
     with anyio.fail_after(60):
         async with monitors.driver(name).launch(monitors.spec) as machine:

@@ -44,7 +44,7 @@ class MicroVm(ProcessMachine):
     async def connect(self) -> ByteStream:
         if self._agent is not None:
             raise MachineLost(f"the agent's stream of machine {self.id} was already taken")
-        self._agent = vsock.Reconnecting(await self._dial(BOOT_S))
+        self._agent = vsock.Reconnecting(await self._dial(BOOT_S), partial(self._dial, RECONNECT_S))
         return self._agent
 
     @asynccontextmanager
@@ -53,7 +53,7 @@ class MicroVm(ProcessMachine):
         if self._agent is None:
             yield
             return
-        async with self._agent.interrupted(partial(self._dial, RECONNECT_S)):
+        async with self._agent.interrupted():
             yield
 
     @contextmanager
