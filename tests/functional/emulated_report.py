@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 MARK = "TEST "
-ENDS = ("passed", "failed", "skipped")
 MAX_REASON = 3000  # characters: the console is slow
 
 LAST = {"test_clones_do_not_change_the_files_they_start_from"}  # it hashes the image, which takes many minutes here
@@ -42,6 +41,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         reason = "" if report.passed else report.longreprtext[-MAX_REASON:]
         _say(report.outcome, test=report.nodeid, when=report.when, seconds=round(report.duration, 1), reason=reason)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    _say("ended", test=nodeid)
 
 
 def pytest_sessionfinish() -> None:

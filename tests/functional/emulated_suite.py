@@ -14,6 +14,7 @@ import py_compile
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from templates.revisions import FILE_NAME as REVISIONS
 from templates.store import Store
 from tests.functional.checkout import REPO
 from tests.functional.emulated_host import Hardware, emulated_host
-from tests.functional.emulated_report import ENDS, MARK
+from tests.functional.emulated_report import MARK
+from vmm.errors import ToolFailed
 from vmm.process import run_tool
 from vmm.types import GuestKernel
 
@@ -67,34 +69,36 @@ class Progress:
     """What a suite has reported so far, from all starts of its host."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
+    settled: set[str] = field(default_factory=set)  # the tests that need not run again
     finished: bool = False
     running: str | None = None
     hangs: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: dict[str, Any]) -> None:
         self.reports.append(report)
-        match report["what"]:
+        what = report["what"]
+        if what in ("started", "ended", "finished") and self.running is not None:  # if its own end was lost
+            self.settled.add(self.running)
+            self.running = None
+        match what:
             case "started":
                 self.running = report["test"]
+            case "ended":
+                self.settled.add(report["test"])
             case "finished":
                 self.finished = True
-            case what if what in ENDS and report["test"] == self.running:
-                self.running = None
 
     def host_ended(self) -> None:
-        """Note that the host hung or died before it had finished."""
-        if self.finished or self.running is None:
+        """Note that the host hung or died before it had finished. What it has reported of the running test is void."""
+        test, self.running = self.running, None
+        if test is None:
             return
-        self.hangs[self.running] += 1
-        if self.hangs[self.running] == HANGS:
+        self.reports = [report for report in self.reports if report.get("test") != test]
+        self.hangs[test] += 1
+        if self.hangs[test] == HANGS:
             reason = f"the host hung or died {HANGS} times in this test"
-            self.reports.append({"what": "failed", "test": self.running, "reason": reason})
-        self.running = None
-
-    @property
-    def settled(self) -> set[str]:
-        """The tests that need not run again."""
-        return {report["test"] for report in self.reports if report["what"] in ENDS}
+            self.reports.append({"what": "failed", "test": test, "reason": reason})
+            self.settled.add(test)
 
 
 async def run_suite(suite: Suite, store: Store, scratch: Path, on_line: Callable[[str], None]) -> Progress:
@@ -107,9 +111,11 @@ async def run_suite(suite: Suite, store: Store, scratch: Path, on_line: Callable
     progress = Progress()
     for start in range(STARTS):
         settled.write_text("\n".join(progress.settled).ljust(SETTLED_BYTES, "\n"))
+        before = len(progress.reports)
         await _run_host(argv, scratch, progress, on_line)
+        said_something = len(progress.reports) > before
         progress.host_ended()
-        if progress.finished:
+        if progress.finished or not said_something:  # it does not even collect tests: the next would not, either
             break
         on_line(f"the host ended early, start {start + 1}; hangs: {dict(progress.hangs)}")
     return progress
@@ -120,12 +126,17 @@ async def _run_host(argv: Sequence[str], scratch: Path, progress: Progress, on_l
     with anyio.CancelScope(deadline=anyio.current_time() + SILENT_S) as scope:
 
         def heard(line: str) -> None:
-            scope.deadline = anyio.current_time() + SILENT_S
             on_line(line)
-            if line.startswith(MARK):
-                progress.add(json.loads(line.removeprefix(MARK)))
+            # The kernel's messages share the console: a line may be damaged, and says nothing about progress.
+            with suppress(ValueError):
+                if line.startswith(MARK):
+                    progress.add(json.loads(line.removeprefix(MARK)))
+                    scope.deadline = anyio.current_time() + SILENT_S
 
-        await run_tool(argv, on_line=heard, env={"TMPDIR": str(scratch)})
+        try:
+            await run_tool(argv, on_line=heard, env={"TMPDIR": str(scratch)})
+        except ToolFailed as error:  # QEMU crashed
+            on_line(error.gist)
 
 
 def _fill(tree: Path, suite: Suite) -> None:

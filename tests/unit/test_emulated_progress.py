@@ -9,6 +9,7 @@ def started(progress: Progress, test: str) -> None:
 
 def ended(progress: Progress, test: str, what: str = "passed") -> None:
     progress.add({"what": what, "test": test})
+    progress.add({"what": "ended", "test": test})
 
 
 def failures(progress: Progress) -> list[str]:
@@ -64,6 +65,24 @@ def test_a_finished_host_has_not_hung():
 def test_a_repeated_test_is_still_running():
     progress = Progress()
     started(progress, "a")
-    ended(progress, "a", "rerun")
+    progress.add({"what": "rerun", "test": "a"})
     progress.host_ended()
     assert progress.hangs == {"a": 1}
+
+
+def test_a_test_that_passed_and_hung_while_it_cleaned_up_has_not_passed():
+    progress = Progress()
+    for _ in range(HANGS):
+        assert progress.settled == set()
+        started(progress, "a")
+        progress.add({"what": "passed", "test": "a"})
+        progress.host_ended()
+    assert [report["what"] for report in progress.reports] == ["failed"]
+
+
+def test_a_lost_line_does_not_make_a_test_run_again():
+    progress = Progress()
+    for test in ("a", "b"):
+        started(progress, test)
+    progress.add({"what": "finished"})
+    assert progress.settled == {"a", "b"}
