@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from tests.unit.microvms import MEMORY_MB, FakeMonitors
+from vmm.driver import DriverConfig, load_driver
 from vmm.drivers.cloud_hypervisor import requests
 from vmm.drivers.cloud_hypervisor.state import without_memory
 from vmm.errors import SnapshotFailed
 from vmm.limits import ControlGroup
 from vmm.microvm.driver import MIB, SAVED_MEMORY, MicroVmDriver
 from vmm.types import DiskRate
+from vmm.verdicts import Verdict
 
 SIZE = MEMORY_MB * MIB
 PARTS = [(0, SIZE - MIB), (1 << 32, MIB)]  # below and above the hole for devices
@@ -85,6 +87,22 @@ def test_no_request_names_a_path_of_the_host(monitors: FakeMonitors):
     assert str(monitors.folder) not in json.dumps(
         [*requests.boot(monitors.spec), requests.save(), requests.load(), config]
     )
+
+
+@pytest.mark.parametrize(("version", "lacks"), [("40.0", 2), ("49.0.1", 2), ("50.0", 1), ("51.0", 0), ("53.0.0", 0)])
+async def test_what_an_old_release_does_not_protect_from_is_told(
+    version: str, lacks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def works(*_: object, own_kernel: bool) -> Verdict:
+        return Verdict(True, "a tiny guest ran")
+
+    monkeypatch.setattr("vmm.probe.kvm", works)
+    binary = tmp_path / "monitor"
+    binary.write_text(f"#!/bin/sh\necho cloud-hypervisor v{version}\n")
+    binary.chmod(0o755)
+    verdict = await load_driver("cloud-hypervisor", DriverConfig(tmp_path, tmp_path, binary=binary)).probe()
+    told = [sentence for sentence in verdict.missing_protections if "and newer" in sentence]
+    assert (verdict.usable, len(told)) == (True, lacks)
 
 
 async def test_its_own_seccomp_filters_are_on(driver: MicroVmDriver):

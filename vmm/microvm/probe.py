@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from vmm import probe as host
 from vmm.driver import DriverConfig
@@ -28,6 +28,7 @@ class Monitor:
     release: str  # the address of its official releases
     check: str  # how to check what was downloaded from there
     hello: Request  # which it always answers
+    came_later: Mapping[Release, str] = field(default_factory=dict)  # what releases before these do not protect from
 
     @property
     def install(self) -> str:
@@ -66,7 +67,8 @@ async def probe(monitor: Monitor, config: DriverConfig, hierarchy: Hierarchy) ->
     kvm = await host.kvm(config.cache_dir, own_kernel=config.own_kernel)
     if not kvm.usable:
         return Probe(False, kvm.reason, kvm.fix, version=version), None
-    verdict = Probe(True, kvm.reason, None, Accel.KVM, version, missing_protections(hierarchy))
+    unprotected = [sentence for since, sentence in monitor.came_later.items() if numbers < since]
+    verdict = Probe(True, kvm.reason, None, Accel.KVM, version, (*missing_protections(hierarchy), *unprotected))
     return verdict if config.kernel else replace(verdict, lacks=GUEST_KERNEL), Engine(binary, version, numbers)
 
 

@@ -32,6 +32,10 @@ class CloudHypervisorDriver(MicroVmDriver):
         ),
         check="by comparing `sha256sum cloud-hypervisor-static` with the digest on the release's page",
         hello=requests.HELLO,
+        came_later={
+            (50,): "code can use the host's nested virtualization: Cloud Hypervisor 50 and newer do not offer it",
+            (51,): "code chooses the format in which its disk is read: Cloud Hypervisor 51 and newer read it as it is",
+        },
     )
     pausing, resuming = requests.PAUSE, requests.RESUME
     saves_to_folder = requests.NEW
