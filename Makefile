@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.ready-dev
+FAILED := $(VENV)/pytest-cache/v/cache/lastfailed
 DRIVERS := gvisor qemu bubblewrap
 WORKERS ?= $(shell expr $$(nproc) + 1)  # most tests wait for machines
 
@@ -34,7 +35,8 @@ test: $(DEV) ## all tests, with real machines of every driver; WORKERS=1 runs th
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations 20 --durations-min 10
 
 retest: $(DEV) ## the tests that failed last, one after the other
-	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	@grep -qs :: $(FAILED) || { echo "No test has failed: repair what else stopped 'make test'." >&2; exit 1; }
+	@$(BIN)/python -m pytest --last-failed --numprocesses 1 --dist loadgroup  # which is a part of the tests' names
 
 check: $(DEV) ## formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .

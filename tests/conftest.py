@@ -25,6 +25,7 @@ MINUTES = {
     "security-bubblewrap": 3,
     "test_selftest": 3,
 }
+MAX_ID = 80  # characters or bytes of a parameter
 
 
 @pytest.fixture
@@ -56,6 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
         if _stage(item):  # it can miss a time limit while machines start beside it
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name long parameters after their argument. Some are random, and all workers must find the same tests."""
+    return argname if isinstance(val, (str, bytes)) and len(val) > MAX_ID else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -96,10 +102,14 @@ def _minutes(item: pytest.Item) -> int:
 
 
 def _group(item: pytest.Item) -> str:
-    """Tests for one worker: those of a driver share its loaded snapshot, the others of a file share fixtures."""
-    callspec = getattr(item, "callspec", None)
+    """Tests for one worker: those of a driver share its loaded snapshot, the others of a file share fixtures.
+
+    No group has tests of two stages: fixtures of machines live until the worker ends, and their event loop with them.
+    Tests that start another one have to come first.
+    """
+    folder, callspec = item.path.parent.name, getattr(item, "callspec", None)
     if callspec is not None and "host" in callspec.params:
-        return f"{item.path.parent.name}-{callspec.params['host']}"
+        return f"{folder}-{callspec.params['host']}"
     if item.path.stem == "test_ordinary_user":  # they take minutes and share nothing
         return item.nodeid
-    return item.path.stem
+    return f"{folder}-{item.path.stem}-{_stage(item)}"

@@ -10,6 +10,7 @@ from guest.client import AgentClient
 from guest.client.messages import WarmUp
 from guest.errors import RequestRefused
 from mcp_sandbox.machines.unique import new_identity
+from tests.functional.checkout import REPO
 from tests.functional.guest_harness import agent_client, command, run
 from tests.waiting import HANG_S
 
@@ -31,11 +32,15 @@ display({1: 2})
 plt.figure()
 1 + 1
 """
-# Prints what code can find out about everything before it.
+# Prints what code can find out about everything before it. The checkout may lie in /tmp, with more files than a run may
+# print.
 LOOK = """
 import gc, json, linecache, os, sys, threading, warnings
 def files(*folders):
-    return sorted(os.path.join(at, name) for folder in folders for at, _, names in os.walk(folder) for name in names)
+    for folder in folders:
+        for at, inner, names in os.walk(folder):
+            inner[:] = [name for name in inner if os.path.join(at, name) != CHECKOUT]
+            yield from (os.path.join(at, name) for name in names)
 print(json.dumps({
     "variables": sorted(globals()),
     "last values": [repr(_), repr(__), repr(___)],
@@ -44,7 +49,7 @@ print(json.dumps({
     "lines": sorted(name for name in linecache.cache if name.startswith("<cell")),
     "environment": dict(os.environ),
     "directory": os.getcwd(),
-    "files": files("/tmp", "/workspace", "/dev/shm"),
+    "files": sorted(files("/tmp", "/workspace", "/dev/shm")),
     "descriptors": len(os.listdir("/proc/self/fd")),
     "threads": threading.active_count(),
     "processes": sum(name.isdigit() for name in os.listdir("/proc")),
@@ -52,7 +57,7 @@ print(json.dumps({
     "figures": sys.modules["matplotlib.pyplot"].get_fignums(),
     "garbage": len(gc.garbage),
 }))
-"""
+""".replace("CHECKOUT", repr(str(REPO)))
 WARM = WarmUp(rehearsal=REHEARSAL)
 
 

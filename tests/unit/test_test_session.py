@@ -109,3 +109,10 @@ def test_the_directories_of_a_killed_session_are_removed_by_the_next(developer: 
     assert not temporary.exists()
     TestSession.begin()
     assert alive.root.exists()
+
+
+def test_workers_take_whole_groups_of_tests(request: pytest.FixtureRequest):
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("needs workers of pytest-xdist: --numprocesses 2 --dist loadgroup")
+    # Else each test is a group, and repeats long fixtures.
+    assert request.node.nodeid.endswith("@unit-test_test_session-0")
