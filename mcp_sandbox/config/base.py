@@ -23,7 +23,7 @@ def absolute_path(path: Path) -> Path:
     """Refuse paths that depend on the working directory, which may be a stranger's repository."""
     found = path.expanduser()
     if not found.is_absolute():
-        raise ValueError(f"{path} is not an absolute path; only flags may have others")
+        raise ValueError(f"{path} is not an absolute path: give one that starts with /")
     return found
 
 

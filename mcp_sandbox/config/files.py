@@ -58,7 +58,7 @@ def file_values(path: Path, known: Collection[str], *, trusted: bool) -> dict[st
         if not trusted and name not in PROJECT_SETTINGS:
             raise ConfigError(
                 f"{path}: a project may not set {name!r}, only {', '.join(sorted(PROJECT_SETTINGS))}. "
-                f"Put it into {user_config_file()}, a flag or {variable_of(name)}."
+                f"Put it into {user_config_file()} or {variable_of(name)}."
             )
     return values
 
