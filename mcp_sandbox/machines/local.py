@@ -350,13 +350,26 @@ async def _without_streams(lease: LocalLease) -> AsyncIterator[int]:
 
 
 def _file_stamps(directory: Path) -> dict[str, tuple[int, int]]:
-    stats = {str(path.relative_to(directory)): path.lstat() for path in directory.rglob("*")}
-    return {name: (status.st_size, status.st_mtime_ns) for name, status in stats.items()}
+    """Return size and time of each file. Raises OSError: a listing that is cut short looks like files that are gone."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    stamps = {}
+    for folder, _, names in os.walk(directory, onerror=fail):
+        for path in (Path(folder, name) for name in names):
+            status = path.lstat()
+            stamps[str(path.relative_to(directory))] = (status.st_size, status.st_mtime_ns)
+    return stamps
 
 
 async def _check_files(frozen: LocalFrozen) -> None:
     """Raise StateLost if the files of a frozen state are not as they were written."""
-    if _file_stamps(frozen.snapshot.path) != frozen.files:
+    try:
+        found = _file_stamps(frozen.snapshot.path)
+    except (FileNotFoundError, NotADirectoryError):
+        found = {}
+    if found != frozen.files:
         raise StateLost("its files have been changed or removed")
 
 

@@ -33,7 +33,7 @@ def digest(path: Path) -> str:
     """Return a hash of a file's data and its positions, without reading holes."""
     found = hashlib.sha256()
     with path.open("rb") as file:
-        for start, end in data_extents(file.fileno()):
+        for start, end in data_extents(file.fileno(), path.stat().st_size):
             found.update(f"{start}-{end}".encode())
             for at in range(start, end, CHUNK):
                 found.update(os.pread(file.fileno(), min(CHUNK, end - at), at))

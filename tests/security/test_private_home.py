@@ -128,10 +128,10 @@ async def test_no_machine_starts_from_files_that_others_could_have_planted(drive
 
 def test_no_memory_is_loaded_that_others_could_have_planted(tmp_path: Path):
     (tmp_path / "memory").write_bytes(b"x" * 4096)
-    os.close(load_sealed(tmp_path / "memory"))
+    os.close(load_sealed(tmp_path / "memory", 4096))
     (tmp_path / "memory").chmod(0o666)
     with pytest.raises(Untrusted):
-        load_sealed(tmp_path / "memory")
+        load_sealed(tmp_path / "memory", 4096)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710])

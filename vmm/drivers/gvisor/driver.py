@@ -25,6 +25,7 @@ from vmm.memory import sealed_bytes
 from vmm.network.nat import Nat
 from vmm.process import RunningProcess, run_tool, spawn
 from vmm.process_table import children_of, with_descendants
+from vmm.snapshot_files import reading
 from vmm.trust import trusted
 from vmm.types import Exit, GuestCode, Limits, MachineSpec, NetworkMode, Probe, Snapshot, Usage
 from vmm.usage import cpu_s, memory_of
@@ -145,12 +146,10 @@ class GvisorDriver:
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
-            try:
+            with reading(snapshot):
                 checkpoint = {
                     path.name: stack.enter_context(trusted(path)) for path in (snapshot.path / IMAGE).iterdir()
                 }
-            except OSError as error:
-                raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
             options = (await self._found_engine()).release.arguments("restore")
             order = ["restore", *options, f"--image-path={command.CHECKPOINT}"]
             yield await self._start(stack, spec, order, checkpoint)

@@ -2,8 +2,8 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from vmm.errors import DriverUnavailable, LaunchFailed, MachineLost, SnapshotFai
 from vmm.machine import ProcessMachine
 from vmm.network.nat import Nat
 from vmm.process import REAP_S, RunningProcess, spawn
+from vmm.snapshot_files import reading
 from vmm.trust import read_trusted, trusted
 from vmm.types import Accel, GuestKernel, Limits, MachineSpec, NetworkMode, Probe, Snapshot
 
@@ -113,8 +114,8 @@ class QemuDriver:
     async def launch(self, spec: MachineSpec) -> AsyncIterator[Machine]:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
-            ram = memory.owned(stack, memory.new_memory(spec.memory_mb * MIB))
-            disk = memory.owned(stack, await memory.new_disk(self._run_dir(), spec.disk_mb * MIB))
+            ram = memory.owned_space(stack, memory.new_memory(spec.memory_mb * MIB))
+            disk = memory.owned_space(stack, await memory.new_disk(self._run_dir(), spec.disk_mb * MIB))
             assert isinstance(spec.boot, GuestKernel)  # as `capabilities` says
             yield await self._start(stack, spec, Backing(ram, disk, shared=True), boot=spec.boot)
 
@@ -139,9 +140,12 @@ class QemuDriver:
             await machine.send_file("state", state.fileno())
             await machine.execute("migrate", {"uri": "fd:state"})
             await _migrated(machine)
+        spec = machine.spec
         if machine.backing.shared:
-            await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.memory, dst / MEMORY)
-        await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK)
+            await anyio.to_thread.run_sync(
+                memory.save_sparse, machine.backing.memory, dst / MEMORY, spec.memory_mb * MIB
+            )
+        await anyio.to_thread.run_sync(memory.save_sparse, machine.backing.disk, dst / DISK, spec.disk_mb * MIB)
         (dst / TSC_KHZ).write_text(str(tsc.tsc_khz()))
         cpu.record(dst)
 
@@ -149,7 +153,8 @@ class QemuDriver:
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
-            with _reading(snapshot):
+            size = spec.memory_mb * MIB
+            with reading(snapshot):
                 _, accel = await self._usable()
                 if accel is Accel.TCG:
                     _check_rate(read_trusted(snapshot.path / TSC_KHZ).decode())
@@ -157,12 +162,14 @@ class QemuDriver:
                     cpu.check(snapshot)
                 state = stack.enter_context(trusted(snapshot.path / STATE))
                 if (snapshot.path / MEMORY).exists():
-                    stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs
-                    ram, shared = memory.owned(stack, os.dup(await self._sealed.get(snapshot.path / MEMORY))), False
+                    # The snapshot of a resumed sandbox is removed while its machine runs.
+                    stack.push_async_callback(self._sealed.sweep)
+                    sealed = await self._sealed.get(snapshot.path / MEMORY, size)
+                    ram, shared = memory.owned(stack, os.dup(sealed)), False
                 else:  # the memory is in the state
-                    ram, shared = memory.owned(stack, memory.new_memory(spec.memory_mb * MIB)), True
+                    ram, shared = memory.owned_space(stack, memory.new_memory(size)), True
                 copy = partial(memory.scratch_copy, snapshot.path / DISK, self._run_dir())
-                disk = memory.owned(stack, await anyio.to_thread.run_sync(copy))
+                disk = memory.owned_space(stack, await anyio.to_thread.run_sync(copy))
             machine = await self._start(stack, spec, Backing(ram, disk, shared))
             await machine.execute("migrate-set-capabilities", _ignore_shared(on=not shared))
             await machine.send_file("state", state)
@@ -239,14 +246,6 @@ def _limits(spec: MachineSpec) -> Limits:
         data_bytes=spec.host_bytes + command.THREADS * command.STACK_MB * MIB,
         own_user=True,
     )
-
-
-@contextmanager
-def _reading(snapshot: Snapshot) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error
 
 
 def _check_rate(taken_khz: str) -> None:
