@@ -18,6 +18,7 @@ from vmm.errors import MachineLost
 PORT = 1024  # that the agent listens on
 CID = 3  # of every machine: each is alone with its host
 MAX_RESETS = 3  # of connections that nothing came from
+MAX_UNANSWERED = 4 * 1024 * 1024  # bytes that are kept for another connection: a few of the largest requests
 MAX_ANSWER = 64  # bytes; honest answers are "OK 1073741824\n"
 
 
@@ -54,8 +55,8 @@ async def connect(directory: int, name: str, port: int = PORT) -> ByteStream:
     """Return a stream to a port of the guest; raise MachineLost, or ConnectionRefusedError if it does not listen."""
     try:
         stream = await SocketStream.from_socket(open_socket(directory, name))
-    except FileNotFoundError as error:  # a monitor may remove it as it ends
-        raise ConnectionRefusedError("the monitor has no socket for the machine's vsock") from error
+    except (FileNotFoundError, ConnectionRefusedError) as error:  # a monitor that ends may leave it or remove it
+        raise ConnectionRefusedError("the monitor does not listen on the machine's vsock") from error
     except OSError as error:
         raise MachineLost(f"the machine's vsock cannot be reached: {error}") from error
     try:
@@ -132,7 +133,8 @@ class Reconnecting(ByteStream):
 
     async def send(self, item: bytes) -> None:
         async with self._sending:
-            if self._unanswered is None:
+            if self._unanswered is None or len(self._unanswered) + len(item) > MAX_UNANSWERED:
+                self._unanswered = None  # a guest that takes that much has no reset pending, or never answers
                 await self._stream.send(item)
                 return
             self._unanswered += item

@@ -3,8 +3,8 @@
     fake_monitor.py KIND FILES BEHAVIOUR
 
 KIND is the driver. FILES maps the names that the monitor knows to open descriptors. BEHAVIOUR names the log, may refuse
-or die at a path, and says how often no agent listens on the guest's port, the guest does not answer, or it accepts a
-connection and closes it. The agent of this machine is an echo.
+(some times) or die at a path, and says how often no agent listens on the guest's port, the guest does not answer, or it
+accepts a connection and closes it. The agent of this machine is an echo.
 """
 
 import json
@@ -28,6 +28,7 @@ behaviour: dict[str, Any] = json.loads(sys.argv[3])
 place = str(behaviour["root"])  # in place of a root directory of its own
 connections: list[socket.socket] = []
 saved: list[object] = []
+refused: list[object] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -39,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
                 log.write(json.dumps([self.command, self.path, body]) + "\n")
         if behaviour.get("die") == self.path:
             os._exit(7)
-        if behaviour.get("refuse") == self.path:
+        if behaviour.get("refuse") == self.path and len(refused) < int(behaviour.get("times", sys.maxsize)):
+            refused.append(body)
             why = ["it failed", "it is refused"] if kind != FIRECRACKER else {"fault_message": "it is refused"}
             self.reply(400, "a" * behaviour["chatter"] if "chatter" in behaviour else behaviour.get("fault", why))
             return
@@ -48,6 +50,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/api/v1/vm.snapshot":
             save_all()
         self.reply(204, None)
+        if behaviour.get("boots") == self.path:
+            print(behaviour["word"], flush=True)  # the console of the machine
+            os._exit(0)
 
     do_GET = do_PUT = do_PATCH = answer  # noqa: N815 - names of http.server
 
@@ -141,6 +146,7 @@ def echo(connection: socket.socket, line: bytes) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
+print(behaviour.get("prints", ""), flush=True)
 if behaviour.get("die") == "start":
     sys.exit("cannot start")
 threading.Thread(target=serve_vsock, daemon=True).start()

@@ -41,9 +41,9 @@ async def test_a_machine_is_configured_in_order_and_then_started(monitors: FakeM
     assert [(method, path) for method, path, _ in requested] == [
         ("PUT", "/machine-config"),
         ("PUT", "/boot-source"),
+        ("PUT", "/vsock"),
         ("PUT", "/drives/image"),
         ("PUT", "/drives/disk"),
-        ("PUT", "/vsock"),
         ("PUT", "/entropy"),
         ("PUT", "/actions"),
     ]
@@ -97,15 +97,39 @@ async def test_the_agents_stream_survives_a_snapshot_that_could_not_be_written(
             assert await stream.receive(64) == b"CONNECT 1024\n"  # of the new connection
 
 
-async def test_a_machine_whose_changes_may_be_lost_is_not_copied_again(monitors: FakeMonitors, driver: MicroVmDriver):
+async def test_a_machine_whose_changes_may_be_lost_is_saved_whole(monitors: FakeMonitors, driver: MicroVmDriver):
+    folders = monitors.folders("saved", "first", "second", "third")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, folders[0])
+    failing = monitors.driver("firecracker", refuse="/snapshot/create", times=1)
+    async with failing.restore(saved, monitors.spec) as machine:
+        with pytest.raises(SnapshotFailed, match="it is refused"):
+            await failing.snapshot(machine, folders[1], keep=True)
+        for folder in folders[2:]:
+            await failing.snapshot(machine, folder, keep=True)
+    kinds = [body["snapshot_type"] for _, path, body in monitors.asked if path == "/snapshot/create"]
+    assert kinds == ["Full", "Diff", "Full", "Diff"]
+    assert list(map(first_pages, folders[2:])) == [[b"a"] * 4, [b"a", b"a", b"c", b"a"]]
+
+
+async def test_a_full_disk_gets_its_space_back_when_a_copy_fails(
+    monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
+):
+    def copy_half(source: int, target: int, size: int) -> None:
+        os.pwrite(target, b"x" * (size // 2), 0)
+        full()
+
     folders = monitors.folders("saved", "first", "second")
     async with driver.launch(monitors.spec) as machine:
         saved = await driver.snapshot(machine, folders[0])
-    failing = monitors.driver("firecracker", refuse="/snapshot/create")
-    async with failing.restore(saved, monitors.spec) as machine:
-        for folder, reason in zip(folders[1:], ("it is refused", "cannot be copied any more"), strict=True):
-            with pytest.raises(SnapshotFailed, match=reason):
-                await failing.snapshot(machine, folder, keep=True)
+    async with driver.restore(saved, monitors.spec) as machine:
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "copy_pages", copy_half)
+            with pytest.raises(SnapshotFailed, match="no space left"):
+                await driver.snapshot(machine, folders[1], keep=True)
+        assert os.fstat(machine.files[requests.NEW_MEMORY]).st_blocks == 0  # type: ignore[attr-defined]
+        await driver.snapshot(machine, folders[2], keep=True)
+    assert first_pages(folders[2]) == [b"a", b"\0", b"a", b"a"]
 
 
 async def test_a_copy_that_could_not_be_written_does_not_prevent_the_next(
@@ -138,8 +162,8 @@ async def test_each_copy_of_a_restored_machine_has_all_of_its_changes(monitors: 
 async def test_changes_are_found_on_file_systems_that_do_not_tell_holes_from_zeros(
     monitors: FakeMonitors, driver: MicroVmDriver, monkeypatch: pytest.MonkeyPatch
 ):
-    def everything(file: int) -> Iterator[tuple[int, int]]:
-        yield 0, os.fstat(file).st_size
+    def everything(_file: int, size: int) -> Iterator[tuple[int, int]]:
+        yield 0, size
 
     monkeypatch.setattr(memory, "data_extents", everything)
     folders = monitors.folders("saved", "copy")

@@ -20,7 +20,7 @@ ROOT = "/proc/{}/root"  # the root directory of a process
 LOOK_AGAIN_S = 0.001  # a monitor does not announce its socket, which is there within 10 ms
 ONE_CONNECTION = httpx2.Limits(max_connections=1)
 MAX_ANSWER = 64 * 1024  # bytes; honest answers are a line or two
-MAX_FAULT = 500  # characters of an error message
+MAX_FAULT = 500  # characters of an error message, or of what the monitor printed, perhaps for the guest
 
 
 class Request(NamedTuple):
@@ -51,8 +51,9 @@ class Api:
                 async with self._client.stream(method, path, json=body) as answer:
                     content = await _content(answer)
         except (httpx2.HTTPError, TimeoutError) as error:
-            why = self._process.tail or str(error) or f"no answer in {wait_s:g} s"
-            raise MachineLost(f"{self._title}'s {path} failed: {why}") from error
+            why = str(error) or f"no answer in {wait_s:g} s"
+            printed = f"; it printed: {tail[-MAX_FAULT:]}" if (tail := self._process.tail) else ""
+            raise MachineLost(f"{self._title}'s {path} failed: {why}{printed}") from error
         if not answer.is_success:
             raise Refused(f"{path}: {_fault(content) or f'status {answer.status_code}'}")
 

@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 
 from vmm import memory
 from vmm.drivers.firecracker import INFO, requests
-from vmm.errors import SnapshotFailed
 from vmm.microvm.api import Request
 from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver
 from vmm.microvm.layout import API_SOCKET, DISK, MEMORY
@@ -20,8 +20,8 @@ from vmm.types import MachineSpec
 class FirecrackerMachine(MicroVm):
     """A running Firecracker process, with what we know of the file that it saves its memory to."""
 
-    complete = False  # the file has all memory, as it was when the machine was restored or last copied
-    changes_lost = False  # Firecracker has forgotten some that are not in the file
+    complete = False  # the file has all memory, as it was when the machine was last copied
+    changes_lost = False  # Firecracker may have forgotten some that are not in the file
 
 
 class FirecrackerDriver(MicroVmDriver):
@@ -37,7 +37,12 @@ class FirecrackerDriver(MicroVmDriver):
             "firecracker-vVERSION-x86_64.tgz and .tgz.sha256.txt"
         ),
         check="with `sha256sum --check firecracker-vVERSION-x86_64.tgz.sha256.txt`",
+        unpack=(
+            "`tar xzf firecracker-vVERSION-x86_64.tgz`, "
+            "`install release-vVERSION-x86_64/firecracker-vVERSION-x86_64 /usr/local/bin/firecracker`"
+        ),
         hello=Request("GET", "/version"),
+        defective=dict.fromkeys(((1, 14, 0), (1, 14, 1)), "damages copies of machines with more than 3 GB"),
     )
     pausing, resuming = requests.PAUSE, requests.RESUME
     machine_type = FirecrackerMachine
@@ -49,6 +54,9 @@ class FirecrackerDriver(MicroVmDriver):
     def boot(self, spec: MachineSpec) -> Sequence[Request]:
         return requests.boot(spec)
 
+    def try_kernel(self, spec: MachineSpec) -> Sequence[Request]:
+        return requests.try_kernel(spec)
+
     def load(self, release: Release) -> Sequence[Request]:
         return [requests.load(release)]
 
@@ -58,34 +66,35 @@ class FirecrackerDriver(MicroVmDriver):
     async def save(self, machine: MicroVm, dst: Path) -> None:
         """Save a machine. Firecracker writes to files of ours: it does not know where snapshots are."""
         assert isinstance(machine, FirecrackerMachine)
-        restored_from = machine.files.get(MEMORY)
         try:
-            if restored_from is None:
-                await machine.control.ask(requests.save(changes_only=False), wait_s=SAVE_S)
-            else:
-                await _save_changes(machine, restored_from)
+            await _save_memory(machine)
             await anyio.to_thread.run_sync(_keep, machine, dst)
         finally:
-            os.ftruncate(machine.files[requests.NEW_STATE], 0)
-            if restored_from is None:
-                os.ftruncate(machine.files[requests.NEW_MEMORY], 0)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_clear, machine)
 
 
-async def _save_changes(machine: FirecrackerMachine, restored_from: int) -> None:
+async def _save_memory(machine: FirecrackerMachine) -> None:
     """Write what has changed since the last time to a file that has the rest already.
 
     Firecracker saves each change only once. It would leave holes in a new file, but not every file system can tell
-    them from pages of zeros.
+    them from pages of zeros. All memory is written if there is no such file, or if changes are lost.
     """
-    if machine.changes_lost:
-        raise SnapshotFailed(f"machine {machine.id} cannot be copied any more: an earlier copy could not be written")
+    restored_from = machine.files.get(MEMORY)
+    changes_only = restored_from is not None and not machine.changes_lost
+    if restored_from is not None and changes_only and not machine.complete:
+        new, size = machine.files[requests.NEW_MEMORY], machine.spec.memory_mb * MIB
+        await anyio.to_thread.run_sync(memory.copy_pages, restored_from, new, size)
+    machine.complete, machine.changes_lost = False, True  # until Firecracker says that it has written them
+    await machine.control.ask(requests.save(changes_only=changes_only), wait_s=SAVE_S)
+    machine.complete, machine.changes_lost = restored_from is not None, False
+
+
+def _clear(machine: FirecrackerMachine) -> None:
+    """Give the disk its space back, but for memory to which the next changes can be added."""
+    os.ftruncate(machine.files[requests.NEW_STATE], 0)
     if not machine.complete:
-        new = machine.files[requests.NEW_MEMORY]
-        await anyio.to_thread.run_sync(memory.copy_pages, restored_from, new)
-        machine.complete = True
-    machine.changes_lost = True  # until Firecracker says that it has written them
-    await machine.control.ask(requests.save(changes_only=True), wait_s=SAVE_S)
-    machine.changes_lost = False
+        os.ftruncate(machine.files[requests.NEW_MEMORY], 0)
 
 
 def _keep(machine: FirecrackerMachine, dst: Path) -> None:
@@ -97,5 +106,5 @@ def _keep(machine: FirecrackerMachine, dst: Path) -> None:
     if len(state) > STATE_BYTES:
         raise OSError(f"it wrote more than {STATE_BYTES} bytes of state")
     (dst / SAVED_STATE).write_bytes(state)
-    memory.save_sparse(new, dst / SAVED_MEMORY)
-    memory.save_sparse(machine.files[DISK], dst / SAVED_DISK)
+    memory.save_sparse(new, dst / SAVED_MEMORY, size)
+    memory.save_sparse(machine.files[DISK], dst / SAVED_DISK, machine.spec.disk_mb * MIB)
