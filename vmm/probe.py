@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from vmm import tiny_guest
 from vmm.errors import ToolFailed, ToolMissing
 from vmm.limits import Hierarchy
 from vmm.process import Confinement, run_tool, spawn
+from vmm.types import Exit
 from vmm.verdicts import Verdict, Verdicts
 
 KVM_DEVICE = Path("/dev/kvm")
@@ -21,6 +22,10 @@ OTHERS_RW, GROUP_RW = 0o006, 0o060
 TINY_GUEST = "tiny-guest"  # the question
 TINY_GUEST_S = 5.0  # it takes 30 ms including the start of Python, or it never ends
 TINY_GUEST_CPUS = ("x86_64",)
+KVM_DEADLINE_S = 15.0  # a guest that boots under KVM at all prints its word within a second
+INIT_SAYS = "mcp-sandbox: "  # how the initramfs begins an error
+PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # the initramfs prints it when the kernel command line has mcp_sandbox.probe
+NO_KERNEL = Verdict(False, "there is no guest kernel yet to try KVM with", "mcp-sandbox setup")
 CONFINE_S = 10.0  # it takes milliseconds
 UIDS = range(1_900_000_000, 2_000_000_000)  # unused: above what distributions and systemd assign
 BETTER_HOST = "use a host with hardware virtualization, or set guest_kernel to a kernel built for this KVM"
@@ -34,6 +39,7 @@ SYSCTLS = {
     "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
 }
 VERSION_S = 10.0  # a program prints its version in milliseconds
+VERSION_LINES = 1000  # gVisor prints 200 about its options
 
 
 async def kvm(cache_dir: Path, *, own_kernel: bool = False) -> Verdict:
@@ -73,6 +79,22 @@ async def _run_tiny_guest(file: Path) -> Verdict:
     return Verdict(False, f"/dev/kvm opens, but a tiny guest did not end in {TINY_GUEST_S:.0f} s", fix, doubtful=True)
 
 
+async def boots(boot: Callable[[], Awaitable[Exit]], file: Path) -> Verdict:
+    """Return whether a guest boots under KVM. `boot` starts one that prints a word and ends, and returns how it ended.
+
+    The verdict is cached in `file`.
+    """
+    fix = f"{BETTER_HOST} (to probe again: rm {file})"
+    with anyio.move_on_after(KVM_DEADLINE_S):
+        end = await boot()
+        if PROBE_WORD in end.detail:
+            return Verdict(True, "a guest booted under KVM")
+        said = (line for line in end.detail.splitlines() if line.startswith(INIT_SAYS))
+        why = next(said, str(end).splitlines()[0])
+        return Verdict(False, f"/dev/kvm opens, but the guest ended with {why}", fix)
+    return Verdict(False, f"/dev/kvm opens, but no guest booted in {KVM_DEADLINE_S:.0f} s", fix, doubtful=True)
+
+
 def last_line(text: str) -> str:
     """Return the last line of what a program printed."""
     return text.strip().splitlines()[-1]
@@ -109,9 +131,15 @@ def namespace_advice(proc_sys: Path = Path("/proc/sys")) -> str:
 async def version_output(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> str:
     """Return what a program prints about its version; nothing if it fails or does not end."""
     lines: list[str] = []
+
+    def keep(line: str) -> None:
+        if len(lines) < VERSION_LINES:
+            lines.append(line)
+
     with suppress(ToolFailed, ToolMissing, OSError, TimeoutError), anyio.fail_after(VERSION_S):
-        await run_tool([program, *arguments], on_line=lines.append, pass_fds=pass_fds)
-    return "\n".join(lines)
+        await run_tool([program, *arguments], on_line=keep, pass_fds=pass_fds)
+        return "\n".join(lines)
+    return ""
 
 
 def _first_line(file: Path) -> str:
@@ -137,6 +165,13 @@ def missing_protections(hierarchy: Hierarchy) -> tuple[str, ...]:
     if os.geteuid() != 0:
         missing.append("all machines run as this user: only root can give each one its own user")
     return tuple(missing)
+
+
+def missing_with_kvm() -> tuple[str, ...]:
+    """Return the protections that machines lack because of who may open /dev/kvm, one sentence each."""
+    if os.geteuid() == 0 and kvm_confinement(offline=True).uid is None:
+        return ("machines run as root, because only root may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
+    return ()
 
 
 def kvm_confinement(*, offline: bool) -> Confinement:

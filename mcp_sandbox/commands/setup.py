@@ -220,7 +220,7 @@ async def _without_program(drivers: Drivers, driver: str) -> Probe | None:
     if driver not in DRIVERS or not driver_info(driver).by_hand:
         return None
     verdict = await drivers.probe(driver)
-    return None if verdict.usable else verdict
+    return None if verdict.usable or verdict.lacks else verdict  # what it lacks, we fetch
 
 
 def _conclude(choice: Choice) -> int:

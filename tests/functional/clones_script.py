@@ -15,8 +15,8 @@ import anyio
 
 from guest.client import AgentClient
 from guest.client.messages import Display, Identity, RunCode, WarmUp
+from vmm import probe
 from vmm.driver import DriverConfig, Machine, SnapshotDriver, load_driver
-from vmm.drivers.qemu import probe
 from vmm.process import find_tool
 from vmm.types import GuestKernel, MachineSpec, Snapshot
 

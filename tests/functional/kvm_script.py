@@ -8,8 +8,8 @@ import anyio
 
 from guest.client import AgentClient
 from guest.client.messages import Identity, Output, RunCode, WarmUp
+from vmm import probe
 from vmm.driver import DriverConfig, SnapshotDriver, load_driver
-from vmm.drivers.qemu import probe
 from vmm.probe import kvm
 from vmm.types import GuestKernel, MachineSpec
 

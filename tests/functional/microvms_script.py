@@ -13,6 +13,7 @@ import anyio
 
 from guest.client import AgentClient
 from guest.client.messages import Display, Identity, RunCode, WarmUp
+from vmm import probe
 from vmm.driver import DriverConfig, Machine, SnapshotDriver, load_driver
 from vmm.errors import MachineLost
 from vmm.process import find_tool
@@ -26,6 +27,7 @@ KERNEL = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
 
 async def main() -> None:
     os.umask(0o077)  # as the product does: machines of other users must not need the files of the home
+    probe.KVM_DEADLINE_S = SLOW_S  # for hosts that do not emulate their CPU
     for name in DRIVERS:
         if find_tool(name):
             try:
@@ -36,7 +38,10 @@ async def main() -> None:
 
 async def examine(name: str) -> None:
     folder = Path("/tmp") / name
-    driver = load_driver(name, DriverConfig(run_dir=folder / "run", cache_dir=folder / "cache", kernel=KERNEL))
+    config = DriverConfig(run_dir=folder / "run", cache_dir=folder / "cache", kernel=KERNEL)
+    own = await load_driver(name, replace(config, own_kernel=True)).probe()
+    report(name, "a kernel of the user's own", usable=own.usable, reason=own.reason)
+    driver = load_driver(name, config)
     assert isinstance(driver, SnapshotDriver)
     verdict = await driver.probe()
     report(name, "probe", usable=verdict.usable, reason=verdict.reason, version=verdict.version)

@@ -120,6 +120,8 @@ async def test_microvms_boot_and_are_saved_restored_and_copied_under_real_kvm(dr
     found = {line["what"]: line for line in lines if line["driver"] == driver}
     assert "failed" not in found, found["failed"]
     assert found["probe"]["usable"] is True
+    own_kernel = found["a kernel of the user's own"]
+    assert (own_kernel["usable"], own_kernel["reason"]) == (True, "a guest booted under KVM")
     assert found["restored"]["shown"] == ["('sandbox-a', 6)"]
     assert found["goes on"]["shown"] == ["42"]  # on another connection
     assert found["forked"]["shown"] == ["(6, 'sandbox-b')"]

@@ -1,6 +1,6 @@
 """All tests of machines and all attacks on them, for drivers that need real KVM, in an emulated host that has it.
 
-They take hours for each driver, so they run only if they are asked for, by files or folders:
+They take half an hour or more for each driver, so they run only if they are asked for, by files or folders:
 
     TEST_MICROVMS="tests/contract tests/security" pytest tests/functional/test_microvm_suites.py
 
@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.skipif(not SUITES, reason=f"takes hours; name the tests in {ASKED_FOR}")
+@pytest.mark.skipif(not SUITES, reason=f"takes long; name the tests in {ASKED_FOR}")
 @pytest.mark.flaky(reruns=0)  # not a second time: each test inside is repeated if it fails
 @pytest.mark.parametrize("driver", ["cloud-hypervisor", "firecracker"])
 async def test_the_suites_pass_under_real_kvm(driver: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -42,7 +42,9 @@ TABLE: list[tuple[dict[str, Any], Verdict | None, dict[str, Probe], Question | s
     ({}, NO_KVM, {"gvisor": BROKEN}, PROBE_QEMU),
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": EMULATED}, "qemu"),
     ({}, NO_KVM, {"gvisor": BROKEN, "qemu": BROKEN}, "gvisor"),
-    # Only QEMU can tell whether KVM runs a custom guest kernel.
+    # Only a driver that boots it can tell whether KVM runs a custom guest kernel.
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {}, PROBE_FIRECRACKER),
+    ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {"firecracker": UNDER_KVM}, "firecracker"),
     ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_MICROVMS}, PROBE_QEMU),
     ({"guest_kernel": Path("/vmlinuz")}, UNTRIED, {**NO_MICROVMS, "qemu": EMULATED}, PROBE_GVISOR),
     # If only virtual machines are allowed, QEMU is the only one without KVM.

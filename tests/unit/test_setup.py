@@ -13,7 +13,7 @@ from mcp_sandbox.commands.setup import NEEDS, driver_needs, make_plan
 from mcp_sandbox.config import Settings
 from vmm.driver import DRIVERS
 from vmm.drivers.gvisor import RUNSC
-from vmm.types import Accel, Download, Need, Probe
+from vmm.types import GUEST_KERNEL, Accel, Download, Need, Probe
 from vmm.verdicts import Verdict
 
 ORDINARY_UID = 54321  # unused
@@ -25,6 +25,7 @@ class StubDrivers:
     hopeless: ClassVar[tuple[str, ...]]
     lacking: ClassVar[dict[str, Download]]
     accel: ClassVar[Accel | None] = None
+    strict: ClassVar[bool] = False  # what they lack makes them unusable
 
     def __init__(self, *_: object) -> None:
         self.loaded: list[str] = []
@@ -38,7 +39,7 @@ class StubDrivers:
         self.loaded.append(name)
 
     async def probe(self, name: str) -> Probe:
-        usable = name not in self.hopeless
+        usable = name not in self.hopeless and not (self.strict and name in self.lacking)
         return Probe(usable, "it is broken", "another host", self.accel, lacks=self.lacking.get(name))
 
     async def fetch_and_probe(self, name: str) -> Probe:
@@ -55,7 +56,7 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> type[StubDrivers]:
 
     monkeypatch.setattr("vmm.probe.kvm", no_kvm)
     monkeypatch.setattr(setup, "Drivers", StubDrivers)
-    StubDrivers.hopeless, StubDrivers.lacking, StubDrivers.accel = (), {}, None
+    StubDrivers.hopeless, StubDrivers.lacking, StubDrivers.accel, StubDrivers.strict = (), {}, None, False
     return StubDrivers
 
 
@@ -166,9 +167,20 @@ def test_with_kvm_a_driver_whose_program_no_package_has_is_passed_over(
     assert "For a smaller monitor on this host's KVM: another host" in printed  # what the first one would need
 
 
+def test_a_driver_that_no_package_has_gets_the_kernel_that_it_cannot_be_tried_without(programs, settings, drivers):
+    add_all(programs)
+    drivers.lacking, drivers.strict = {"firecracker": GUEST_KERNEL}, True
+    assert setup.main(settings.model_copy(update={"driver": "firecracker"}), check=False) == 0
+    assert drivers.lacking == {}
+
+
 def test_setup_says_where_a_program_that_no_package_has_comes_from(programs, settings, monkeypatch, capsys):
+    async def works(*_: object, **__: object) -> Verdict:
+        return Verdict(True, "a tiny guest ran")
+
     add_all(programs)
     monkeypatch.setattr(setup, "Drivers", Drivers)
+    monkeypatch.setattr("vmm.probe.kvm", works)
     assert setup.main(settings.model_copy(update={"driver": "cloud-hypervisor"}), check=False) == 1
     printed = capsys.readouterr().err.replace("\n", " ")
     assert "cloud-hypervisor is not installed" in printed

@@ -3,11 +3,13 @@
 tests/functional/test_emulated_host.py runs the real ones, where they are installed.
 """
 
+import errno
 import os
 import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -16,17 +18,15 @@ import pytest
 from anyio.abc import ByteStream
 
 from tests.unit.microvms import NAMES, FakeMonitors
-from vmm import cpu, vsock
-from vmm.driver import DriverConfig, Machine, load_driver
+from vmm import cpu, memory, vsock
+from vmm.driver import Machine
 from vmm.errors import LaunchFailed, MachineLost, SnapshotFailed
-from vmm.limits import detect
-from vmm.microvm import api, probe
+from vmm.microvm import api
 from vmm.microvm import machine as machine_module
 from vmm.microvm.api import MAX_ANSWER
-from vmm.microvm.driver import MicroVmDriver
+from vmm.microvm.driver import SAVED_MEMORY
 from vmm.microvm.machine import MicroVm
-from vmm.types import Accel, NetworkMode, Snapshot
-from vmm.verdicts import Verdict
+from vmm.types import NetworkMode, Snapshot
 
 SAVING = {"firecracker": "/snapshot/create", "cloud-hypervisor": "/api/v1/vm.snapshot"}
 LAST = {"firecracker": "/actions", "cloud-hypervisor": "/api/v1/vm.boot"}
@@ -148,6 +148,18 @@ async def test_a_guest_that_resets_every_connection_is_given_up(name: str, monit
                 await stream.receive()
 
 
+async def test_no_more_is_kept_for_another_connection_than_a_few_requests(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(vsock, "MAX_UNANSWERED", len(b"hello") - 1)
+    with anyio.fail_after(60):
+        async with monitors.driver(name, resets=1).launch(monitors.spec) as machine, await machine.connect() as stream:
+            with suppress(anyio.BrokenResourceError):  # if the reset is here already
+                await stream.send(b"hello")
+            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await stream.receive()
+
+
 async def test_a_connection_that_ends_after_an_answer_stays_ended(name: str, monitors: FakeMonitors):
     async with monitors.driver(name).launch(monitors.spec) as machine, await machine.connect() as stream:
         assert await first_line(stream) == b"CONNECT 1024\n"
@@ -156,12 +168,16 @@ async def test_a_connection_that_ends_after_an_answer_stays_ended(name: str, mon
             await stream.receive()
 
 
-async def test_a_machine_that_ends_before_its_agent_listens_says_how(name: str, monitors: FakeMonitors):
+@pytest.mark.parametrize("removed", [True, False])
+async def test_a_machine_that_ends_before_its_agent_listens_says_how(name: str, removed: bool, monitors: FakeMonitors):
     with anyio.fail_after(60):
         async with monitors.driver(name).launch(monitors.spec) as machine:
             assert isinstance(machine, MicroVm)
-            (monitors.roots[0] / "mcp-sandbox-agent").unlink()  # as Cloud Hypervisor does
-            os.kill(machine.pid, signal.SIGKILL)
+            if removed:
+                (monitors.roots[0] / "mcp-sandbox-agent").unlink()  # as Cloud Hypervisor does
+            with os.fdopen(os.pidfd_open(machine.pid)) as process:
+                os.kill(machine.pid, signal.SIGKILL)
+                await anyio.wait_readable(process)  # until it has ended
             with pytest.raises(MachineLost, match="machine box ended with signal 9"):
                 await machine.connect()
 
@@ -242,6 +258,60 @@ async def test_a_machine_that_cannot_be_restored_this_time_leaves_its_snapshot_g
             pytest.fail("it started")
 
 
+@pytest.mark.parametrize("place", ["scratch_copy", "load_sealed"])
+async def test_a_host_without_room_for_a_copy_leaves_its_snapshot_good(
+    name: str, place: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, place, full)
+        with pytest.raises(LaunchFailed, match=r"no room for another machine: .*no space left"):
+            async with driver.restore(saved, monitors.spec):
+                pytest.fail("it started")
+    async with driver.restore(saved, monitors.spec):
+        pass
+
+
+async def test_memory_of_another_size_than_the_machines_is_no_good_snapshot(name: str, monitors: FakeMonitors):
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    os.truncate(target / SAVED_MEMORY, 1 << 30)
+    with pytest.raises(SnapshotFailed, match="memory of 1073741824 bytes"):
+        async with driver.restore(saved, monitors.spec):
+            pytest.fail("it started")
+
+
+async def test_a_restored_agent_that_does_not_listen_is_given_up_soon(
+    name: str, monitors: FakeMonitors, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine_module, "RESTORED_S", 0.2)
+    driver, (target,) = monitors.driver(name, deaf=1_000_000), monitors.folders("saved")
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    with anyio.fail_after(60):
+        async with driver.restore(saved, monitors.spec) as machine:
+            with pytest.raises(MachineLost, match="no agent listens"):
+                await machine.connect()
+
+
+async def test_a_monitor_that_does_not_answer_is_said_to_be_silent_whatever_it_has_printed(
+    name: str, monitors: FakeMonitors
+):
+    driver = monitors.driver(name, prints="all is well")
+    async with driver.launch(monitors.spec) as machine:
+        assert isinstance(machine, MicroVm)
+        os.kill(machine.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, machine.pid, os.WSTOPPED | os.WNOWAIT)  # all of its threads
+        with pytest.raises(MachineLost, match=r"failed: no answer in 0\.2 s; it printed: all is well$"):
+            await machine.control.ask(driver.pausing, wait_s=0.2)
+
+
 async def test_a_snapshot_that_is_gone_cannot_be_restored(name: str, monitors: FakeMonitors):
     with pytest.raises(SnapshotFailed, match="cannot be read"):
         async with monitors.driver(name).restore(Snapshot(name, monitors.folder / "nowhere"), monitors.spec):
@@ -296,71 +366,3 @@ async def test_no_link_is_followed_to_a_directory_of_the_host(name: str, monitor
         (monitors.roots[0] / "link").symlink_to(hosts)
         machine.remove("link", ["precious"])  # type: ignore[attr-defined]
     assert (hosts / "precious").exists()
-
-
-VERSIONS = {
-    "firecracker": {
-        "Firecracker v1.16.1\n": (True, "a tiny guest ran"),
-        "Firecracker v1.10.0\n": (True, "a tiny guest ran"),
-        "Firecracker v1.9.1\n": (False, "Firecracker 1.9.1 is too old: 1.10 is the oldest that works"),
-        "Hello\n": (False, "does not say its version"),
-    },
-    "cloud-hypervisor": {
-        "cloud-hypervisor v53.0.0\nMigration Protocol Versions: 0\n": (True, "a tiny guest ran"),
-        "cloud-hypervisor v40.0\n": (True, "a tiny guest ran"),
-        "cloud-hypervisor v39.0.0\n": (False, "Cloud Hypervisor 39.0.0 is too old: 40 is the oldest that works"),
-        "": (False, "does not say its version"),
-    },
-}
-
-
-@pytest.fixture
-def _works(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def works(*_: object, own_kernel: bool) -> Verdict:
-        return Verdict(True, "a tiny guest ran")
-
-    monkeypatch.setattr("vmm.probe.kvm", works)
-
-
-def prints(text: str, file: Path) -> Path:
-    """Return a program that prints `text`."""
-    file.write_text(f"#!/bin/sh\nprintf '%s' '{text}'\n")
-    file.chmod(0o755)
-    return file
-
-
-@pytest.mark.usefixtures("_works")
-async def test_the_version_is_asked_and_an_old_one_refused(name: str, tmp_path: Path):
-    for number, (printed, (usable, reason)) in enumerate(VERSIONS[name].items()):
-        binary = prints(printed, tmp_path / str(number))
-        driver = load_driver(name, DriverConfig(tmp_path, tmp_path, binary=binary))
-        assert isinstance(driver, MicroVmDriver)
-        verdict, engine = await probe.probe(driver.monitor, DriverConfig(tmp_path, tmp_path, binary=binary), detect())
-        assert (verdict.usable, engine is not None) == (usable, usable)
-        assert reason in verdict.reason
-
-
-@pytest.mark.usefixtures("_works")
-async def test_the_program_is_found_on_the_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    prints(next(iter(VERSIONS[name])), tmp_path / name)
-    assert (await load_driver(name, DriverConfig(tmp_path, tmp_path)).probe()).usable
-
-
-async def test_without_its_program_a_driver_says_where_to_get_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    verdict = await load_driver(name, DriverConfig(tmp_path, tmp_path)).probe()
-    assert (verdict.usable, verdict.reason) == (False, f"{name} is not installed")
-    assert verdict.fix is not None
-    assert f"https://github.com/{'firecracker-microvm' if name == 'firecracker' else name}/" in verdict.fix
-    assert "sha256sum" in verdict.fix
-
-
-@pytest.mark.usefixtures("_works")
-async def test_a_host_that_must_emulate_does_not_get_it(name: str, tmp_path: Path):
-    binary = prints(next(iter(VERSIONS[name])), tmp_path / name)
-    verdict = await load_driver(name, DriverConfig(tmp_path, tmp_path, accel=Accel.TCG, binary=binary)).probe()
-    assert not verdict.usable
-    assert "needs KVM" in verdict.reason

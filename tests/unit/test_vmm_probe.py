@@ -184,3 +184,12 @@ async def test_a_program_that_does_not_end_has_no_version(monkeypatch):
     monkeypatch.setattr(probe, "VERSION_S", 0.05)
     assert await probe.version_output("sleep", "1000") == ""
     assert await probe.version_output("no-such-program-here") == ""
+
+
+async def test_a_program_that_fails_has_no_version_whatever_it_prints():
+    assert await probe.version_output("sh", "-c", "echo version 1") == "version 1"
+    assert await probe.version_output("sh", "-c", "echo version 1; exit 3") == ""
+
+
+async def test_of_a_program_that_prints_much_only_the_first_lines_are_kept():
+    assert len((await probe.version_output("seq", "100000")).splitlines()) == probe.VERSION_LINES

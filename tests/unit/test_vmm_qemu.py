@@ -11,8 +11,9 @@ from vmm import limits
 from vmm.driver import DRIVERS, DriverConfig, load_driver
 from vmm.drivers.qemu import command, driver, probe
 from vmm.errors import DriverUnavailable, SnapshotFailed
+from vmm.probe import PROBE_WORD
 from vmm.process import Confinement
-from vmm.types import GUEST_KERNEL, Accel, DiskRate, GuestKernel, MachineSpec
+from vmm.types import GUEST_KERNEL, Accel, DiskRate, Exit, GuestKernel, MachineSpec
 from vmm.verdicts import Verdict
 
 
@@ -167,9 +168,9 @@ class FakeBoots:
         async def kvm(cache_dir: Path, *, own_kernel: bool) -> Verdict:
             return Verdict(None, "not tried") if own_kernel else tiny
 
-        async def boot(*args: object) -> Verdict:
+        async def boot(*args: object) -> Exit:
             self.boots += 1
-            return Verdict(True, "a guest booted under KVM")
+            return Exit(code=0, detail=f"Linux\n{PROBE_WORD}")
 
         monkeypatch.setattr("vmm.probe.kvm", kvm)
         monkeypatch.setattr(probe, "_boot", boot)

@@ -2,8 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,12 +20,14 @@ from vmm.microvm.layout import DISK, IMAGE, INITRAMFS, KERNEL, MEMORY
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Engine, Monitor, Release
 from vmm.probe import kvm_confinement
-from vmm.process import spawn
+from vmm.process import NOWHERE, spawn
+from vmm.snapshot_files import reading
 from vmm.trust import read_trusted, trusted
-from vmm.types import GuestKernel, Limits, MachineSpec, Probe, Snapshot
+from vmm.types import Exit, GuestKernel, Limits, MachineSpec, Probe, Snapshot
 from vmm.vmlinux import uncompressed
 
 MIB = 1024 * 1024
+PROBE_MB = 128  # of a machine that only boots
 SAVE_S = 120.0  # the monitor writes all memory
 STATE_BYTES = 8 * MIB  # the most that we read; honest states have 200 KB
 SAVED_MEMORY, SAVED_STATE, SAVED_DISK = "memory", "state", "disk"  # the files of a snapshot
@@ -61,6 +63,10 @@ class MicroVmDriver(ABC):
         """Return the requests that configure and start a new machine."""
 
     @abstractmethod
+    def try_kernel(self, spec: MachineSpec) -> Sequence[Request]:
+        """Return the requests that boot a machine without disks, which prints a word and ends."""
+
+    @abstractmethod
     def load(self, release: Release) -> Sequence[Request]:
         """Return the requests that continue a saved machine, for a release of the monitor."""
 
@@ -75,8 +81,18 @@ class MicroVmDriver(ABC):
     async def probe(self) -> Probe:
         async with self._probing:
             if self._verdict is None:
-                self._verdict, self._engine = await probe.probe(self.monitor, self._config, limits.detect())
+                found = await probe.probe(self.monitor, self._config, limits.detect(), self._boot_alone)
+                self._verdict, self._engine = found
             return self._verdict
+
+    async def _boot_alone(self, engine: Engine, kernel: GuestKernel) -> Exit:
+        """Boot a guest that prints a word and ends; return how. Raises LaunchFailed."""
+        spec = MachineSpec("probe", Path(NOWHERE), kernel, memory_mb=PROBE_MB, vcpus=1, disk_mb=1)
+        async with AsyncExitStack() as stack:
+            machine = await self._start(stack, engine, spec, await _kernel_files(stack, kernel))
+            await self._ask_all(machine, self.try_kernel(spec), "start")
+            machine.boot_once()
+            return await machine.wait()
 
     async def fingerprint(self) -> str:
         return f"{(await self.usable()).version} {cpu.model()} {layout.recipe(self.boot)}"
@@ -86,15 +102,11 @@ class MicroVmDriver(ABC):
         check_network(self, spec)
         assert isinstance(spec.boot, GuestKernel)  # as `capabilities` says
         async with AsyncExitStack() as stack:
-            disk = memory.owned(stack, await memory.new_disk(self.run_dir(), spec.disk_mb * MIB))
-            boots = {
-                KERNEL: memory.owned(stack, await uncompressed(spec.boot.vmlinuz)),
-                INITRAMFS: stack.enter_context(trusted(spec.boot.initramfs)),
-            }
-            machine = await self._start(stack, spec, disk, boots)
+            disk = memory.owned_space(stack, await memory.new_disk(self.run_dir(), spec.disk_mb * MIB))
+            read = {IMAGE: stack.enter_context(trusted(spec.root)), **await _kernel_files(stack, spec.boot)}
+            machine = await self._start(stack, await self.usable(), spec, read, {DISK: disk})
             await self._ask_all(machine, self.boot(spec), "start")
-            folder, kernel = os.path.split(KERNEL)
-            machine.remove(folder, [kernel])  # so that a reboot ends the machine, whatever its monitor makes of it
+            machine.boot_once()
             yield machine
 
     async def snapshot(self, machine: Machine, dst: Path, *, keep: bool = False) -> Snapshot:
@@ -127,18 +139,22 @@ class MicroVmDriver(ABC):
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
         check_network(self, spec)
         async with AsyncExitStack() as stack:
-            with _reading(snapshot):
+            with reading(snapshot):
                 cpu.check(snapshot)
-                stack.callback(self._sealed.sweep)  # a resumed sandbox's snapshot is removed while its machine runs
-                sealed = await self._sealed.get(snapshot.path / SAVED_MEMORY)
-                files = {MEMORY: memory.owned(stack, os.dup(sealed))}
+                # The snapshot of a resumed sandbox is removed while its machine runs.
+                stack.push_async_callback(self._sealed.sweep)
+                sealed = await self._sealed.get(snapshot.path / SAVED_MEMORY, spec.memory_mb * MIB)
+                read = {MEMORY: memory.owned(stack, os.dup(sealed))}
                 # Copies in memory: the machine's user may not open files of the home.
                 for name, content in self.state_files(spec, read_trusted(snapshot.path / SAVED_STATE)).items():
-                    files[name] = memory.owned(stack, memory.sealed_bytes(content))
+                    read[name] = memory.owned(stack, memory.sealed_bytes(content))
                 copy = partial(memory.scratch_copy, snapshot.path / SAVED_DISK, self.run_dir())
-                disk = memory.owned(stack, await anyio.to_thread.run_sync(copy))
-            machine = await self._start(stack, spec, disk, files)
-            await self._ask_all(machine, self.load((await self.usable()).release), "restore")
+                disk = memory.owned_space(stack, await anyio.to_thread.run_sync(copy))
+            read[IMAGE] = stack.enter_context(trusted(spec.root))
+            engine = await self.usable()
+            machine = await self._start(stack, engine, spec, read, {DISK: disk})
+            await self._ask_all(machine, self.load(engine.release), "restore")
+            machine.restored()
             yield machine
 
     async def aclose(self) -> None:
@@ -156,15 +172,20 @@ class MicroVmDriver(ABC):
         self._config.run_dir.mkdir(parents=True, exist_ok=True)
         return self._config.run_dir
 
-    async def _start(self, stack: AsyncExitStack, spec: MachineSpec, disk: int, files: Mapping[str, int]) -> MicroVm:
-        """Start the monitor on the given files, and connect to its API. It waits for what it is asked to do."""
-        engine = await self.usable()
+    async def _start(
+        self,
+        stack: AsyncExitStack,
+        engine: Engine,
+        spec: MachineSpec,
+        read: Mapping[str, int],
+        written: Mapping[str, int] = {},
+    ) -> MicroVm:
+        """Start the monitor on files that it reads or writes, and connect to its API. It waits for requests."""
         confinement = kvm_confinement(offline=False)  # its namespaces include an empty network
-        new = {name: memory.owned(stack, memory.scratch_file(self.run_dir(), 0)) for name in self.saves_to_files}
-        written = {DISK: disk, **new}
-        for file in written.values():
+        new = {name: memory.owned_space(stack, memory.scratch_file(self.run_dir(), 0)) for name in self.saves_to_files}
+        for file in (*written.values(), *new.values()):
             os.fchmod(file, 0o666)  # it has no name; the machine's user opens it again by its descriptor
-        named = {**files, IMAGE: stack.enter_context(trusted(spec.root)), **written}
+        named = {**read, **written, **new}
         program = stack.enter_context(trusted(Path(engine.binary)))
         argv = self.argv(f"/proc/self/fd/{program}")
         group = await stack.enter_async_context(
@@ -196,6 +217,13 @@ class MicroVmDriver(ABC):
             raise LaunchFailed(f"{self._title} did not {purpose} machine {machine.id}: {error}") from error
 
 
+async def _kernel_files(stack: AsyncExitStack, kernel: GuestKernel) -> dict[str, int]:
+    return {
+        KERNEL: memory.owned(stack, await uncompressed(kernel.vmlinuz)),
+        INITRAMFS: stack.enter_context(trusted(kernel.initramfs)),
+    }
+
+
 def machine_limits(spec: MachineSpec) -> Limits:
     """Return what the host lets a machine use."""
     return Limits(
@@ -206,11 +234,3 @@ def machine_limits(spec: MachineSpec) -> Limits:
         data_bytes=spec.host_bytes + probe.THREADS * 8 * MIB,
         own_user=True,
     )
-
-
-@contextmanager
-def _reading(snapshot: Snapshot) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SnapshotFailed(f"the snapshot in {snapshot.path} cannot be read: {error}") from error

@@ -13,12 +13,13 @@ from vmm.errors import MachineLost
 from vmm.limits import ControlGroup
 from vmm.machine import ProcessMachine
 from vmm.microvm.api import Api
-from vmm.microvm.layout import AGENT_SOCKET
+from vmm.microvm.layout import AGENT_SOCKET, KERNEL
 from vmm.process import RunningProcess
 from vmm.types import MachineSpec
 
 BOOT_S = 300.0  # a hang: a machine boots in a second, in minutes on an emulated host
-RECONNECT_S = 10.0  # an agent that runs listens at once
+RESTORED_S = 40.0  # an agent that runs listens at once, but the host may be busy
+RECONNECT_S = 10.0
 ANSWER_S = 1.0  # to a connection, which takes a millisecond
 LOOK_AGAIN_S = 0.02  # a guest that boots does not say when its agent listens; a restored one listens already
 
@@ -39,12 +40,17 @@ class MicroVm(ProcessMachine):
         self.control = control
         self.root = root  # the root directory of its namespaces, with its sockets
         self.files = files  # the open files that it has links to, by their names in that directory
+        self._within_s = BOOT_S  # an agent listens
         self._agent: vsock.Reconnecting | None = None
+
+    def restored(self) -> None:
+        """Expect the agent to listen already."""
+        self._within_s = RESTORED_S
 
     async def connect(self) -> ByteStream:
         if self._agent is not None:
             raise MachineLost(f"the agent's stream of machine {self.id} was already taken")
-        self._agent = vsock.Reconnecting(await self._dial(BOOT_S), partial(self._dial, RECONNECT_S))
+        self._agent = vsock.Reconnecting(await self._dial(self._within_s), partial(self._dial, RECONNECT_S))
         return self._agent
 
     @asynccontextmanager
@@ -72,6 +78,11 @@ class MicroVm(ProcessMachine):
             for name in names:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=place)
+
+    def boot_once(self) -> None:
+        """Take its kernel away, so that a reboot ends the machine, whatever its monitor makes of it."""
+        folder, kernel = os.path.split(KERNEL)
+        self.remove(folder, [kernel])
 
     async def _dial(self, within_s: float) -> ByteStream:
         """Connect to the agent as soon as it listens; raise MachineLost if the machine ends before.

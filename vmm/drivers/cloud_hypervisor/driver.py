@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import anyio
 import anyio.to_thread
 
 from vmm import memory
@@ -31,10 +32,12 @@ class CloudHypervisorDriver(MicroVmDriver):
             "https://github.com/cloud-hypervisor/cloud-hypervisor/releases/download/vVERSION/cloud-hypervisor-static"
         ),
         check="by comparing `sha256sum cloud-hypervisor-static` with the digest on the release's page",
+        unpack="`install cloud-hypervisor-static /usr/local/bin/cloud-hypervisor`",
         hello=requests.HELLO,
         came_later={
             (50,): "code can use the host's nested virtualization: Cloud Hypervisor 50 and newer do not offer it",
-            (51,): "code chooses the format in which its disk is read: Cloud Hypervisor 51 and newer read it as it is",
+            (50, 1): "code chooses the format of its disk: Cloud Hypervisor 50.1 and newer read it as it is",
+            (53,): "a fork or pause may lose what code is writing to its disk: Cloud Hypervisor 53 waits for it",
         },
     )
     pausing, resuming = requests.PAUSE, requests.RESUME
@@ -45,6 +48,9 @@ class CloudHypervisorDriver(MicroVmDriver):
 
     def boot(self, spec: MachineSpec) -> Sequence[Request]:
         return requests.boot(spec)
+
+    def try_kernel(self, spec: MachineSpec) -> Sequence[Request]:
+        return requests.try_kernel(spec)
 
     def load(self, _release: Release) -> Sequence[Request]:
         return requests.load()
@@ -61,7 +67,9 @@ class CloudHypervisorDriver(MicroVmDriver):
                 await machine.control.ask(requests.save(), wait_s=SAVE_S)
                 await anyio.to_thread.run_sync(_keep, machine, dst)
             finally:  # it takes memory, and the next snapshot would not replace it
-                machine.remove(requests.NEW, (requests.CONFIG, requests.STATE, requests.NEW_MEMORY))
+                names = requests.CONFIG, requests.STATE, requests.NEW_MEMORY
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(machine.remove, requests.NEW, names)
 
 
 def _keep(machine: MicroVm, dst: Path) -> None:
@@ -73,8 +81,8 @@ def _keep(machine: MicroVm, dst: Path) -> None:
         with _opened(new, requests.NEW_MEMORY) as file:
             if (found := os.fstat(file.fileno()).st_size) != size:
                 raise OSError(f"it wrote {found} bytes of memory")
-            memory.save_sparse(file.fileno(), dst / SAVED_MEMORY)
-    memory.save_sparse(machine.files[DISK], dst / SAVED_DISK)
+            memory.save_sparse(file.fileno(), dst / SAVED_MEMORY, size)
+    memory.save_sparse(machine.files[DISK], dst / SAVED_DISK, machine.spec.disk_mb * MIB)
 
 
 def _opened(folder: int, name: str) -> BinaryIO:

@@ -1,9 +1,20 @@
 """What Cloud Hypervisor is asked to do: pure functions from a machine's spec to requests."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from vmm.microvm.api import Request
-from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY, buckets
+from vmm.microvm.layout import (
+    AGENT_SOCKET,
+    DISK,
+    IMAGE,
+    INITRAMFS,
+    KERNEL,
+    KERNEL_ARGS,
+    MEMORY,
+    PROBE_ARGS,
+    buckets,
+)
 from vmm.types import MachineSpec
 from vmm.vsock import CID
 
@@ -41,7 +52,17 @@ def config(spec: MachineSpec, *, restored: bool = False) -> dict[str, Any]:
 
 def boot(spec: MachineSpec) -> list[Request]:
     """Return the requests that configure and start a new machine."""
-    return [Request("PUT", f"{API}/vm.create", config(spec)), Request("PUT", f"{API}/vm.boot")]
+    return _start(config(spec))
+
+
+def try_kernel(spec: MachineSpec) -> list[Request]:
+    """Return the requests that boot a machine without disks. Its console is Cloud Hypervisor's output."""
+    payload = {"kernel": KERNEL, "initramfs": INITRAMFS, "cmdline": PROBE_ARGS}
+    return _start({**config(spec), "payload": payload, "disks": None, "serial": {"mode": "Tty"}})
+
+
+def _start(machine: Mapping[str, Any]) -> list[Request]:
+    return [Request("PUT", f"{API}/vm.create", machine), Request("PUT", f"{API}/vm.boot")]
 
 
 def save() -> Request:

@@ -1,9 +1,20 @@
 """What Firecracker is asked to do: pure functions from a machine's spec to requests."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from vmm.microvm.api import Request
-from vmm.microvm.layout import AGENT_SOCKET, DISK, IMAGE, INITRAMFS, KERNEL, KERNEL_ARGS, MEMORY, buckets
+from vmm.microvm.layout import (
+    AGENT_SOCKET,
+    DISK,
+    IMAGE,
+    INITRAMFS,
+    KERNEL,
+    KERNEL_ARGS,
+    MEMORY,
+    PROBE_ARGS,
+    buckets,
+)
 from vmm.microvm.probe import Release
 from vmm.types import MachineSpec
 from vmm.vsock import CID
@@ -16,13 +27,25 @@ PAUSE, RESUME = Request("PATCH", "/vm", {"state": "Paused"}), Request("PATCH", "
 
 def boot(spec: MachineSpec) -> list[Request]:
     """Return the requests that configure and start a new machine."""
-    bodies: dict[str, dict[str, Any]] = {
-        "/machine-config": {"vcpu_count": spec.vcpus, "mem_size_mib": spec.memory_mb},
-        "/boot-source": {"kernel_image_path": KERNEL, "initrd_path": INITRAMFS, "boot_args": KERNEL_ARGS},
+    devices: dict[str, dict[str, Any]] = {
         "/drives/image": _drive("image", IMAGE, spec, read_only=True),
         "/drives/disk": _drive("disk", DISK, spec, read_only=False),
-        "/vsock": {"guest_cid": CID, "uds_path": f"/{AGENT_SOCKET}"},
         "/entropy": {},
+    }
+    return _start(spec, KERNEL_ARGS, devices)
+
+
+def try_kernel(spec: MachineSpec) -> list[Request]:
+    """Return the requests that boot a machine with a vsock only. Its console is Firecracker's output."""
+    return _start(spec, PROBE_ARGS, {})
+
+
+def _start(spec: MachineSpec, kernel_args: str, devices: Mapping[str, dict[str, Any]]) -> list[Request]:
+    bodies: dict[str, dict[str, Any]] = {
+        "/machine-config": {"vcpu_count": spec.vcpus, "mem_size_mib": spec.memory_mb},
+        "/boot-source": {"kernel_image_path": KERNEL, "initrd_path": INITRAMFS, "boot_args": kernel_args},
+        "/vsock": {"guest_cid": CID, "uds_path": f"/{AGENT_SOCKET}"},
+        **devices,
         "/actions": {"action_type": "InstanceStart"},
     }
     return [Request("PUT", path, body) for path, body in bodies.items()]

@@ -1,11 +1,9 @@
 """Whether QEMU can run machines on this host, and with which accelerator, found by running them."""
 
-import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import anyio
 
@@ -13,15 +11,20 @@ from vmm import probe as host
 from vmm.driver import DriverConfig
 from vmm.drivers.qemu import command
 from vmm.limits import Hierarchy
-from vmm.probe import confinement_trouble, kvm_confinement, missing_protections, own_user, version_output
+from vmm.probe import (
+    confinement_trouble,
+    kvm_confinement,
+    missing_protections,
+    missing_with_kvm,
+    own_user,
+    version_output,
+)
 from vmm.process import Confinement, spawn
 from vmm.trust import trusted
-from vmm.types import GUEST_KERNEL, Accel, GuestKernel, Probe
+from vmm.types import GUEST_KERNEL, Accel, Exit, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
 
 START_S = 15.0  # it takes 60 ms
-KVM_DEADLINE_S = 15.0  # a guest that boots under KVM at all prints its word within a second
-PROBE_WORD = "MCP_SANDBOX_PROBE_OK"  # the initramfs prints it when the kernel command line has mcp_sandbox.probe
 WHOLE_GUEST = "whole-guest"  # the question
 INSTALL = "apt-get install qemu-system-x86"
 
@@ -77,7 +80,7 @@ async def _probe(config: DriverConfig, hierarchy: Hierarchy, engine: Engine) -> 
     missing = missing_protections(hierarchy)
     kvm = Verdict(False, "accel = tcg") if config.accel is Accel.TCG else await kvm_boots(config, engine)
     if kvm.usable:
-        return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *_missing_with_kvm(engine)))
+        return Probe(True, kvm.reason, None, Accel.KVM, version, (*missing, *missing_with_kvm()))
     if config.accel is Accel.KVM:
         return Probe(False, kvm.reason, kvm.fix, None, version, missing)
     trouble = await _start_trouble(engine)
@@ -112,34 +115,22 @@ async def kvm_boots(config: DriverConfig, engine: Engine) -> Verdict:
     if first.usable is False:
         return first
     if config.kernel is None:
-        return Verdict(False, "there is no guest kernel yet to try KVM with", "mcp-sandbox setup")
+        return host.NO_KERNEL
     files = [str(config.kernel.vmlinuz), str(config.kernel.initramfs)]
     verdicts = Verdicts(config.cache_dir)
-    boot = partial(_boot, engine, config.kernel, verdicts.file(WHOLE_GUEST))
+    boot = partial(host.boots, partial(_boot, engine, config.kernel), verdicts.file(WHOLE_GUEST))
     return await verdicts.ask(WHOLE_GUEST, boot, qemu=engine.version, files=files)
 
 
-async def _boot(engine: Engine, kernel: GuestKernel, file: Path) -> Verdict:
+async def _boot(engine: Engine, kernel: GuestKernel) -> Exit:
     """Boot a guest that prints a word and ends."""
-    fix = f"{host.BETTER_HOST} (to probe again: rm {file})"
     with trusted(kernel.vmlinuz) as vmlinuz, trusted(kernel.initramfs) as initramfs:
         argv = engine.command(command.probe_argv(engine.binary, Accel.KVM, vmlinuz, initramfs), Accel.KVM)
         confinement = engine.confinement(Accel.KVM)
-        with anyio.move_on_after(KVM_DEADLINE_S):
-            async with spawn(argv, confinement=confinement, pass_fds=(vmlinuz, initramfs)) as process:
-                end = await process.wait()
-                if PROBE_WORD in end.detail:
-                    return Verdict(True, "a guest booted under KVM")
-                return Verdict(False, f"/dev/kvm opens, but the guest ended with {str(end).splitlines()[0]}", fix)
-    return Verdict(False, f"/dev/kvm opens, but no guest booted in {KVM_DEADLINE_S:.0f} s", fix, doubtful=True)
+        async with spawn(argv, confinement=confinement, pass_fds=(vmlinuz, initramfs)) as process:
+            return await process.wait()
 
 
 async def _version(binary: str) -> str:
     found = re.search(r"version (\S+)(?: \(([^)]*)\))?", await version_output(binary, "--version"))
     return f"QEMU {found[2] or found[1]}" if found else "QEMU of unknown version"
-
-
-def _missing_with_kvm(engine: Engine) -> tuple[str, ...]:
-    if os.geteuid() == 0 and engine.confinement(Accel.KVM).uid is None:
-        return ("machines run as root, because only root may open /dev/kvm: chgrp kvm /dev/kvm; chmod 660 /dev/kvm",)
-    return ()

@@ -1,0 +1,254 @@
+"""When a driver of microVMs says that it works, and what it says otherwise. Programs are shell scripts."""
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.unit.microvms import FAKE, NAMES, FakeMonitors
+from vmm import probe as host
+from vmm.driver import DriverConfig, load_driver
+from vmm.limits import detect
+from vmm.microvm import probe
+from vmm.microvm.probe import Engine
+from vmm.process import Confinement
+from vmm.types import GUEST_KERNEL, Accel, GuestKernel, Probe
+from vmm.verdicts import Verdict
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+VERSIONS = {
+    "firecracker": {
+        "Firecracker v1.16.1\n": "",
+        "Firecracker v1.10.0\n": "",
+        "Firecracker v1.9.1\n": "is Firecracker 1.9.1, which is too old: 1.10 is the oldest that works",
+        "Firecracker v1.14.1\n": "is Firecracker 1.14.1, which damages copies of machines with more than 3 GB",
+        "Hello\n": "is not Firecracker: its version is 'Hello'",
+        "cloud-hypervisor v53.0\n": "is not Firecracker: its version is 'cloud-hypervisor v53.0'",
+    },
+    "cloud-hypervisor": {
+        "cloud-hypervisor v53.0.0\nMigration Protocol Versions: 0\n": "",
+        "cloud-hypervisor v40.0\n": "",
+        "cloud-hypervisor v39.0.0\n": "is Cloud Hypervisor 39.0.0, which is too old: 40 is the oldest that works",
+        "": "is not Cloud Hypervisor: its version is ''",
+    },
+}
+UNBUILT = {"firecracker": "Firecracker v1.16.1-dev\n", "cloud-hypervisor": "cloud-hypervisor v53.0-12-gabcdef\n"}
+STARTING = {"firecracker": "/actions", "cloud-hypervisor": "/api/v1/vm.boot"}
+SETTING = {"firecracker": "firecracker", "cloud-hypervisor": "cloud_hypervisor"}
+
+
+def says(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+    """Let the tiny guest have this result, and any user open the device, which this host may not have."""
+
+    async def answer(*_: object, own_kernel: bool) -> Verdict:
+        return verdict
+
+    monkeypatch.setattr("vmm.probe.kvm", answer)
+    monkeypatch.setattr(probe, "kvm_confinement", lambda *, offline: Confinement(host.own_user(), offline=offline))
+
+
+@pytest.fixture
+def _kvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    says(monkeypatch, Verdict(True, "a tiny guest ran"))
+
+
+def script(file: Path, text: str) -> Path:
+    """Write a program."""
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+def prints(text: str, file: Path) -> Path:
+    """Write a program that prints `text`."""
+    return script(file, f"printf '%s' '{text}'")
+
+
+def good(name: str, file: Path) -> Path:
+    """Write a program that prints a version that works."""
+    return prints(next(iter(VERSIONS[name])), file)
+
+
+async def verdict(name: str, folder: Path, binary: Path | None = None, accel: Accel | None = None) -> Probe:
+    with anyio.fail_after(60):
+        return await load_driver(name, DriverConfig(folder, folder, accel=accel, binary=binary)).probe()
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_the_version_is_asked_and_an_old_one_refused(name: str, tmp_path: Path):
+    for number, (printed, reason) in enumerate(VERSIONS[name].items()):
+        binary = prints(printed, tmp_path / str(number))
+        found = await verdict(name, tmp_path, binary)
+        assert found.usable is not bool(reason)
+        assert found.reason == (f"{binary} {reason}" if reason else "a tiny guest ran")
+        if found.usable:
+            assert (found.program, found.accel, found.lacks) == (binary, Accel.KVM, GUEST_KERNEL)
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_builds_between_two_releases_have_versions_of_their_own(name: str, tmp_path: Path):
+    found = await verdict(name, tmp_path, prints(UNBUILT[name], tmp_path / "program"))
+    assert found.version is not None
+    assert found.version.endswith(UNBUILT[name].strip().partition(" v")[2])
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_the_program_is_found_on_the_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    good(name, tmp_path / name)
+    assert (await verdict(name, tmp_path)).usable
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_without_its_program_a_driver_says_where_to_get_it_and_how_to_install_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found = await verdict(name, tmp_path)
+    assert (found.usable, found.reason) == (False, f"{name} is not installed")
+    assert found.fix is not None
+    assert f"https://github.com/{'firecracker-microvm' if name == 'firecracker' else name}/" in found.fix
+    assert "sha256sum" in found.fix
+    assert f"/usr/local/bin/{name}" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "there is no file"),
+        ("echo broken >&2; exit 3", "does not run: status 3: broken"),
+        ("sleep 1000", "does not run: it did not end in 1 s"),
+        ("yes", "does not run: it did not end in 1 s"),
+        ("/nothing/here", "does not run: status 127"),
+    ],
+)
+@pytest.mark.usefixtures("_kvm")
+async def test_a_program_that_a_setting_names_and_that_does_not_run_is_refused_with_the_reason(
+    name: str, text: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if "did not end" in reason:
+        monkeypatch.setattr(probe, "START_S", 1.0)
+    binary = tmp_path / "program"
+    if text is not None:
+        script(binary, text)
+    found = await verdict(name, tmp_path, binary)
+    assert not found.usable
+    assert reason in found.reason
+    assert str(binary) in found.reason
+    assert found.fix == f"set {SETTING[name]} to the path of another program, or remove the setting"
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_a_program_that_machines_may_not_execute_can_be_repaired(name: str, tmp_path: Path):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives machines another user")
+    binary = good(name, tmp_path / "program")
+    binary.chmod(0o700)
+    found = await verdict(name, tmp_path, binary)
+    assert not found.usable
+    assert (found.fix or "").startswith(f"chmod 755 {binary}, or set {SETTING[name]}")
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_a_program_in_a_directory_that_is_closed_to_us_is_refused_with_the_reason(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def closed(_path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(probe, "trusted", closed)
+    found = await verdict(name, tmp_path, tmp_path / "program")
+    assert found.reason == f"{tmp_path}/program cannot be read: Permission denied"
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_a_program_that_other_users_can_change_is_not_run(name: str, tmp_path: Path):
+    binary = script(tmp_path / "program", f"touch {tmp_path}/ran")
+    binary.chmod(0o777)
+    tmp_path.chmod(0o777)
+    found = await verdict(name, tmp_path, binary)
+    assert "can be changed by other users" in found.reason
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_a_host_that_forbids_namespaces_is_told_from_a_broken_program(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(probe, "in_machine", lambda *_: ["sh", "-c", "echo 'unshare failed'; exit 1"])
+    found = await verdict(name, tmp_path, good(name, tmp_path / "program"))
+    assert found.reason == "processes cannot be confined on this host: status 1: unshare failed"
+    assert found.fix == host.namespace_advice()
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_a_host_that_must_emulate_does_not_get_it(name: str, tmp_path: Path):
+    found = await verdict(name, tmp_path, good(name, tmp_path / "program"), Accel.TCG)
+    assert not found.usable
+    assert "needs KVM" in found.reason
+    assert found.fix == "remove the setting accel, or set driver = qemu"
+
+
+async def test_on_a_host_without_kvm_that_is_the_reason_and_no_program_is_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    says(monkeypatch, Verdict(False, "this KVM is paravirtual", "use another host"))
+    binary = script(tmp_path / "program", f"touch {tmp_path}/ran")
+    for given in (binary, None):
+        found = await verdict(name, tmp_path, given)
+        assert (found.usable, found.reason, found.fix) == (False, "this KVM is paravirtual", "use another host")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("_kvm")
+async def test_machines_that_run_as_root_because_of_the_device_are_said(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(probe, "missing_with_kvm", lambda: ("machines run as root",))
+    found = await verdict(name, tmp_path, good(name, tmp_path / "program"))
+    assert "machines run as root" in found.missing_protections
+
+
+async def with_own_kernel(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **behaviour: object) -> Probe:
+    """Probe with a guest kernel that only booting can tell about, and a monitor that is a fake."""
+    says(monkeypatch, Verdict(None, "only booting guest_kernel can tell"))
+    monitors = FakeMonitors(folder, monkeypatch)
+    driver, kernel = monitors.driver(name, **behaviour), monitors.spec.boot
+    assert isinstance(kernel, GuestKernel)
+
+    async def found(*_: object) -> Engine:
+        return Engine(str(FAKE), "a monitor 1.2", (1, 2))
+
+    monkeypatch.setattr(probe, "find", found)
+    config = replace(driver._config, kernel=kernel, own_kernel=True)
+    with anyio.fail_after(60):
+        return (await probe.probe(driver.monitor, config, detect(), driver._boot_alone))[0]
+
+
+async def test_a_kernel_of_the_users_own_is_booted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = await with_own_kernel(name, tmp_path, monkeypatch, boots=STARTING[name], word=host.PROBE_WORD)
+    assert (found.usable, found.reason, found.accel) == (True, "a guest booted under KVM", Accel.KVM)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({"word": "panic"}, "/dev/kvm opens, but the guest ended with status 0: panic"),
+        ({"word": "Linux\nmcp-sandbox: the machine cannot start: this kernel has no vsock"}, "has no vsock"),
+        ({"boots": ""}, "/dev/kvm opens, but no guest booted in 1 s"),
+        ({"die": "start"}, "did not start for machine probe"),
+    ],
+)
+async def test_a_kernel_that_does_not_boot_is_no_working_kvm(
+    name: str, behaviour: dict[str, object], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if "boots" in behaviour:  # it never ends
+        monkeypatch.setattr(host, "KVM_DEADLINE_S", 1.0)
+    found = await with_own_kernel(name, tmp_path, monkeypatch, **{"boots": STARTING[name], **behaviour})
+    assert not found.usable
+    assert reason in found.reason
+    assert found.fix is not None
