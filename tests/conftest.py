@@ -1,5 +1,7 @@
 """The session's own home, the order of tests, and the check that they leave nothing."""
 
+from collections import Counter
+
 import hypothesis
 import pytest
 
@@ -78,7 +80,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(tryfirst=True)  # what failed comes last, where it is seen
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    if skipped:
+        terminalreporter.section("skipped")
+    for reason, count in skipped.most_common():
+        terminalreporter.line(f"{count:4} {reason.removeprefix('Skipped: ')}")
     if left := terminalreporter.config.stash.get(LEFTOVERS, []):
         terminalreporter.section("left behind by the tests", red=True)
         for line in left:
