@@ -1,5 +1,10 @@
-"""The model of this host's CPU. A snapshot that was taken under KVM only continues on the same model."""
+"""The model of this host's CPU. A snapshot that was taken under KVM only continues on the same model.
 
+Clouds give different models the same name, and hide instructions of some. So a model is its name, its numbers, and the
+instructions that programs can use.
+"""
+
+import hashlib
 import re
 from pathlib import Path
 
@@ -7,13 +12,23 @@ from vmm.errors import SnapshotFailed
 from vmm.trust import read_trusted
 from vmm.types import Snapshot
 
+# The kernel's names of instructions. Its other flags are also about itself and change with its version.
+INSTRUCTIONS = re.compile(
+    "3dnow|abm|adx|aes|amx|apx|avx|bmi|clflush|clwb|clzero|cx16|erms|f16c|fma|fsgsbase|fsrm|fxsr|gfni|hle|invpcid|la57|"
+    "lahf|mmx|mov|mpx|osxsave|pclmul|pku|popcnt|rdpid|rdrand|rdseed|rdtscp|rtm|serialize|sha|sse|ssse|tbm|umip|vaes|"
+    "vpclmul|waitpkg|xop|xsave"
+)
 FILE = "cpu_model"  # in the directory of a snapshot
 
 
-def model() -> str:
+def model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the model of the host's CPU."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else "unknown"
+    lines = cpuinfo.read_text().partition("\n\n")[0].splitlines()  # about the first CPU
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    numbers = "-".join(facts.get(name, "?") for name in ("cpu family", "model", "stepping"))
+    instructions = sorted(flag for flag in facts.get("flags", "").split() if INSTRUCTIONS.match(flag))
+    digest = hashlib.sha256(" ".join(instructions).encode()).hexdigest()[:8]
+    return f"{facts.get('model name', 'unknown')}, {numbers}, instructions {digest}"
 
 
 def record(folder: Path) -> None:
