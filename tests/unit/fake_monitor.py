@@ -104,6 +104,9 @@ def save_all() -> None:
         file.write('{"landlock_enable": "whatever it likes"}')
     with (new / "state.json").open("x") as file:
         file.write(behaviour.get("state") or json.dumps(state))
+    if behaviour.get("folder"):
+        (new / "memory-ranges").mkdir()
+        return
     if target := behaviour.get("link"):
         (new / "memory-ranges").symlink_to(target)
         return

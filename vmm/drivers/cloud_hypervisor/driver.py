@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -37,8 +38,10 @@ class CloudHypervisorDriver(MicroVmDriver):
         came_later={
             (50,): "code can use the host's nested virtualization: Cloud Hypervisor 50 and newer do not offer it",
             (50, 1): "code chooses the format of its disk: Cloud Hypervisor 50.1 and newer read it as it is",
+            (51, 2): "code may take over its monitor by a known defect of its disks, repaired in Cloud Hypervisor 51.2",
             (53,): "a fork or pause may lose what code is writing to its disk: Cloud Hypervisor 53 waits for it",
         },
+        defective=dict.fromkeys(((52, 0), (52, 0, 0)), "takes twice the memory that a machine uses"),
     )
     pausing, resuming = requests.PAUSE, requests.RESUME
     saves_to_folder = requests.NEW
@@ -87,4 +90,7 @@ def _keep(machine: MicroVm, dst: Path) -> None:
 
 def _opened(folder: int, name: str) -> BinaryIO:
     file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(f"its {name} is no file")
     return os.fdopen(file, "rb")
