@@ -40,6 +40,7 @@ async def test_a_machine_is_configured_in_order_and_then_started(monitors: FakeM
         requested = monitors.asked
     assert [(method, path) for method, path, _ in requested] == [
         ("PUT", "/machine-config"),
+        ("PUT", "/cpu-config"),
         ("PUT", "/boot-source"),
         ("PUT", "/vsock"),
         ("PUT", "/drives/image"),
@@ -50,6 +51,20 @@ async def test_a_machine_is_configured_in_order_and_then_started(monitors: FakeM
     bodies = {path: body for _, path, body in requested}
     assert bodies["/machine-config"] == {"vcpu_count": 2, "mem_size_mib": MEMORY_MB}
     assert bodies["/drives/image"]["is_read_only"] is True
+    assert bodies["/cpu-config"]["cpuid_modifiers"] == [  # neither VMX nor SVM
+        {
+            "leaf": "0x1",
+            "subleaf": "0x0",
+            "flags": 0,
+            "modifiers": [{"register": "ecx", "bitmap": f"0b{'x' * 26}0xxxxx"}],
+        },
+        {
+            "leaf": "0x80000001",
+            "subleaf": "0x0",
+            "flags": 0,
+            "modifiers": [{"register": "ecx", "bitmap": f"0b{'x' * 29}0xx"}],
+        },
+    ]
     assert "mcp_sandbox.vsock=1024" in bodies["/boot-source"]["boot_args"]
 
 

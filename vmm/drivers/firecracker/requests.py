@@ -21,6 +21,8 @@ from vmm.vsock import CID
 
 STATE = "/files/state"  # of the snapshot that the machine is restored from
 NEW_MEMORY, NEW_STATE = "/files/new-memory", "/files/new-state"  # of one that is taken
+# Virtualization inside of the machine, which Firecracker leaves to KVM: VMX of Intel, SVM of AMD. By leaf of CPUID.
+NESTED = {"0x1": 5, "0x80000001": 2}
 RENAMED = (1, 13)  # the first release with the newer name of the option that tracks changes
 PAUSE, RESUME = Request("PATCH", "/vm", {"state": "Paused"}), Request("PATCH", "/vm", {"state": "Resumed"})
 
@@ -43,12 +45,19 @@ def try_kernel(spec: MachineSpec) -> list[Request]:
 def _start(spec: MachineSpec, kernel_args: str, devices: Mapping[str, dict[str, Any]]) -> list[Request]:
     bodies: dict[str, dict[str, Any]] = {
         "/machine-config": {"vcpu_count": spec.vcpus, "mem_size_mib": spec.memory_mb},
+        "/cpu-config": {"cpuid_modifiers": [_without(leaf, bit) for leaf, bit in NESTED.items()]},
         "/boot-source": {"kernel_image_path": KERNEL, "initrd_path": INITRAMFS, "boot_args": kernel_args},
         "/vsock": {"guest_cid": CID, "uds_path": f"/{AGENT_SOCKET}"},
         **devices,
         "/actions": {"action_type": "InstanceStart"},
     }
     return [Request("PUT", path, body) for path, body in bodies.items()]
+
+
+def _without(leaf: str, bit: int) -> dict[str, Any]:
+    """Return what clears a bit of ECX."""
+    bitmap = "0b" + "".join("0" if at == bit else "x" for at in reversed(range(32)))
+    return {"leaf": leaf, "subleaf": "0x0", "flags": 0, "modifiers": [{"register": "ecx", "bitmap": bitmap}]}
 
 
 def save(*, changes_only: bool) -> Request:
