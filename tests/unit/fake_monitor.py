@@ -29,6 +29,8 @@ place = str(behaviour["root"])  # in place of a root directory of its own
 connections: list[socket.socket] = []
 saved: list[object] = []
 refused: list[object] = []
+unresumed: list[object] = []  # snapshots since the machine last went on
+gated: list[object] = []  # it went on without one: Firecracker 1.16 then holds back all data for the guest
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,6 +51,9 @@ class Handler(BaseHTTPRequestHandler):
             save_changes(body)
         if self.path == "/api/v1/vm.snapshot":
             save_all()
+        if self.path == "/vm" and body == {"state": "Resumed"}:
+            gated.extend([] if unresumed else [body])
+            unresumed.clear()
         self.reply(204, None)
         if behaviour.get("boots") == self.path:
             print(behaviour["word"], flush=True)  # the console of the machine
@@ -77,6 +82,7 @@ def save_changes(body: Any) -> None:
         os.ftruncate(memory, 0)
         os.ftruncate(memory, size)
     saved.append(body)
+    unresumed.append(body)
     full = body["snapshot_type"] == "Full"
     for page in range(pages) if full else [len(saved)]:
         os.pwrite(memory, (b"a" if full else changed(len(saved))) * PAGE, page * PAGE)
@@ -124,7 +130,7 @@ def serve_vsock() -> None:
     ignored: list[socket.socket] = []
     while True:
         connection, _ = listening.accept()
-        if unanswered > len(ignored):
+        if gated or unanswered > len(ignored):
             ignored.append(connection)
             continue
         line = connection.makefile("rb").readline()

@@ -137,11 +137,15 @@ async def test_a_full_disk_gets_its_space_back_when_a_copy_fails(
     folders = monitors.folders("saved", "first", "second")
     async with driver.launch(monitors.spec) as machine:
         saved = await driver.snapshot(machine, folders[0])
-    async with driver.restore(saved, monitors.spec) as machine:
+    async with driver.restore(saved, monitors.spec) as machine, await machine.connect() as stream:
+        assert await stream.receive(64) == b"CONNECT 1024\n"
         with monkeypatch.context() as patched:
             patched.setattr(memory, "copy_pages", copy_half)
             with pytest.raises(SnapshotFailed, match="no space left"):
                 await driver.snapshot(machine, folders[1], keep=True)
+        with anyio.fail_after(30):  # Firecracker 1.16 would never answer if it had paused and gone on without a snapshot
+            await stream.send(b"the same connection")
+            assert await stream.receive(64) == b"the same connection"
         assert os.fstat(machine.files[requests.NEW_MEMORY]).st_blocks == 0  # type: ignore[attr-defined]
         await driver.snapshot(machine, folders[2], keep=True)
     assert first_pages(folders[2]) == [b"a", b"\0", b"a", b"a"]

@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -28,7 +28,13 @@ from vmm.vmlinux import uncompressed
 
 MIB = 1024 * 1024
 PROBE_MB = 128  # of a machine that only boots
-SAVE_S = 120.0  # the monitor writes all memory
+TAKE_ANOTHER = (
+    "; if it always fails, this host's kernel or KVM is not the snapshot's any more: "
+    "`mcp-sandbox template remove` the template, then build it"
+)
+STACK_MB = 8  # of a thread
+SAVE_S = 120.0  # the monitor writes all memory: that of a small machine
+SAVE_MB_PER_S = 30  # and to a slow disk
 STATE_BYTES = 8 * MIB  # the most that we read; honest states have 200 KB
 SAVED_MEMORY, SAVED_STATE, SAVED_DISK = "memory", "state", "disk"  # the files of a snapshot
 
@@ -74,6 +80,9 @@ class MicroVmDriver(ABC):
     def state_files(self, spec: MachineSpec, state: bytes) -> Mapping[str, bytes]:
         """Return the files besides memory that the monitor loads, by their names in the machine."""
 
+    async def prepare(self, machine: MicroVm) -> None:  # noqa: B027 - most have nothing to do
+        """Do what a machine that is to be saved need not stand still for. Raises OSError."""
+
     @abstractmethod
     async def save(self, machine: MicroVm, dst: Path) -> None:
         """Save a machine that stands still; raise Refused, OSError, SnapshotFailed or MachineLost."""
@@ -113,27 +122,28 @@ class MicroVmDriver(ABC):
         if not isinstance(machine, MicroVm):
             raise SnapshotFailed(f"machine {machine.id} was not started by this driver")
         async with machine.saving():
-            if keep:
-                await self._save_and_resume(machine, dst)
-            else:
-                await self._pause_and_save(machine, dst)
+            try:
+                await self.prepare(machine)
+                async with machine.disconnected() if keep else nullcontext():
+                    await self._save(machine, dst, keep=keep)
+            except (Refused, OSError) as error:
+                raise SnapshotFailed(f"{self._title} could not save machine {machine.id}: {error}") from error
         return Snapshot(driver=self.name, path=dst)
 
-    async def _save_and_resume(self, machine: MicroVm, dst: Path) -> None:
-        async with machine.disconnected():
-            try:
-                await self._pause_and_save(machine, dst)
-            finally:  # even if saving failed; if the machine is lost, the next request to it says so
-                with anyio.CancelScope(shield=True), suppress(MachineLost, Refused):
-                    await machine.control.ask(self.resuming)
+    async def _save(self, machine: MicroVm, dst: Path, *, keep: bool) -> None:
+        """Save a machine. If it is to be kept, it goes on, even if saving fails.
 
-    async def _pause_and_save(self, machine: MicroVm, dst: Path) -> None:
+        Firecracker 1.16 must not be told to go on without a snapshot since it last did: it would hold back all data for
+        the guest until that has seen its connections reset. So nothing comes between the pause and the snapshot.
+        """
+        await machine.control.ask(self.pausing)
         try:
-            await machine.control.ask(self.pausing)
             await self.save(machine, dst)
             cpu.record(dst)
-        except (Refused, OSError) as error:
-            raise SnapshotFailed(f"{self._title} could not save machine {machine.id}: {error}") from error
+        finally:
+            if keep:
+                with anyio.CancelScope(shield=True), suppress(MachineLost, Refused):  # the next request notices
+                    await machine.control.ask(self.resuming)
 
     @asynccontextmanager
     async def restore(self, snapshot: Snapshot, spec: MachineSpec) -> AsyncIterator[Machine]:
@@ -224,8 +234,14 @@ async def _kernel_files(stack: AsyncExitStack, kernel: GuestKernel) -> dict[str,
     }
 
 
+def save_s(spec: MachineSpec) -> float:
+    """Return how long saving a machine may take."""
+    return SAVE_S + spec.memory_mb / SAVE_MB_PER_S
+
+
 def machine_limits(spec: MachineSpec) -> Limits:
     """Return what the host lets a machine use."""
+    threads = spec.vcpus + probe.THREADS
     return Limits(
         memory_bytes=spec.host_bytes,
         cpus=spec.vcpus,

@@ -10,7 +10,7 @@ import anyio.to_thread
 from vmm import memory
 from vmm.drivers.firecracker import INFO, requests
 from vmm.microvm.api import Request
-from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver
+from vmm.microvm.driver import MIB, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver, save_s
 from vmm.microvm.layout import API_SOCKET, DISK, MEMORY
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Monitor, Release
@@ -20,7 +20,7 @@ from vmm.types import MachineSpec
 class FirecrackerMachine(MicroVm):
     """A running Firecracker process, with what we know of the file that it saves its memory to."""
 
-    complete = False  # the file has all memory, as it was when the machine was last copied
+    complete = False  # the file has all memory, as it was when the machine was restored or last copied
     changes_lost = False  # Firecracker may have forgotten some that are not in the file
 
 
@@ -41,6 +41,7 @@ class FirecrackerDriver(MicroVmDriver):
             "`tar xzf firecracker-vVERSION-x86_64.tgz`, "
             "`install release-vVERSION-x86_64/firecracker-vVERSION-x86_64 /usr/local/bin/firecracker`"
         ),
+        most_vcpus=32,
         hello=Request("GET", "/version"),
         defective=dict.fromkeys(((1, 14, 0), (1, 14, 1)), "damages copies of machines with more than 3 GB"),
     )
@@ -63,6 +64,23 @@ class FirecrackerDriver(MicroVmDriver):
     def state_files(self, _spec: MachineSpec, state: bytes) -> Mapping[str, bytes]:
         return {requests.STATE: state}
 
+    async def prepare(self, machine: MicroVm) -> None:
+        """Copy the memory that a machine was restored from to a file that gets its changes.
+
+        Firecracker saves each change only once. It would leave holes in a new file, but not every file system can tell
+        them from pages of zeros.
+        """
+        assert isinstance(machine, FirecrackerMachine)
+        if MEMORY not in machine.files or machine.complete or machine.changes_lost:
+            return
+        restored_from, new = machine.files[MEMORY], machine.files[requests.NEW_MEMORY]
+        try:
+            await anyio.to_thread.run_sync(memory.copy_pages, restored_from, new, machine.spec.memory_mb * MIB)
+            machine.complete = True
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(_clear, machine)
+
     async def save(self, machine: MicroVm, dst: Path) -> None:
         """Save a machine. Firecracker writes to files of ours: it does not know where snapshots are."""
         assert isinstance(machine, FirecrackerMachine)
@@ -75,19 +93,11 @@ class FirecrackerDriver(MicroVmDriver):
 
 
 async def _save_memory(machine: FirecrackerMachine) -> None:
-    """Write what has changed since the last time to a file that has the rest already.
-
-    Firecracker saves each change only once. It would leave holes in a new file, but not every file system can tell
-    them from pages of zeros. All memory is written if there is no such file, or if changes are lost.
-    """
-    restored_from = machine.files.get(MEMORY)
-    changes_only = restored_from is not None and not machine.changes_lost
-    if restored_from is not None and changes_only and not machine.complete:
-        new, size = machine.files[requests.NEW_MEMORY], machine.spec.memory_mb * MIB
-        await anyio.to_thread.run_sync(memory.copy_pages, restored_from, new, size)
+    """Write what has changed to a file that has the rest already, or all memory if there is no such file."""
+    changes_only = machine.complete
     machine.complete, machine.changes_lost = False, True  # until Firecracker says that it has written them
-    await machine.control.ask(requests.save(changes_only=changes_only), wait_s=SAVE_S)
-    machine.complete, machine.changes_lost = restored_from is not None, False
+    await machine.control.ask(requests.save(changes_only=changes_only), wait_s=save_s(machine.spec))
+    machine.complete, machine.changes_lost = MEMORY in machine.files, False
 
 
 def _clear(machine: FirecrackerMachine) -> None:
