@@ -30,6 +30,7 @@ CONFINE_S = 10.0  # it takes milliseconds
 UIDS = range(1_900_000_000, 2_000_000_000)  # unused: above what distributions and systemd assign
 BETTER_HOST = "use a host with hardware virtualization, or set guest_kernel to a kernel built for this KVM"
 ROOT_ADVICE = "give root its usual capabilities: in a container CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP"
+PTRACE_ADVICE = "in a container, give root CAP_SYS_PTRACE, too"  # to look into processes of other users
 USER_ADVICE = "allow user namespaces in the security settings of this host or container"
 # Sysctls that forbid user namespaces: the value that does, and one that does not. Root's machines need user namespaces,
 # too, because they run as unprivileged users.

@@ -56,7 +56,9 @@ class FakeMonitors:
     def driver(self, name: str, **behaviour: object) -> MicroVmDriver:
         """Return a driver whose monitor behaves as asked."""
 
-        def in_machine(_argv: Sequence[str], files: Mapping[str, int], folder: str | None, _mb: int) -> list[str]:
+        def in_machine(
+            _argv: Sequence[str], files: Mapping[str, int], *, folder: str | None = None, **_: object
+        ) -> list[str]:
             root = self.folder / f"root{len(self.roots)}"
             (root / (folder or "").lstrip("/")).mkdir(parents=True)
             (root / "files").mkdir()

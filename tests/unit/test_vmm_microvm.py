@@ -4,12 +4,15 @@ tests/functional/test_emulated_host.py runs the real ones, where they are instal
 """
 
 import errno
+import json
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -21,7 +24,8 @@ from tests.unit.microvms import NAMES, FakeMonitors
 from vmm import cpu, memory, vsock
 from vmm.driver import Machine
 from vmm.errors import LaunchFailed, MachineLost, SnapshotFailed
-from vmm.microvm import api
+from vmm.microvm import api, probe
+from vmm.microvm import driver as driver_module
 from vmm.microvm import machine as machine_module
 from vmm.microvm.api import MAX_ANSWER
 from vmm.microvm.driver import SAVED_MEMORY
@@ -343,7 +347,35 @@ async def test_a_restored_machine_needs_no_file_of_the_home_but_its_image(name: 
 
 
 async def test_a_machine_has_no_network_device(name: str, monitors: FakeMonitors):
-    assert NetworkMode.NAT not in monitors.driver(name).capabilities.networks
+    driver, (target,) = monitors.driver(name), monitors.folders("saved")
+    assert NetworkMode.NAT not in driver.capabilities.networks
+    async with driver.launch(monitors.spec) as machine:
+        saved = await driver.snapshot(machine, target)
+    async with driver.restore(saved, monitors.spec) as machine:
+        files = machine.files  # type: ignore[attr-defined]
+        configured = [os.pread(files[link], 1 << 16, 0).decode() for link in files if link.endswith(".json")]
+    told = json.dumps(monitors.asked) + "".join(configured)
+    assert "/files/disk" in told or name == "firecracker"
+    assert not re.search(r'"/network-interfaces|"net"', told)
+
+
+async def test_more_cpus_than_the_monitor_gives_are_refused_with_what_to_do(name: str, monitors: FakeMonitors):
+    driver = monitors.driver(name)
+    most = driver.monitor.most_vcpus
+    with pytest.raises(LaunchFailed, match=rf"at most {most} CPUs, not {most + 1}: .* or set driver = qemu"):
+        async with driver.launch(replace(monitors.spec, vcpus=most + 1)):
+            pytest.fail("it started")
+
+
+def test_a_machine_may_have_a_thread_for_each_cpu(name: str, monitors: FakeMonitors):
+    pids = [driver_module.machine_limits(replace(monitors.spec, vcpus=vcpus)).pids for vcpus in (1, 32)]
+    assert pids == [1 + probe.THREADS, 32 + probe.THREADS]
+
+
+def test_saving_a_large_machine_may_take_longer(name: str, monitors: FakeMonitors):
+    small, large = (driver_module.save_s(replace(monitors.spec, memory_mb=mb)) for mb in (512, 64 * 1024))
+    assert small < 140
+    assert large > 64 * 1024 / 60  # MB/s
 
 
 async def test_no_link_is_followed_to_a_socket_of_the_host(name: str, tmp_path: Path):

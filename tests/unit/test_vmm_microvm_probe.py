@@ -12,7 +12,7 @@ from tests.unit.microvms import FAKE, NAMES, FakeMonitors
 from vmm import probe as host
 from vmm.driver import DriverConfig, load_driver
 from vmm.limits import detect
-from vmm.microvm import probe
+from vmm.microvm import api, probe
 from vmm.microvm.probe import Engine
 from vmm.process import Confinement
 from vmm.types import GUEST_KERNEL, Accel, GuestKernel, Probe
@@ -179,7 +179,7 @@ async def test_a_program_that_other_users_can_change_is_not_run(name: str, tmp_p
 async def test_a_host_that_forbids_namespaces_is_told_from_a_broken_program(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(probe, "in_machine", lambda *_: ["sh", "-c", "echo 'unshare failed'; exit 1"])
+    monkeypatch.setattr(probe, "in_machine", lambda *_, **__: ["sh", "-c", "echo 'unshare failed'; exit 1"])
     found = await verdict(name, tmp_path, good(name, tmp_path / "program"))
     assert found.reason == "processes cannot be confined on this host: status 1: unshare failed"
     assert found.fix == host.namespace_advice()
@@ -213,9 +213,11 @@ async def test_machines_that_run_as_root_because_of_the_device_are_said(
     assert "machines run as root" in found.missing_protections
 
 
-async def with_own_kernel(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **behaviour: object) -> Probe:
-    """Probe with a guest kernel that only booting can tell about, and a monitor that is a fake."""
-    says(monkeypatch, Verdict(None, "only booting guest_kernel can tell"))
+async def with_kernel(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, own: bool = True, /, **behaviour: object
+) -> Probe:
+    """Probe with a guest kernel, and a monitor that is a fake. Only booting can tell about one of the user's own."""
+    says(monkeypatch, Verdict(None if own else True, "what the tiny guest says"))
     monitors = FakeMonitors(folder, monkeypatch)
     driver, kernel = monitors.driver(name, **behaviour), monitors.spec.boot
     assert isinstance(kernel, GuestKernel)
@@ -224,13 +226,16 @@ async def with_own_kernel(name: str, folder: Path, monkeypatch: pytest.MonkeyPat
         return Engine(str(FAKE), "a monitor 1.2", (1, 2))
 
     monkeypatch.setattr(probe, "find", found)
-    config = replace(driver._config, kernel=kernel, own_kernel=True)
+    config = replace(driver._config, kernel=kernel, own_kernel=own)
     with anyio.fail_after(60):
         return (await probe.probe(driver.monitor, config, detect(), driver._boot_alone))[0]
 
 
-async def test_a_kernel_of_the_users_own_is_booted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    found = await with_own_kernel(name, tmp_path, monkeypatch, boots=STARTING[name], word=host.PROBE_WORD)
+@pytest.mark.parametrize("own", [True, False])
+async def test_the_kernel_is_booted_before_a_driver_says_that_it_works(
+    name: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = await with_kernel(name, tmp_path, monkeypatch, own, boots=STARTING[name], word=host.PROBE_WORD)
     assert (found.usable, found.reason, found.accel) == (True, "a guest booted under KVM", Accel.KVM)
 
 
@@ -248,7 +253,30 @@ async def test_a_kernel_that_does_not_boot_is_no_working_kvm(
 ):
     if "boots" in behaviour:  # it never ends
         monkeypatch.setattr(host, "KVM_DEADLINE_S", 1.0)
-    found = await with_own_kernel(name, tmp_path, monkeypatch, **{"boots": STARTING[name], **behaviour})
+    found = await with_kernel(name, tmp_path, monkeypatch, **{"boots": STARTING[name], **behaviour})
     assert not found.usable
     assert reason in found.reason
     assert found.fix is not None
+
+
+async def test_a_monitor_that_does_not_fit_this_host_is_not_chosen(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its seccomp filter may forbid what its C library does, for example. It prints its version all the same."""
+    found = await with_kernel(name, tmp_path, monkeypatch, False, die=STARTING[name])
+    assert not found.usable
+    assert "did not start machine probe" in found.reason
+    assert found.fix == "set driver = qemu"
+
+
+async def test_a_server_that_may_not_look_into_other_users_processes_is_told_what_it_lacks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def denied(_pid: int) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(api, "DENIED_S", 0.05)
+    monkeypatch.setattr(api, "_root_and_socket", denied)
+    found = await with_kernel(name, tmp_path, monkeypatch, False)
+    assert not found.usable
+    assert found.reason.endswith("Permission denied): in a container, give root CAP_SYS_PTRACE, too")

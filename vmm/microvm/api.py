@@ -11,12 +11,15 @@ import httpx2
 
 from vmm.errors import MachineLost
 from vmm.microvm.layout import API_SOCKET
+from vmm.probe import PTRACE_ADVICE
 from vmm.process import RunningProcess
 from vmm.vsock import find_socket, open_socket
 
 API_S = 20.0  # answers take milliseconds; a busy host needs much longer
 START_S = 60.0  # so does the start, for which several programs are run
 ROOT = "/proc/{}/root"  # the root directory of a process
+# A process that changes its user may not be looked into for milliseconds. A server that has lost that right never may.
+DENIED_S = 10.0
 LOOK_AGAIN_S = 0.001  # a monitor does not announce its socket, which is there within 10 ms
 ONE_CONNECTION = httpx2.Limits(max_connections=1)
 MAX_ANSWER = 64 * 1024  # bytes; honest answers are a line or two
@@ -111,11 +114,13 @@ async def _listening(process: RunningProcess, title: str) -> tuple[int, int]:
         while True:
             try:
                 return _root_and_socket(process.pid)
-            except OSError:
+            except OSError as error:
+                if isinstance(error, PermissionError) and anyio.current_time() > began + DENIED_S:
+                    raise MachineLost(f"the server may not reach it ({error}): {PTRACE_ADVICE}") from error
                 # Less and less often: looking must not slow down the start on a busy host.
                 with anyio.move_on_after(max(LOOK_AGAIN_S, (anyio.current_time() - began) / 10)):
                     raise MachineLost(f"{title} ended with {await process.wait()}") from None
-    raise MachineLost(f"{title} does not answer: {process.tail}")
+    raise MachineLost(f"{title} does not answer: {process.tail or f'no socket in {START_S:.0f} s'}")
 
 
 def _root_and_socket(pid: int) -> tuple[int, int]:

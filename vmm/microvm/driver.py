@@ -163,7 +163,7 @@ class MicroVmDriver(ABC):
             read[IMAGE] = stack.enter_context(trusted(spec.root))
             engine = await self.usable()
             machine = await self._start(stack, engine, spec, read, {DISK: disk})
-            await self._ask_all(machine, self.load(engine.release), "restore")
+            await self._ask_all(machine, self.load(engine.release), "restore", TAKE_ANOTHER)
             machine.restored()
             yield machine
 
@@ -191,6 +191,9 @@ class MicroVmDriver(ABC):
         written: Mapping[str, int] = {},
     ) -> MicroVm:
         """Start the monitor on files that it reads or writes, and connect to its API. It waits for requests."""
+        if spec.vcpus > (most := self.monitor.most_vcpus):
+            problem = f"{self._title} gives machines at most {most} CPUs, not {spec.vcpus}"
+            raise LaunchFailed(f"{problem}: change the template's vcpus, or set driver = qemu")
         confinement = kvm_confinement(offline=False)  # its namespaces include an empty network
         new = {name: memory.owned_space(stack, memory.scratch_file(self.run_dir(), 0)) for name in self.saves_to_files}
         for file in (*written.values(), *new.values()):
@@ -198,12 +201,14 @@ class MicroVmDriver(ABC):
         named = {**read, **written, **new}
         program = stack.enter_context(trusted(Path(engine.binary)))
         argv = self.argv(f"/proc/self/fd/{program}")
+        folder, folder_mb = self.saves_to_folder, spec.memory_mb
+        confined = probe.in_machine(argv, named, vcpus=spec.vcpus, folder=folder, folder_mb=folder_mb)
         group = await stack.enter_async_context(
             limits.machine_group(self._config.run_dir, spec.id, machine_limits(spec))
         )
         process = await stack.enter_async_context(
             spawn(
-                group.wrap(probe.in_machine(argv, named, self.saves_to_folder, spec.memory_mb)),
+                group.wrap(confined),
                 confinement=confinement,
                 before_start=group.add,
                 pass_fds=(program, *named.values()),
@@ -218,13 +223,13 @@ class MicroVmDriver(ABC):
         stack.push_async_callback(machine.let_end)
         return machine
 
-    async def _ask_all(self, machine: MicroVm, requests: Sequence[Request], purpose: str) -> None:
+    async def _ask_all(self, machine: MicroVm, requests: Sequence[Request], purpose: str, advice: str = "") -> None:
         """Start or restore a machine. What fails here says nothing about a snapshot, which may work the next time."""
         try:
             for request in requests:
                 await machine.control.ask(request)
         except (MachineLost, Refused) as error:
-            raise LaunchFailed(f"{self._title} did not {purpose} machine {machine.id}: {error}") from error
+            raise LaunchFailed(f"{self._title} did not {purpose} machine {machine.id}: {error}{advice}") from error
 
 
 async def _kernel_files(stack: AsyncExitStack, kernel: GuestKernel) -> dict[str, int]:
@@ -245,8 +250,8 @@ def machine_limits(spec: MachineSpec) -> Limits:
     return Limits(
         memory_bytes=spec.host_bytes,
         cpus=spec.vcpus,
-        pids=probe.THREADS,
+        pids=threads,
         file_bytes=max(spec.memory_mb, spec.disk_mb) * MIB,
-        data_bytes=spec.host_bytes + probe.THREADS * 8 * MIB,
+        data_bytes=spec.host_bytes + threads * STACK_MB * MIB,
         own_user=True,
     )

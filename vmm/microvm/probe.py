@@ -28,7 +28,7 @@ from vmm.types import GUEST_KERNEL, Accel, DriverInfo, Exit, GuestKernel, Probe
 from vmm.verdicts import Verdict, Verdicts
 
 Release = tuple[int, ...]
-THREADS = 64  # of a monitor: one for each CPU, one or two for each device, and a few more
+THREADS = 32  # of a monitor besides one for each CPU: one or two for each device, and a few more
 START_S = 15.0  # it prints its version in milliseconds
 NOT_EXECUTABLE = "status 126"  # of a shell
 MAX_SHOWN = 80  # characters of what another program prints
@@ -45,6 +45,7 @@ class Monitor:
     release: str  # the address of its official releases
     check: str  # how to check what was downloaded from there
     unpack: str  # a command that installs it
+    most_vcpus: int
     hello: Request  # which it always answers
     defective: Mapping[Release, str] = field(default_factory=dict)  # what is wrong with releases that do not work
     came_later: Mapping[Release, str] = field(default_factory=dict)  # what releases before these do not protect from
@@ -88,7 +89,7 @@ async def probe(
         engine = await find(monitor, config)
     except DriverUnavailable as error:
         return Probe(False, str(error), error.fix), None
-    if kvm.usable is None:
+    if config.kernel is not None or kvm.usable is None:
         kvm = await _boots(monitor, config, engine, boot)
     missing = (*missing_protections(hierarchy), *missing_with_kvm(), *monitor.unprotected(engine.release))
     lacks = None if config.kernel else GUEST_KERNEL
@@ -101,7 +102,7 @@ async def probe(
 async def _boots(
     monitor: Monitor, config: DriverConfig, engine: Engine, boot: Callable[[Engine, GuestKernel], Awaitable[Exit]]
 ) -> Verdict:
-    """Return whether the guest kernel boots: it may be built for a KVM that cannot run ordinary guests."""
+    """Return whether the guest kernel boots. The monitor may not fit this host, and a kernel of the user's not KVM."""
     if (kernel := config.kernel) is None:
         return host.NO_KERNEL
     verdicts, question = Verdicts(config.cache_dir), f"whole-guest-{monitor.info.name}"
@@ -110,7 +111,7 @@ async def _boots(
     try:
         return await verdicts.ask(question, find_out, monitor=engine.version, files=files)
     except LaunchFailed as error:  # which says what to do, if it is known
-        return Verdict(False, str(error), "unset guest_kernel, or set driver = qemu")
+        return Verdict(False, str(error), f"{'unset guest_kernel, or ' if config.own_kernel else ''}set driver = qemu")
 
 
 async def find(monitor: Monitor, config: DriverConfig) -> Engine:
@@ -162,7 +163,7 @@ async def _run(argv: Sequence[str], *files: int) -> tuple[str, str | None]:
     """Run a program that ends by itself, confined like a machine. Return what it printed, and what went wrong."""
     try:
         with anyio.fail_after(START_S):
-            confined = in_machine(argv, {}, None, 0)
+            confined = in_machine(argv, {})
             async with spawn(confined, confinement=kvm_confinement(offline=False), pass_fds=files) as process:
                 end = await process.wait()
     except (OSError, TimeoutError) as error:  # OSError: unshare or setpriv is not installed
@@ -170,7 +171,9 @@ async def _run(argv: Sequence[str], *files: int) -> tuple[str, str | None]:
     return end.detail, None if end.code == 0 else last_line(str(end))
 
 
-def in_machine(argv: Sequence[str], files: Mapping[str, int], folder: str | None, folder_mb: int) -> list[str]:
+def in_machine(
+    argv: Sequence[str], files: Mapping[str, int], *, vcpus: int = 1, folder: str | None = None, folder_mb: int = 0
+) -> list[str]:
     """Return `argv` in new namespaces, without any capability, where `files` have fixed names.
 
     If there is a `folder`, it can write `folder_mb` to it.
@@ -182,6 +185,6 @@ def in_machine(argv: Sequence[str], files: Mapping[str, int], folder: str | None
         devices=[str(KVM_DEVICE)],
         folders=[folder] if folder else [],
         files=files,
-        limits=rlimit_argv(processes=THREADS),
+        limits=rlimit_argv(processes=vcpus + THREADS),
         root_mb=ROOT_MB + (folder_mb if folder else 0),
     )

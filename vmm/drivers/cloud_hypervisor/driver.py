@@ -14,7 +14,7 @@ from vmm import memory
 from vmm.drivers.cloud_hypervisor import INFO, requests
 from vmm.drivers.cloud_hypervisor.state import without_memory
 from vmm.microvm.api import Request
-from vmm.microvm.driver import MIB, SAVE_S, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver
+from vmm.microvm.driver import MIB, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver, save_s
 from vmm.microvm.layout import API_SOCKET, DISK
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Monitor, Release
@@ -34,6 +34,7 @@ class CloudHypervisorDriver(MicroVmDriver):
         ),
         check="by comparing `sha256sum cloud-hypervisor-static` with the digest on the release's page",
         unpack="`install cloud-hypervisor-static /usr/local/bin/cloud-hypervisor`",
+        most_vcpus=64,  # in a template; it could have more
         hello=requests.HELLO,
         came_later={
             (50,): "code can use the host's nested virtualization: Cloud Hypervisor 50 and newer do not offer it",
@@ -67,7 +68,7 @@ class CloudHypervisorDriver(MicroVmDriver):
         """Save a machine. It writes a copy of its memory to its own root directory, for which it gets more memory."""
         with machine.group.widened(machine.spec.memory_mb * MIB):
             try:
-                await machine.control.ask(requests.save(), wait_s=SAVE_S)
+                await machine.control.ask(requests.save(), wait_s=save_s(machine.spec))
                 await anyio.to_thread.run_sync(_keep, machine, dst)
             finally:  # it takes memory, and the next snapshot would not replace it
                 names = requests.CONFIG, requests.STATE, requests.NEW_MEMORY
