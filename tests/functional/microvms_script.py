@@ -23,6 +23,7 @@ HOST = Path("/host")
 SLOW_S = 600.0  # everything here is emulated, and the host may be busy
 DRIVERS = ("firecracker", "cloud-hypervisor")  # each has the name of its program
 KERNEL = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
+LARGE_MB = 3584  # its memory is in two parts, around the addresses of devices below 4 GB
 
 
 async def main() -> None:
@@ -57,17 +58,33 @@ async def examine(name: str) -> None:
         await agent.warm(WarmUp(code="warm = True"), timeout_s=SLOW_S)
         snapshot = await driver.snapshot(machine, saved)
     began = time.monotonic()
-    async with opened(driver, snapshot, "a") as (machine, agent):
+    async with opened(driver, snapshot, spec("a")) as (machine, agent):
         shown = await run(agent, "import socket; number = 6; socket.gethostname(), number")
         report(name, "restored", shown=shown, seconds=time.monotonic() - began)
         report(name, "usage", mb=(await machine.usage()).memory_bytes >> 20)
         fork = await driver.snapshot(machine, forked, keep=True)
         report(name, "goes on", shown=await run(agent, "number * 7"), mb=(await machine.usage()).memory_bytes >> 20)
-    async with opened(driver, fork, "b") as (_, agent):
+    async with opened(driver, fork, spec("b")) as (_, agent):
         report(name, "forked", shown=await run(agent, "number, socket.gethostname()"))
+    shown = await save_and_restore_large(driver, folder / "large")
+    report(name, "large", shown=shown)
     report(name, "without a root file system", error=await boot_without_root(driver, folder / "nothing"))
     await driver.aclose()
     report(name, "left", files=[path.name for path in (folder / "run").iterdir()])
+
+
+async def save_and_restore_large(driver: SnapshotDriver, saved: Path) -> list[str]:
+    """Run code in a copy of a machine with more than 3 GB. Its kernel fills the upper part of memory first."""
+    saved.mkdir()
+    large = replace(spec("large"), memory_mb=LARGE_MB)
+    async with (
+        driver.launch(large) as machine,
+        AgentClient.open(await machine.connect(), timeout_s=SLOW_S) as agent,
+    ):
+        await agent.warm(WarmUp(code="number = 6"), timeout_s=SLOW_S)
+        snapshot = await driver.snapshot(machine, saved)
+    async with opened(driver, snapshot, large) as (_, agent):
+        return await run(agent, "number * 7")
 
 
 async def boot_without_root(driver: SnapshotDriver, image: Path) -> str:
@@ -83,10 +100,12 @@ async def boot_without_root(driver: SnapshotDriver, image: Path) -> str:
 
 
 @asynccontextmanager
-async def opened(driver: SnapshotDriver, snapshot: Snapshot, name: str) -> AsyncIterator[tuple[Machine, AgentClient]]:
+async def opened(
+    driver: SnapshotDriver, snapshot: Snapshot, restored: MachineSpec
+) -> AsyncIterator[tuple[Machine, AgentClient]]:
     async with (
-        driver.restore(snapshot, spec(name)) as machine,
-        AgentClient.open(await machine.connect(), timeout_s=SLOW_S, identity=identity(name)) as agent,
+        driver.restore(snapshot, restored) as machine,
+        AgentClient.open(await machine.connect(), timeout_s=SLOW_S, identity=identity(restored.id)) as agent,
     ):
         yield machine, agent
 

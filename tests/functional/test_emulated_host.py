@@ -13,7 +13,7 @@ import pytest
 
 from mcp_sandbox.app import open_host
 from mcp_sandbox.config import load_settings
-from tests.functional.emulated_host import SYSTEMD, run_in_emulated_host
+from tests.functional.emulated_host import SYSTEMD, Hardware, run_in_emulated_host
 
 MICROVMS = ("firecracker", "cloud-hypervisor")  # each has the name of its program, as in microvms_script.py
 MONITORS = [name for name in MICROVMS if shutil.which(name)]
@@ -38,8 +38,9 @@ async def printed(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) 
         built = await host.builder.find(host.settings.catalogue.load(host.settings.template), host.driver)
     assert built is not None, "build the template first: mcp-sandbox template build"
     scratch = tmp_path_factory.mktemp("host")
+    hardware = Hardware("10G") if MONITORS else Hardware()  # for one machine with 3.5 GB, and a copy of it
     with anyio.fail_after(EMULATED_S):
-        printed = await run_in_emulated_host(SCRIPTS, host.store, built, scratch)
+        printed = await run_in_emulated_host(SCRIPTS, host.store, built, scratch, hardware)
     shutil.rmtree(scratch)
     return printed
 
@@ -128,5 +129,6 @@ async def test_microvms_boot_and_are_saved_restored_and_copied_under_real_kvm(dr
     assert found["usage"]["mb"] < 256  # of 512: what the snapshot has is read when it is needed
     if driver == "firecracker":
         assert found["goes on"]["mb"] < 256  # a copy is made from changes
+    assert found["large"]["shown"] == ["42"]
     assert "machine broken ended with" in found["without a root file system"]["error"]
     assert found["left"]["files"] == []

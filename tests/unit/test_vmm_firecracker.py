@@ -143,9 +143,8 @@ async def test_a_full_disk_gets_its_space_back_when_a_copy_fails(
             patched.setattr(memory, "copy_pages", copy_half)
             with pytest.raises(SnapshotFailed, match="no space left"):
                 await driver.snapshot(machine, folders[1], keep=True)
-        with anyio.fail_after(
-            30
-        ):  # Firecracker 1.16 would never answer if it had paused and gone on without a snapshot
+        # Firecracker 1.16 would never answer if it had paused and gone on without a snapshot.
+        with anyio.fail_after(30):
             await stream.send(b"the same connection")
             assert await stream.receive(64) == b"the same connection"
         assert os.fstat(machine.files[requests.NEW_MEMORY]).st_blocks == 0  # type: ignore[attr-defined]
