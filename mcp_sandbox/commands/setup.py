@@ -216,11 +216,11 @@ async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
 
 
 async def _without_program(drivers: Drivers, driver: str) -> Probe | None:
-    """Return why a driver whose program the operator installs does not work, before we install what else it needs."""
+    """Return why a driver has no program, if the operator installs that: then we install nothing else for it."""
     if driver not in DRIVERS or not driver_info(driver).by_hand:
         return None
     verdict = await drivers.probe(driver)
-    return None if verdict.usable or verdict.lacks else verdict  # what it lacks, we fetch
+    return None if verdict.usable or verdict.program else verdict
 
 
 def _conclude(choice: Choice) -> int:

@@ -40,7 +40,8 @@ class StubDrivers:
 
     async def probe(self, name: str) -> Probe:
         usable = name not in self.hopeless and not (self.strict and name in self.lacking)
-        return Probe(usable, "it is broken", "another host", self.accel, lacks=self.lacking.get(name))
+        program = Path("/program") if name in self.lacking else None
+        return Probe(usable, "it is broken", "another host", self.accel, lacks=self.lacking.get(name), program=program)
 
     async def fetch_and_probe(self, name: str) -> Probe:
         self.lacking.pop(name, None)
@@ -172,6 +173,20 @@ def test_a_driver_that_no_package_has_gets_the_kernel_that_it_cannot_be_tried_wi
     drivers.lacking, drivers.strict = {"firecracker": GUEST_KERNEL}, True
     assert setup.main(settings.model_copy(update={"driver": "firecracker"}), check=False) == 0
     assert drivers.lacking == {}
+
+
+def test_a_driver_whose_program_is_there_gets_the_packages_that_it_cannot_be_tried_without(
+    programs, settings, monkeypatch, capsys
+):
+    class TryingDrivers(StubDrivers):
+        async def probe(self, name: str) -> Probe:
+            return Probe((programs / "lz4").exists(), "no lz4", program=Path("/program"))
+
+    add_all(programs, but=("lz4",))
+    add(programs, "apt-get", f'[ "$1" = update ] || cp {programs}/dpkg {programs}/lz4')
+    monkeypatch.setattr(setup, "Drivers", TryingDrivers)
+    assert setup.main(settings.model_copy(update={"driver": "firecracker"}), check=False) == 0
+    assert "firecracker works on this host" in capsys.readouterr().out
 
 
 def test_setup_says_where_a_program_that_no_package_has_comes_from(programs, settings, monkeypatch, capsys):
