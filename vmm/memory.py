@@ -80,9 +80,8 @@ class SealedMemory:
             known = self._loaded.get(file)
             if known is None or known[0] != identity:
                 memory = await anyio.to_thread.run_sync(load_sealed, file, size)
-                outdated = self._forget(lambda path: path == file or not path.exists())
-                self._loaded[file] = (identity, memory)
-                await _close_in_thread(outdated)
+                await _close_in_thread(self._forget(lambda path: path == file or not path.exists()))
+                self._loaded[file] = (identity, memory)  # last: while we wait, `sweep` may find that the file is gone
             return self._loaded[file][1]
 
     async def sweep(self) -> None:

@@ -125,6 +125,22 @@ async def test_memory_of_a_removed_snapshot_is_freed_by_a_sweep(sparse):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+async def test_memory_whose_snapshot_is_removed_while_it_is_loaded_can_be_used(sparse, monkeypatch):
+    sealed = memory.SealedMemory()
+    close = memory._close_in_thread
+
+    async def close_later(files):
+        await close(files)
+        sparse.unlink(missing_ok=True)
+        await close(sealed._forget(lambda path: not path.exists()))  # another machine has ended meanwhile
+
+    monkeypatch.setattr(memory, "_close_in_thread", close_later)
+    try:
+        assert os.pread(await sealed.get(sparse, 16 * MB), 1, 0) == b"\0"
+    finally:
+        sealed.close()
+
+
 async def test_memory_of_a_removed_snapshot_is_freed_when_another_is_loaded(sparse, tmp_path):
     sealed = memory.SealedMemory()
     descriptors = len(os.listdir("/proc/self/fd"))
