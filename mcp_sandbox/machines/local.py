@@ -196,7 +196,7 @@ class LocalProvider(AsyncContextManagerMixin):
                         with anyio.CancelScope(shield=True):  # a cancelled snapshot could leave the machine paused
                             snapshot = await driver.snapshot(lease.machine, directory, keep=True)
                             await lease.agent.refresh(renewed(lease.identity))
-                files = _file_stamps(snapshot.path)
+                    files = _file_stamps(snapshot.path)
                 host, origin = lease.host, lease.origin
                 yield LocalFrozen(lease.template, host, closed, snapshot, files, origin, lease.identity)
 

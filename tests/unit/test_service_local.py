@@ -662,6 +662,16 @@ async def test_a_full_disk_is_reported_as_such(bench: Bench, error: Exception):
     assert "setpriv" not in str(caught.value)
 
 
+async def test_a_state_that_cannot_be_read_back_is_a_failure_to_freeze(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def fail(_path: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with bench.provider.acquire(REQUEST) as lease:
+        monkeypatch.setattr("mcp_sandbox.machines.local._file_stamps", fail)
+        with pytest.raises(SandboxError, match=r"could not be frozen: .*Too many open files"):
+            await bench.provider.freeze(lease).__aenter__()
+
+
 async def test_a_failed_command_is_logged_and_the_caller_gets_its_last_line(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
