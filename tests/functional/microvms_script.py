@@ -23,7 +23,10 @@ HOST = Path("/host")
 SLOW_S = 600.0  # everything here is emulated, and the host may be busy
 DRIVERS = ("firecracker", "cloud-hypervisor")  # each has the name of its program
 KERNEL = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
-LARGE_MB = 3584  # its memory is in two parts, around the addresses of devices below 4 GB
+LARGE_MB = 3456  # its memory is in two parts, around the addresses of devices below 4 GB
+PAGES = "bytes(number % 251 for number in range(len(memory) // 4096))"
+FILL = f"memory = bytearray(448 << 20); memory[::4096] = {PAGES}"  # more than fits into the upper part
+CHECK = f"memory[::4096] == {PAGES}"
 
 
 async def main() -> None:
@@ -66,16 +69,17 @@ async def examine(name: str) -> None:
         report(name, "goes on", shown=await run(agent, "number * 7"), mb=(await machine.usage()).memory_bytes >> 20)
     async with opened(driver, fork, spec("b")) as (_, agent):
         report(name, "forked", shown=await run(agent, "number, socket.gethostname()"))
-    shown = await save_and_restore_large(driver, folder / "large")
-    report(name, "large", shown=shown)
+    await copy_large(driver, folder / "large")
     report(name, "without a root file system", error=await boot_without_root(driver, folder / "nothing"))
     await driver.aclose()
     report(name, "left", files=[path.name for path in (folder / "run").iterdir()])
 
 
-async def save_and_restore_large(driver: SnapshotDriver, saved: Path) -> list[str]:
-    """Run code in a copy of a machine with more than 3 GB. Its kernel fills the upper part of memory first."""
-    saved.mkdir()
+async def copy_large(driver: SnapshotDriver, folder: Path) -> None:
+    """Copy a machine with more than 3 GB, and the copy. Its kernel fills the upper part of memory first."""
+    saved, forked = folder / "saved", folder / "forked"
+    saved.mkdir(parents=True)
+    forked.mkdir()
     large = replace(spec("large"), memory_mb=LARGE_MB)
     async with (
         driver.launch(large) as machine,
@@ -83,8 +87,12 @@ async def save_and_restore_large(driver: SnapshotDriver, saved: Path) -> list[st
     ):
         await agent.warm(WarmUp(code="number = 6"), timeout_s=SLOW_S)
         snapshot = await driver.snapshot(machine, saved)
-    async with opened(driver, snapshot, large) as (_, agent):
-        return await run(agent, "number * 7")
+    async with opened(driver, snapshot, large) as (machine, agent):
+        await run(agent, FILL)
+        fork = await driver.snapshot(machine, forked, keep=True)
+        report(driver.name, "large", shown=await run(agent, f"number * 7, {CHECK}"))
+    async with opened(driver, fork, large) as (_, agent):
+        report(driver.name, "large, copied", shown=await run(agent, f"number * 7, {CHECK}"))
 
 
 async def boot_without_root(driver: SnapshotDriver, image: Path) -> str:
