@@ -37,9 +37,9 @@ class CloudHypervisorDriver(MicroVmDriver):
         most_vcpus=64,  # in a template; it could have more
         hello=requests.HELLO,
         came_later={
-            (50,): "code can use the host's nested virtualization: Cloud Hypervisor 50 and newer do not offer it",
             (50, 1): "code chooses the format of its disk: Cloud Hypervisor 50.1 and newer read it as it is",
             (51, 2): "code may take over its monitor by a known defect of its disks, repaired in Cloud Hypervisor 51.2",
+            (52,): "code can use the host's nested virtualization, since 50 on AMD only: Cloud Hypervisor 53 hides it",
             (53,): "a fork or pause may lose what code is writing to its disk: Cloud Hypervisor 53 waits for it",
         },
         defective=dict.fromkeys(((52, 0), (52, 0, 0)), "takes twice the memory that a machine uses"),
