@@ -109,7 +109,7 @@ def save_all() -> None:
     with (new / "config.json").open("x") as file:
         file.write('{"landlock_enable": "whatever it likes"}')
     with (new / "state.json").open("x") as file:
-        file.write(behaviour.get("state") or json.dumps(state))
+        file.write((behaviour.get("state") or json.dumps(state)).ljust(int(behaviour.get("state_bytes", 0))))
     if behaviour.get("folder"):
         (new / "memory-ranges").mkdir()
         return

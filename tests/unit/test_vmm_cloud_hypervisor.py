@@ -168,6 +168,7 @@ async def test_a_machine_may_take_more_memory_only_while_it_is_saved(
         ({"short": 4096}, f"it wrote {SIZE - 4096} bytes of memory"),
         ({"state": "{}"}, "saves machines in another way"),
         ({"state": "[" * 100_000}, "saves machines in another way"),
+        ({"state_bytes": 2 * MIB}, "bytes of state"),
     ],
 )
 async def test_what_a_monitor_saves_is_not_believed(behaviour: dict[str, object], reason: str, monitors: FakeMonitors):
@@ -195,7 +196,13 @@ def swapped() -> dict[str, Any]:
     return manager
 
 
-@pytest.mark.parametrize("manager", [swapped(), manager_of(PARTS[:1]), manager_of([]), {}, None, {"memory_ranges": []}])
+SUMLESS: list[tuple[int, Any]] = [(0, 10**400), (1, 1.5)]  # sizes that cannot be added
+
+
+@pytest.mark.parametrize(
+    "manager",
+    [swapped(), manager_of(PARTS[:1]), manager_of([]), manager_of(SUMLESS), {}, None, {"memory_ranges": []}],
+)
 def test_a_state_with_memory_in_another_layout_is_refused(manager: object):
     with pytest.raises(SnapshotFailed, match="in another way"):
         without_memory(state_of(manager), SIZE)

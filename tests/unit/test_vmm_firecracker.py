@@ -198,7 +198,7 @@ async def test_changes_are_found_on_file_systems_that_do_not_tell_holes_from_zer
     ("behaviour", "reason"),
     [
         ({"short": PAGE}, f"it wrote {MEMORY_MB * MIB - PAGE} bytes of memory"),
-        ({"state_bytes": 9 * MIB}, "bytes of state"),
+        ({"state_bytes": 2 * MIB}, "bytes of state"),
     ],
 )
 async def test_what_a_monitor_saves_is_not_believed(behaviour: dict[str, object], reason: str, monitors: FakeMonitors):

@@ -35,7 +35,8 @@ TAKE_ANOTHER = (
 STACK_MB = 8  # of a thread
 SAVE_S = 120.0  # the monitor writes all memory: that of a small machine
 SAVE_MB_PER_S = 30  # and to a slow disk
-STATE_BYTES = 8 * MIB  # the most that we read; honest states have 200 KB
+# The most that we read of a state. Honest ones have 200 KB; to parse 8 MB would hold up the server for a second.
+STATE_BYTES, STATE_BYTES_PER_CPU = MIB, MIB // 4
 SAVED_MEMORY, SAVED_STATE, SAVED_DISK = "memory", "state", "disk"  # the files of a snapshot
 
 
@@ -242,6 +243,15 @@ async def _kernel_files(stack: AsyncExitStack, kernel: GuestKernel) -> dict[str,
 def save_s(spec: MachineSpec) -> float:
     """Return how long saving a machine may take."""
     return SAVE_S + spec.memory_mb / SAVE_MB_PER_S
+
+
+def read_state(file: int, spec: MachineSpec) -> bytes:
+    """Return the state that a monitor has written to a file; raise OSError if it is too long to be honest."""
+    most = STATE_BYTES + spec.vcpus * STATE_BYTES_PER_CPU
+    state = os.pread(file, most + 1, 0)
+    if len(state) > most:
+        raise OSError(f"it wrote more than {most} bytes of state")
+    return state
 
 
 def machine_limits(spec: MachineSpec) -> Limits:

@@ -14,7 +14,7 @@ from vmm import memory
 from vmm.drivers.cloud_hypervisor import INFO, requests
 from vmm.drivers.cloud_hypervisor.state import without_memory
 from vmm.microvm.api import Request
-from vmm.microvm.driver import MIB, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver, save_s
+from vmm.microvm.driver import MIB, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver, read_state, save_s
 from vmm.microvm.layout import API_SOCKET, DISK
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Monitor, Release
@@ -81,7 +81,7 @@ def _keep(machine: MicroVm, dst: Path) -> None:
     size = machine.spec.memory_mb * MIB
     with machine.folder(requests.NEW) as new:
         with _opened(new, requests.STATE) as file:
-            (dst / SAVED_STATE).write_bytes(without_memory(file.read(STATE_BYTES), size))
+            (dst / SAVED_STATE).write_bytes(without_memory(read_state(file.fileno(), machine.spec), size))
         with _opened(new, requests.NEW_MEMORY) as file:
             if (found := os.fstat(file.fileno()).st_size) != size:
                 raise OSError(f"it wrote {found} bytes of memory")

@@ -10,7 +10,7 @@ import anyio.to_thread
 from vmm import memory
 from vmm.drivers.firecracker import INFO, requests
 from vmm.microvm.api import Request
-from vmm.microvm.driver import MIB, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, STATE_BYTES, MicroVmDriver, save_s
+from vmm.microvm.driver import MIB, SAVED_DISK, SAVED_MEMORY, SAVED_STATE, MicroVmDriver, read_state, save_s
 from vmm.microvm.layout import API_SOCKET, DISK, MEMORY
 from vmm.microvm.machine import MicroVm
 from vmm.microvm.probe import Monitor, Release
@@ -112,9 +112,6 @@ def _keep(machine: FirecrackerMachine, dst: Path) -> None:
     new, size = machine.files[requests.NEW_MEMORY], machine.spec.memory_mb * MIB
     if (found := os.fstat(new).st_size) != size:
         raise OSError(f"it wrote {found} bytes of memory")
-    state = os.pread(machine.files[requests.NEW_STATE], STATE_BYTES + 1, 0)
-    if len(state) > STATE_BYTES:
-        raise OSError(f"it wrote more than {STATE_BYTES} bytes of state")
-    (dst / SAVED_STATE).write_bytes(state)
+    (dst / SAVED_STATE).write_bytes(read_state(machine.files[requests.NEW_STATE], machine.spec))
     memory.save_sparse(new, dst / SAVED_MEMORY, size)
     memory.save_sparse(machine.files[DISK], dst / SAVED_DISK, machine.spec.disk_mb * MIB)
