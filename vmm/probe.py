@@ -92,7 +92,8 @@ async def boots(boot: Callable[[], Awaitable[Exit]], file: Path) -> Verdict:
             return Verdict(True, "a guest booted under KVM")
         said = (line for line in end.detail.splitlines() if line.startswith(INIT_SAYS))
         why = next(said, str(end).splitlines()[0])
-        return Verdict(False, f"/dev/kvm opens, but the guest ended with {why}", fix)
+        killed = end.signal is not None  # perhaps because the host had no memory left
+        return Verdict(False, f"/dev/kvm opens, but the guest ended with {why}", fix, doubtful=killed)
     return Verdict(False, f"/dev/kvm opens, but no guest booted in {KVM_DEADLINE_S:.0f} s", fix, doubtful=True)
 
 
@@ -158,6 +159,12 @@ def privileges() -> dict[str, object]:
         "namespaces": [Path(f"/proc/self/ns/{name}").stat().st_ino for name in ("user", "mnt", "pid")],
         "sysctls": [_first_line(Path("/proc/sys") / name) for name in SYSCTLS],
     }
+
+
+def identity(binary: Path) -> dict[str, object]:
+    """Return what changes if another program takes the place of this one."""
+    status = binary.stat()
+    return {"binary": [str(binary), status.st_size, status.st_mtime_ns]}
 
 
 def missing_protections(hierarchy: Hierarchy) -> tuple[str, ...]:

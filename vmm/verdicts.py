@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-DOUBT_S = 3600.0  # a probe that timed out, perhaps because the host was busy, is repeated after an hour
+DOUBT_S = 3600.0  # a probe that failed perhaps because the host was busy is repeated after an hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Verdict:
     usable: bool | None  # None: it could not be tried
     reason: str
     fix: str | None = None  # what would help
-    doubtful: bool = False  # it timed out: on a less busy host the result may differ
+    doubtful: bool = False  # it timed out or was killed: on a less busy host the result may differ
 
 
 class Verdicts:

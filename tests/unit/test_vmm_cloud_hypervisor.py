@@ -100,6 +100,8 @@ async def test_what_an_old_release_does_not_protect_from_is_told(
         return Verdict(True, "a tiny guest ran")
 
     monkeypatch.setattr("vmm.probe.kvm", works)
+    for module in ("vmm.probe", "vmm.microvm.probe"):
+        monkeypatch.setattr(f"{module}.KVM_DEVICE", Path(os.devnull))
     binary = tmp_path / "monitor"
     binary.write_text(f"#!/bin/sh\necho cloud-hypervisor v{version}\n")
     binary.chmod(0o755)

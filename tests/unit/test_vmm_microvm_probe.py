@@ -13,9 +13,9 @@ from vmm import probe as host
 from vmm.driver import DriverConfig, load_driver
 from vmm.limits import detect
 from vmm.microvm import api, probe
+from vmm.microvm.driver import MicroVmDriver
 from vmm.microvm.probe import Engine
-from vmm.process import Confinement
-from vmm.types import GUEST_KERNEL, Accel, GuestKernel, Probe
+from vmm.types import GUEST_KERNEL, Accel, Exit, GuestKernel, Probe
 from vmm.verdicts import Verdict
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
@@ -42,13 +42,14 @@ SETTING = {"firecracker": "firecracker", "cloud-hypervisor": "cloud_hypervisor"}
 
 
 def says(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
-    """Let the tiny guest have this result, and any user open the device, which this host may not have."""
+    """Let the tiny guest have this result, and any user open a device, because this host may not have KVM's."""
 
     async def answer(*_: object, own_kernel: bool) -> Verdict:
         return verdict
 
     monkeypatch.setattr("vmm.probe.kvm", answer)
-    monkeypatch.setattr(probe, "kvm_confinement", lambda *, offline: Confinement(host.own_user(), offline=offline))
+    for module in (host, probe):
+        monkeypatch.setattr(module, "KVM_DEVICE", Path(os.devnull))
 
 
 @pytest.fixture
@@ -186,6 +187,14 @@ async def test_a_host_that_forbids_namespaces_is_told_from_a_broken_program(
 
 
 @pytest.mark.usefixtures("_kvm")
+async def test_a_driver_that_does_not_work_is_tried_again_when_it_is_needed(name: str, tmp_path: Path):
+    driver = load_driver(name, DriverConfig(tmp_path, tmp_path, binary=tmp_path / "program"))
+    assert not (await driver.probe()).usable
+    good(name, tmp_path / "program")
+    assert (await driver.probe()).usable
+
+
+@pytest.mark.usefixtures("_kvm")
 async def test_a_host_that_must_emulate_does_not_get_it(name: str, tmp_path: Path):
     found = await verdict(name, tmp_path, good(name, tmp_path / "program"), Accel.TCG)
     assert not found.usable
@@ -229,6 +238,34 @@ async def with_kernel(
     config = replace(driver._config, kernel=kernel, own_kernel=own)
     with anyio.fail_after(60):
         return (await probe.probe(driver.monitor, config, detect(), driver._boot_alone))[0]
+
+
+async def boots_now(name: str, folder: Path, engine: Engine, end: Exit, asked: list[Engine]) -> Verdict:
+    """Ask whether a kernel boots that ends in this way when it is tried."""
+
+    async def boot(engine: Engine, _kernel: GuestKernel) -> Exit:
+        asked.append(engine)
+        return end
+
+    kernel = GuestKernel(folder / "vmlinux", folder / "initramfs")
+    driver = load_driver(name, DriverConfig(folder, folder, kernel=kernel))
+    assert isinstance(driver, MicroVmDriver)
+    return await probe._boots(driver.monitor, driver._config, engine, boot)
+
+
+async def test_another_program_of_the_same_version_is_tried_again(name: str, tmp_path: Path):
+    asked: list[Engine] = []
+    engine = Engine(str(good(name, tmp_path / "program")), "a monitor 1.2", (1, 2))
+    for _ in range(2):
+        assert not (await boots_now(name, tmp_path, engine, Exit(code=1), asked)).usable
+    assert len(asked) == 1
+    script(tmp_path / "program", "echo another build")
+    assert (await boots_now(name, tmp_path, engine, Exit(0, detail=host.PROBE_WORD), asked)).usable
+
+
+async def test_a_guest_that_the_host_killed_is_tried_again_later(name: str, tmp_path: Path):
+    engine = Engine(str(good(name, tmp_path / "program")), "a monitor 1.2", (1, 2))
+    assert (await boots_now(name, tmp_path, engine, Exit(signal=9), [])).doubtful
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -1,6 +1,7 @@
 """What drivers of microVMs have in common: each adds the requests that its monitor understands."""
 
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
@@ -90,14 +91,15 @@ class MicroVmDriver(ABC):
 
     async def probe(self) -> Probe:
         async with self._probing:
-            if self._verdict is None:
+            if self._verdict is None or not self._verdict.usable:  # what failed may work later
                 found = await probe.probe(self.monitor, self._config, limits.detect(), self._boot_alone)
                 self._verdict, self._engine = found
             return self._verdict
 
     async def _boot_alone(self, engine: Engine, kernel: GuestKernel) -> Exit:
         """Boot a guest that prints a word and ends; return how. Raises LaunchFailed."""
-        spec = MachineSpec("probe", Path(NOWHERE), kernel, memory_mb=PROBE_MB, vcpus=1, disk_mb=1)
+        name = f"probe-{secrets.token_hex(4)}"  # several event loops of a process may probe at the same time
+        spec = MachineSpec(name, Path(NOWHERE), kernel, memory_mb=PROBE_MB, vcpus=1, disk_mb=1)
         async with AsyncExitStack() as stack:
             machine = await self._start(stack, engine, spec, await _kernel_files(stack, kernel))
             await self._ask_all(machine, self.try_kernel(spec), "start")

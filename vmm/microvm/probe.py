@@ -109,7 +109,8 @@ async def _boots(
     files = [str(kernel.vmlinuz), str(kernel.initramfs)]
     find_out = partial(host.boots, partial(boot, engine, kernel), verdicts.file(question))
     try:
-        return await verdicts.ask(question, find_out, monitor=engine.version, files=files)
+        circumstances = host.identity(Path(engine.binary)) | host.privileges()
+        return await verdicts.ask(question, find_out, monitor=engine.version, files=files, **circumstances)
     except LaunchFailed as error:  # which says what to do, if it is known
         return Verdict(False, str(error), f"{'unset guest_kernel, or ' if config.own_kernel else ''}set driver = qemu")
 

@@ -14,7 +14,7 @@ from vmm.drivers.gvisor.release import Release
 from vmm.errors import Untrusted
 from vmm.limits import Hierarchy
 from vmm.memory import sealed_bytes
-from vmm.probe import missing_protections, namespace_advice, own_user, privileges
+from vmm.probe import identity, missing_protections, namespace_advice, own_user, privileges
 from vmm.process import Confinement, find_tool, spawn
 from vmm.trust import open_trusted
 from vmm.types import NetworkMode, Probe
@@ -103,7 +103,7 @@ def _without_binary(config: DriverConfig, reason: str) -> Probe:
 async def _release_of(config: DriverConfig, binary: Path) -> Release | None:
     """Return what a runsc is, None if it does not run. Asking takes 0.1 s, so it is done once. Raise Untrusted."""
     with opened_binary(config, binary) as program:
-        verdicts, question, details = Verdicts(config.cache_dir), "gvisor-release", _identity(binary)
+        verdicts, question, details = Verdicts(config.cache_dir), "gvisor-release", identity(binary)
         if (cached := verdicts.get(question, **details)) is not None:
             return Release.parse(cached.reason)
         found = await release.ask(program)
@@ -129,19 +129,13 @@ def confinement() -> Confinement:
 
 async def _trouble(config: DriverConfig, binary: Path, platform: str) -> str | None:
     """Return None if a program runs in gVisor, or ran in the same circumstances; otherwise what went wrong."""
-    verdicts, question, details = Verdicts(config.cache_dir), f"gvisor-{platform}", _identity(binary) | privileges()
+    verdicts, question, details = Verdicts(config.cache_dir), f"gvisor-{platform}", identity(binary) | privileges()
     if verdicts.get(question, **details) is not None:
         return None
     trouble = await _try(config, binary, platform)
     if trouble is None:  # failures are not cached: the user may fix them any time
         verdicts.keep(question, Verdict(True, f"a program ran in gVisor ({platform})"), **details)
     return trouble
-
-
-def _identity(binary: Path) -> dict[str, object]:
-    """Return what changes if another program takes the place of this one."""
-    status = binary.stat()
-    return {"binary": [str(binary), status.st_size, status.st_mtime_ns]}
 
 
 async def _try(config: DriverConfig, binary: Path, platform: str) -> str | None:
