@@ -12,26 +12,28 @@ from pathlib import Path
 import anyio
 
 from guest.client import AgentClient
-from guest.client.messages import Display, Identity, RunCode, WarmUp
+from guest.client.messages import Display, Finished, Identity, RunCode, WarmUp
 from vmm import probe
 from vmm.driver import DriverConfig, Machine, SnapshotDriver, load_driver
 from vmm.errors import MachineLost
-from vmm.process import find_tool
+from vmm.process import find_tool, run_tool
 from vmm.types import GuestKernel, MachineSpec, Snapshot
 
 HOST = Path("/host")
 SLOW_S = 600.0  # everything here is emulated, and the host may be busy
+DISK = Path("/srv")  # what Firecracker saves to memory would count as the machine's
 DRIVERS = ("firecracker", "cloud-hypervisor")  # each has the name of its program
 KERNEL = GuestKernel(HOST / "vmlinuz", HOST / "initramfs.cpio")
 LARGE_MB = 3456  # its memory is in two parts, around the addresses of devices below 4 GB
 PAGES = "bytes(number % 251 for number in range(len(memory) // 4096))"
-FILL = f"memory = bytearray(448 << 20); memory[::4096] = {PAGES}"  # more than fits into the upper part
+FILL = f"number = 6; memory = bytearray(448 << 20); memory[::4096] = {PAGES}"  # more than fits into the upper part
 CHECK = f"memory[::4096] == {PAGES}"
 
 
 async def main() -> None:
     os.umask(0o077)  # as the product does: machines of other users must not need the files of the home
     probe.KVM_DEADLINE_S = SLOW_S  # for hosts that do not emulate their CPU
+    await run_tool(["mount", "/dev/vdc", str(DISK)])
     for name in DRIVERS:
         if find_tool(name):
             try:
@@ -41,7 +43,7 @@ async def main() -> None:
 
 
 async def examine(name: str) -> None:
-    folder = Path("/tmp") / name
+    folder = DISK / name
     config = DriverConfig(run_dir=folder / "run", cache_dir=folder / "cache", kernel=KERNEL)
     own = await load_driver(name, replace(config, own_kernel=True)).probe()
     report(name, "a kernel of the user's own", usable=own.usable, reason=own.reason)
@@ -85,7 +87,7 @@ async def copy_large(driver: SnapshotDriver, folder: Path) -> None:
         driver.launch(large) as machine,
         AgentClient.open(await machine.connect(), timeout_s=SLOW_S) as agent,
     ):
-        await agent.warm(WarmUp(code="number = 6"), timeout_s=SLOW_S)
+        await agent.warm(WarmUp(code="warm = True"), timeout_s=SLOW_S)
         snapshot = await driver.snapshot(machine, saved)
     async with opened(driver, snapshot, large) as (machine, agent):
         await run(agent, FILL)
@@ -119,8 +121,11 @@ async def opened(
 
 
 async def run(agent: AgentClient, code: str) -> list[str]:
+    """Run code; return what it shows, and its error if it fails."""
     async with agent.run(RunCode(code=code)) as events:
-        return [event.data["text/plain"] async for event in events if isinstance(event, Display)]
+        seen = [event async for event in events]
+    failed = [str(event.error) for event in seen if isinstance(event, Finished) and event.error]
+    return [event.data["text/plain"] for event in seen if isinstance(event, Display)] + failed
 
 
 def identity(name: str) -> Identity:

@@ -14,6 +14,7 @@ import pytest
 from mcp_sandbox.app import open_host
 from mcp_sandbox.config import load_settings
 from tests.functional.emulated_host import SYSTEMD, Hardware, run_in_emulated_host
+from vmm.process import run_tool
 
 MICROVMS = ("firecracker", "cloud-hypervisor")  # each has the name of its program, as in microvms_script.py
 MONITORS = [name for name in MICROVMS if shutil.which(name)]
@@ -29,6 +30,7 @@ pytestmark = [
 ]
 
 EMULATED_S = 1500.0  # minutes on an idle host
+DISK = "20G"  # sparse
 Facts = dict[str, dict[str, Any]]
 
 
@@ -38,7 +40,10 @@ async def printed(anyio_backend: str, tmp_path_factory: pytest.TempPathFactory) 
         built = await host.builder.find(host.settings.catalogue.load(host.settings.template), host.driver)
     assert built is not None, "build the template first: mcp-sandbox template build"
     scratch = tmp_path_factory.mktemp("host")
-    hardware = Hardware("12G") if MONITORS else Hardware()  # for a machine with 3.5 GB, and copies of its memory
+    hardware = Hardware()
+    if MONITORS:  # which save a machine with 3.5 GB and copy it
+        hardware = Hardware("12G", disks=[disk := scratch / "disk.ext4"])
+        await run_tool(["mkfs.ext4", "-q", str(disk), DISK])
     with anyio.fail_after(EMULATED_S):
         printed = await run_in_emulated_host(SCRIPTS, host.store, built, scratch, hardware)
     shutil.rmtree(scratch)
