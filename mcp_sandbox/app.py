@@ -136,8 +136,12 @@ class Drivers:
         if verdict.lacks is None:
             return verdict
         await self.builder.fetch(verdict.lacks)
-        await self._loaded.pop(name).aclose()  # its configuration is from before
+        await self.unload(name)  # its configuration is from before
         return await self.probe(name)
+
+    async def unload(self, name: str) -> None:
+        """Forget a driver and its verdict, because what it needs has changed."""
+        await self._loaded.pop(name).aclose()
 
 
 @asynccontextmanager

@@ -198,7 +198,8 @@ async def _setup(settings: Settings, *, check: bool, images: bool) -> int:
 
             async def set_up_driver(driver: str) -> Probe:
                 drivers.load(driver)  # raises if there is no such driver
-                await _get_packages(partial(make_plan, settings, driver, images=images), settings, status)
+                if await _get_packages(partial(make_plan, settings, driver, images=images), settings, status):
+                    await drivers.unload(driver)
                 verdict = await drivers.fetch_and_probe(driver)
                 if not verdict.usable:
                     err.print(f"[yellow]![/] {driver} is set up, but does not work: {escape(verdict.reason)}")
@@ -234,11 +235,15 @@ def _conclude(choice: Choice) -> int:
     return 0
 
 
-async def _get_packages(look: Callable[[], Plan], settings: Settings, status: Status) -> None:
-    """Install the missing packages; raise _Incomplete if something is still missing afterwards."""
+async def _get_packages(look: Callable[[], Plan], settings: Settings, status: Status) -> bool:
+    """Install the missing packages; return whether there were any.
+
+    Raises:
+        _Incomplete: something is still missing afterwards.
+    """
     plan = look()
     if plan.complete:
-        return
+        return False
     show(plan)
     if not plan.can_install:
         explain(plan)
@@ -249,6 +254,7 @@ async def _get_packages(look: Callable[[], Plan], settings: Settings, status: St
         names = ", ".join(need.what for need in left.missing)
         err.print(f"[red]The packages are installed, but {names} is not on the PATH.[/]")
         raise _Incomplete
+    return True
 
 
 def show(plan: Plan) -> None:

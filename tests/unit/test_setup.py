@@ -43,6 +43,8 @@ class StubDrivers:
         program = Path("/program") if name in self.lacking else None
         return Probe(usable, "it is broken", "another host", self.accel, lacks=self.lacking.get(name), program=program)
 
+    async def unload(self, name: str) -> None: ...
+
     async def fetch_and_probe(self, name: str) -> Probe:
         self.lacking.pop(name, None)
         return await self.probe(name)
@@ -178,9 +180,14 @@ def test_a_driver_that_no_package_has_gets_the_kernel_that_it_cannot_be_tried_wi
 def test_a_driver_whose_program_is_there_gets_the_packages_that_it_cannot_be_tried_without(
     programs, settings, monkeypatch, capsys
 ):
+    verdicts: dict[str, Probe] = {}
+
     class TryingDrivers(StubDrivers):
         async def probe(self, name: str) -> Probe:
-            return Probe((programs / "lz4").exists(), "no lz4", program=Path("/program"))
+            return verdicts.setdefault(name, Probe((programs / "lz4").exists(), "no lz4", program=Path("/program")))
+
+        async def unload(self, name: str) -> None:
+            del verdicts[name]
 
     add_all(programs, but=("lz4",))
     add(programs, "apt-get", f'[ "$1" = update ] || cp {programs}/dpkg {programs}/lz4')

@@ -8,7 +8,7 @@ INFO = DriverInfo(
     title="Cloud Hypervisor",
     capabilities=Capabilities(isolation=Isolation.VM, snapshot=True, fixed_size=True, disk_rate=True),
     needs=(
-        Need("lz4", "lz4", "unpacks the guest kernel", "run"),
+        Need("lz4", "lz4", "unpacks the guest kernel", "build"),
         Need("mkfs.ext4", "e2fsprogs", "creates the disk a sandbox writes to", "build"),
     ),
     by_hand=True,
