@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from vmm.errors import SnapshotFailed
+from vmm.microvm.api import MAX_FAULT
 
 MEMORY_MANAGER = "memory-manager"
 
@@ -29,7 +30,8 @@ def without_memory(state: bytes, size: int) -> bytes:
         manager["state"] = json.dumps(inner)
         return json.dumps(machine).encode()
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        raise SnapshotFailed(f"this version of Cloud Hypervisor saves machines in another way: {error!r}") from error
+        why = repr(error)[:MAX_FAULT]  # it quotes what a monitor has written
+        raise SnapshotFailed(f"this version of Cloud Hypervisor saves machines in another way: {why}") from error
 
 
 def _map_file(manager: dict[str, Any], size: int) -> None:
