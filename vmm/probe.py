@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -92,7 +93,7 @@ async def boots(boot: Callable[[], Awaitable[Exit]], file: Path) -> Verdict:
             return Verdict(True, "a guest booted under KVM")
         said = (line for line in end.detail.splitlines() if line.startswith(INIT_SAYS))
         why = next(said, str(end).splitlines()[0])
-        killed = end.signal is not None  # perhaps because the host had no memory left
+        killed = end.signal == signal.SIGKILL  # perhaps because the host had no memory left
         return Verdict(False, f"/dev/kvm opens, but the guest ended with {why}", fix, doubtful=killed)
     return Verdict(False, f"/dev/kvm opens, but no guest booted in {KVM_DEADLINE_S:.0f} s", fix, doubtful=True)
 

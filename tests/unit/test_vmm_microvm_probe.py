@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vmm import probe as host
 from vmm.driver import DriverConfig, load_driver
 from vmm.limits import detect
 from vmm.microvm import api, probe
+from vmm.microvm import driver as driver_module
 from vmm.microvm.driver import MicroVmDriver
 from vmm.microvm.probe import Engine
 from vmm.types import GUEST_KERNEL, Accel, Exit, GuestKernel, Probe
@@ -187,10 +189,15 @@ async def test_a_host_that_forbids_namespaces_is_told_from_a_broken_program(
 
 
 @pytest.mark.usefixtures("_kvm")
-async def test_a_driver_that_does_not_work_is_tried_again_when_it_is_needed(name: str, tmp_path: Path):
+async def test_a_driver_that_does_not_work_is_tried_again_but_not_for_each_request(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     driver = load_driver(name, DriverConfig(tmp_path, tmp_path, binary=tmp_path / "program"))
     assert not (await driver.probe()).usable
     good(name, tmp_path / "program")
+    assert not (await driver.probe()).usable
+    later = anyio.current_time() + driver_module.TRY_AGAIN_S
+    monkeypatch.setattr(anyio, "current_time", lambda: later)
     assert (await driver.probe()).usable
 
 
@@ -265,7 +272,7 @@ async def test_another_program_of_the_same_version_is_tried_again(name: str, tmp
 
 async def test_a_guest_that_the_host_killed_is_tried_again_later(name: str, tmp_path: Path):
     engine = Engine(str(good(name, tmp_path / "program")), "a monitor 1.2", (1, 2))
-    assert (await boots_now(name, tmp_path, engine, Exit(signal=9), [])).doubtful
+    assert (await boots_now(name, tmp_path, engine, Exit(signal=signal.SIGKILL), [])).doubtful
 
 
 @pytest.mark.parametrize("own", [True, False])

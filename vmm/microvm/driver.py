@@ -36,8 +36,9 @@ TAKE_ANOTHER = (
 STACK_MB = 8  # of a thread
 SAVE_S = 120.0  # the monitor writes all memory: that of a small machine
 SAVE_MB_PER_S = 30  # and to a slow disk
+TRY_AGAIN_S = 60.0  # after a probe that failed, perhaps because the host was busy; it can take 15 s
 # The most that we read of a state. Honest ones have 200 KB; to parse 8 MB would hold up the server for a second.
-STATE_BYTES, STATE_BYTES_PER_CPU = MIB, MIB // 4
+STATE_BYTES, STATE_BYTES_PER_CPU = MIB, MIB // 16
 SAVED_MEMORY, SAVED_STATE, SAVED_DISK = "memory", "state", "disk"  # the files of a snapshot
 
 
@@ -58,6 +59,7 @@ class MicroVmDriver(ABC):
         self._config = config
         self._title = self.monitor.info.title
         self._verdict: Probe | None = None
+        self._try_again_at = 0.0
         self._engine: Engine | None = None
         self._probing = anyio.Lock()
         self._sealed = memory.SealedMemory()  # one copy for all machines
@@ -91,9 +93,10 @@ class MicroVmDriver(ABC):
 
     async def probe(self) -> Probe:
         async with self._probing:
-            if self._verdict is None or not self._verdict.usable:  # what failed may work later
+            if self._verdict is None or (not self._verdict.usable and anyio.current_time() >= self._try_again_at):
                 found = await probe.probe(self.monitor, self._config, limits.detect(), self._boot_alone)
                 self._verdict, self._engine = found
+                self._try_again_at = anyio.current_time() + TRY_AGAIN_S
             return self._verdict
 
     async def _boot_alone(self, engine: Engine, kernel: GuestKernel) -> Exit:
